@@ -34,7 +34,7 @@ OFFLOADS = ("", "optimizer")
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit", "uses")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -244,6 +244,19 @@ class StagePlan:
             PlanError: If `recompute` does not say.
         """
         return parse_recompute(self.recompute, self.blocks[1] - self.blocks[0])
+
+
+@dataclass(frozen=True, slots=True)
+class AxisUse:
+    """What a mesh axis does to most of what it could split.
+
+    Attributes:
+        role: "dp", "tp", "ep", "cp", "spatial" or "idle" (`autopar.search.roles`).
+        zero: The level of ZeRO it amounts to, 0 to 3.
+    """
+
+    role: str
+    zero: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +513,7 @@ class Plan:
         variants: Further meshes with placements of their own, for stages that have other numbers of devices or place
             the same kind of block differently. `StagePlan.variant` says which is whose; `variant_of` resolves it.
         rival: What grid search would have found; None if nobody asked.
+        uses: What each mesh axis does, variant by variant; empty in plans written before.
         version: Version of the format; the oldest that can say what the plan says.
     """
 
@@ -517,6 +531,7 @@ class Plan:
     alternatives: tuple["Plan", ...] = field(default=())
     variants: tuple[Variant, ...] = ()
     rival: Rival | None = None
+    uses: tuple[tuple[AxisUse, ...], ...] = ()
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -549,7 +564,8 @@ class Plan:
             for block in variant.blocks
             if not held.isdisjoint(block.instances)
         )
-        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=())
+        uses = self.uses[number : number + 1]
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=(), uses=uses)
 
     def numbers_of(self, variant: int) -> tuple[int, ...]:
         """Return the numbers of the stages of a variant."""

@@ -5,7 +5,7 @@ what plans of one model share: the graph of each microbatch size, the sharding r
 price decides a placement, so that a prediction is a function of the numbers of a software stack that can be fitted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,11 @@ from autopar.degrees import Degrees
 from autopar.discover import Rules
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
-from autopar.plan import Job, Plan
+from autopar.plan import Job, Plan, Remark
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
+from autopar.recompute import Recompute
 from autopar.search.roles import roles_of_axes
 from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
@@ -320,8 +321,13 @@ class Setting:
             first_layers=first_layers,
             trace=trace,
         )
-        _check_work(found.plan, self.predictor.workload.folded(degrees.samples))
-        return found
+        _check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
+        remarks = tuple(Remark("request", text) for text in without_effect(found.degrees, degrees, found.plan))
+        if not remarks:
+            return found
+        assert found.plan.simulated is not None, "it was simulated"
+        told = replace(found.plan.simulated, remarks=(*remarks, *found.plan.simulated.remarks))
+        return replace(found, plan=replace(found.plan, simulated=told))
 
 
 def open_setting(
@@ -343,13 +349,40 @@ def open_setting(
     return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
 
 
-def _check_work(plan: Plan, folded: Folded) -> None:
-    """Refuse degrees that leave all devices of an axis the same work.
+def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str]:
+    """Yield what was asked for and makes no difference to a plan by degrees, a sentence each.
+
+    Args:
+        degrees: The degrees with their defaults filled in.
+        asked: The degrees as they were stated.
+        plan: What became of them.
+    """
+    trains = plan.job.mode == "train"
+    if degrees.zero and degrees.data * degrees.cp == 1:
+        yield f"ZeRO-{degrees.zero} has no effect: no two devices hold the same parameters (dp 1)"
+    elif degrees.zero in (1, 2) and not trains:
+        yield f"ZeRO-{degrees.zero} has no effect in inference: there are neither gradients nor optimizer state"
+    if degrees.pp == 1 and asked.schedule not in ("", "1f1b", "forward-only"):
+        yield f"schedule {asked.schedule} has no effect without a pipeline (pp 1)"
+    if degrees.pp == 1 and degrees.interleave > 1:
+        yield f"{degrees.interleave} stages per device have no effect without a pipeline (pp 1)"
+    if degrees.recompute == Recompute.SELECTIVE and not any(block.selective for block in plan.blocks):
+        yield "selective recompute has no effect: no op of the model is one that it runs again"
+
+
+def _check_work(plan: Plan, folded: Folded, degrees: Degrees) -> None:
+    """Refuse degrees that leave all devices of an axis the same work, or a sequence whole that is to be split.
 
     Raises:
         JobError: If they do.
     """
     for found in roles_of_axes(plan.mesh, plan.blocks, folded):
+        if found.axis.name == "tp" and degrees.sequence_parallel and not found.sequence_parallel:
+            raise JobError(
+                f"sequence parallelism splits nothing of {plan.model.name}: tp {degrees.tp} does not divide the "
+                "positions of a sequence",
+                hint="leave --sequence-parallel out, or choose a tp that divides the length of a sequence",
+            )
         if found.role == "idle" and found.axis.size > 1:
             name, size = found.axis.name, found.axis.size
             raise JobError(

@@ -42,7 +42,7 @@ def _axes(roles: Sequence[AxisRole]) -> int:
     """Return what the axes of a mesh count: roles but data parallelism, levels of ZeRO, and what has no usual name."""
     used = [found for found in roles if found.axis.size > 1]
     names = {found.role for found in used} - {"dp"}
-    zeros = {found.zero for found in used if found.role in ("dp", "sp", "spatial")} or {0}
+    zeros = {found.zero for found in used if found.role in ("dp", "cp", "spatial")} or {0}
     partial = any(found.role == "tp" and found.in_part for found in used)
     idle = prod(found.axis.size for found in used if found.role == "idle")
     return len(names) + _ZERO[max(zeros)] + (len(zeros) > 1) + partial + (idle > 1)

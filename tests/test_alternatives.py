@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import autopar
 from autopar.alternatives import TensorView, Weighing, view_tensor, weigh
 from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import LIKEST, decisions, likest, pinned_to
 from autopar.api import plan_task
 from autopar.cli import main
+from autopar.degrees import Degrees
 from autopar.errors import PlanError
 from autopar.pins import Choices, Pins, broken
 from autopar.plan import Plan
@@ -259,6 +261,20 @@ def test_equal_tensors_and_ops_have_one_view() -> None:
     assert view.asked == op.op
     assert any(use.role == "made" and use.op == op.op for use in view.uses)
     assert {own.outcome for own in view.alternatives} == {"not looked at"}
+
+
+def test_a_tensor_is_called_as_it_was_asked_for() -> None:
+    """Equal blocks are placed alike, and each tensor of them has its own name and its own ops."""
+    degrees = Degrees(dp=2, zero=3, global_batch=4)
+    dims = {"hidden": 32, "num_layers": 4, "heads": 4, "seq": 8, "vocab": 64}
+    plan = autopar.predict("zoo:gpt2", degrees, dims=dims).plan
+    views = [view_tensor(plan, f"layers.{layer}.attn.q.weight", time_limit=1e-3) for layer in range(4)]
+
+    assert [view.tensor for view in views] == [f"layers.{layer}.attn.q.weight" for layer in range(4)]
+    forward = [next(use.op for use in view.uses if use.phase == "forward") for view in views]
+    assert len(set(forward)) == 4
+    assert len({view.placements for view in views}) == 1
+    assert "layers.0.attn.q.weight, one of 4 equal ones" in format_tensor(views[0])
 
 
 def test_unknown_tensor_is_refused_with_the_nearest_name() -> None:

@@ -360,7 +360,7 @@ def test_the_sequence_is_whole_where_it_would_be_split(content: dict[str, Any]) 
     task = prepare("zoo:gpt2", gpus=4, global_batch=8, dims={"num_layers": 2})
     base = {"stages": 1, "dp": 1, "tp": 1}
     split = plan_task(pinned(task, pins_from({"pin": base})), Effort(top_k=1))
-    assert any(own.role == "sp" for own in roles_of_axes(split.mesh, split.blocks, task.workload.folded(8)))
+    assert any(own.role == "cp" for own in roles_of_axes(split.mesh, split.blocks, task.workload.folded(8)))
 
     own = pinned(task, pins_from({**content, "pin": {**content.get("pin", {}), **base}}))
     plan = plan_task(own, Effort(top_k=1))

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -132,6 +133,76 @@ def test_groups_of_a_mixed_cluster_are_held_to_their_own_figures() -> None:
     assert plan.simulated.mfu * ratio == pytest.approx(same.simulated.mfu)
     assert plan.stage_limits == (default_limit(large), default_limit(small))
     assert plan.job.memory_limit == default_limit(small)
+
+
+@pytest.mark.parametrize(
+    ("zero", "words"),
+    [
+        (0, "copies parameters, gradients and optimizer state"),
+        (1, "shares the optimizer state (ZeRO-1), copies parameters and gradients"),
+        (2, "shares gradients and optimizer state (ZeRO-2), copies parameters"),
+        (3, "shares parameters, gradients and optimizer state (ZeRO-3), gathers parameters for use"),
+    ],
+)
+def test_an_explanation_says_what_zero_shares(zero: int, words: str) -> None:
+    """At every level; the table of placements, which has parameters alone, says what else is split."""
+    dims = {"hidden": 8, "num_layers": 2}
+    plan = autopar.predict("zoo:mlp-xs", Degrees(dp=2, zero=zero, global_batch=4), dims=dims).plan
+
+    text = " ".join(plan.explain().split())
+
+    assert f"data parallel: splits the samples, {words}" in text
+    besides = {
+        1: "besides, optimizer state is split over dp",
+        2: "besides, gradients and optimizer state are split over",
+    }
+    assert ("besides" in text) == (zero in besides)
+    assert besides.get(zero, "") in text
+    assert Plan.from_json(plan.to_json()).uses == plan.uses
+
+
+def test_context_parallelism_comes_back_as_what_was_asked_for() -> None:
+    """The line that is read from the placements calls the axis as the option does."""
+    plan = autopar.predict("zoo:gpt2", Degrees(cp=2), dims=_GPT).plan
+
+    assert plan.summary.startswith("dp=1 × cp=2 × pp=1")
+    assert [use.role for use in plan.uses[0]] == ["cp"]
+
+
+_GPT = {"num_layers": 2, "hidden": 32, "heads": 4, "seq": 30, "vocab": 64}
+
+
+def test_sequence_parallelism_that_cannot_be_is_refused() -> None:
+    """30 positions do not divide by 4 devices; by 2 they do. Megatron-LM refuses that as well."""
+    with pytest.raises(JobError, match="sequence parallelism splits nothing of gpt2: tp 4 does not divide"):
+        autopar.predict("zoo:gpt2", Degrees(tp=4, sequence_parallel=True), dims=_GPT)
+
+    plan = autopar.predict("zoo:gpt2", Degrees(tp=2, sequence_parallel=True), dims=_GPT).plan
+    assert "tp=2 (sequence parallel)" in plan.summary
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "words"),
+    [
+        ({"zero": 1}, "train", "ZeRO-1 has no effect: no two devices hold the same parameters (dp 1)"),
+        ({"zero": 1, "dp": 2}, "train", ""),
+        ({"zero": 2, "dp": 2}, "infer", "ZeRO-2 has no effect in inference"),
+        ({"zero": 3, "dp": 2}, "infer", ""),
+        ({"schedule": "zb-h1"}, "train", "schedule zb-h1 has no effect without a pipeline (pp 1)"),
+        ({"interleave": 2}, "train", "2 stages per device have no effect without a pipeline (pp 1)"),
+        ({}, "train", ""),
+    ],
+)
+def test_options_without_effect_are_said(options: dict[str, Any], mode: str, words: str) -> None:
+    """The plan is predicted all the same."""
+    degrees = Degrees(**options, global_batch=4)
+
+    plan = autopar.predict("zoo:mlp-xs", degrees, mode=mode, dims={"hidden": 8, "num_layers": 2}).plan
+
+    assert plan.simulated is not None
+    said = [remark.text for remark in plan.simulated.remarks if remark.kind == "request"]
+    assert len(said) == bool(words)
+    assert words in "".join(said)
 
 
 def test_the_schedule_follows_the_mode() -> None:

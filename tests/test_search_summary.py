@@ -31,7 +31,7 @@ def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
         (tallies(activations=(Shard(0), 0.9)), "dp"),
         (tallies(activations=(Shard(0), 0.9), used=(Shard(1), 0.9)), "dp"),
         (tallies(activations=(Shard(2), 0.4), used=(Shard(1), 0.9)), "tp"),
-        (tallies(activations=(Shard(1), 0.9), used=(Shard(0), 0.2)), "sp"),
+        (tallies(activations=(Shard(1), 0.9), used=(Shard(0), 0.2)), "cp"),
         (tallies(activations=(Shard(2), 0.9)), "spatial"),
         (tallies(experts=(Shard(0), 0.9), used=(Shard(0), 0.4)), "ep"),
         (tallies(activations=(Shard(2), 0.4), used=(Shard(1), 0.2)), "tp"),
@@ -99,7 +99,7 @@ def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:
             [_role("a", 4, "dp", experts=True), _role("b", 2, "tp", experts=True)],
             "dp=4 (zero-1, ep=4) × tp=2 (sequence parallel, ep=2) × pp=2",
         ),
-        ([_role("a", 4, "sp", experts=True)], "dp=1 × sp=4 (zero-1, ep=4) × pp=2"),
+        ([_role("a", 4, "cp", experts=True)], "dp=1 × cp=4 (zero-1, ep=4) × pp=2"),
         ([_role("a", 4, "ep", experts=True)], "dp=1 × ep=4 × pp=2"),
     ],
 )

@@ -21,8 +21,8 @@ from autopar.tactics.stages import layers
 MOST_VALUES = 4
 """Most values of one decision that are weighed, those nearest to the plan's."""
 
-_ROLES = (("dp", "dp"), ("tp", "tp"), ("cp", "sp"), ("ep", "ep"))
-"""Degrees as pins and as the roles of axes call them."""
+_ROLES = ("dp", "tp", "cp", "ep")
+"""Degrees, as pins and the roles of axes call them."""
 
 
 LIKEST = 6
@@ -146,10 +146,10 @@ def _degrees(plan: Plan, folded: Folded) -> list[Decision]:
         return []
     roles = roles_of_axes(plan.mesh, plan.blocks, folded)
     found = []
-    for name, role in _ROLES:
+    for role in _ROLES:
         degree = _degree(own for own in roles if own.role == role)
-        if degree > 1 or name in ("dp", "tp"):
-            found.append(_number(name, name, degree, divisors(plan.job.gpus)))
+        if degree > 1 or role in ("dp", "tp"):
+            found.append(_number(role, role, degree, divisors(plan.job.gpus)))
     return found
 
 
@@ -208,7 +208,7 @@ def _zero(plan: Plan, folded: Folded) -> Decision:
             own.zero
             for number in range(len(plan.all_variants))
             for own in roles_of_axes(plan.all_variants[number].mesh, plan.all_variants[number].blocks, folded)
-            if own.axis.size > 1 and own.role in ("dp", "sp", "spatial")
+            if own.axis.size > 1 and own.role in ("dp", "cp", "spatial")
         ),
         default=0,
     )

@@ -45,7 +45,7 @@ class Use:
     Attributes:
         phase: When it runs.
         role: "made" or "read".
-        op: Its name in the representative of equal blocks.
+        op: Its name; in the representative of equal blocks if it is in another block than the tensor.
         kind: Its kind.
         placements: Of the tensor there, one per mesh axis.
         shape: What one device has of it there.
@@ -92,7 +92,7 @@ class TensorView:
 
     Attributes:
         asked: The name that was given.
-        tensor: The tensor, as the representative of equal blocks calls it.
+        tensor: The tensor: the one asked for, or the first result of the op asked for.
         shape: Whole shape in one microbatch.
         equal: How many tensors it stands for.
         axes: Names and sizes of the mesh axes.
@@ -139,10 +139,11 @@ def view_tensor(
     task = task_of(plan, model=model, cache_dir=cache_dir, progress=progress)
     folded = task.workload.folded(plan.microbatch)
     stands = _representatives(folded)
-    tensor = _find(name, folded, stands)
+    own = _find(name, folded, stands)
+    tensor, named = stands[own], _names(own, folded)
     uses, moves = _traffic(tensor, lower(plan, folded, task.costs), task.costs)
     placed = _placements(plan, tensor, folded)
-    equal = [own for own, representative in stands.items() if representative == tensor]
+    equal = [other for other, representative in stands.items() if representative == tensor]
     scale = Scale(task, plan, time_limit, progress, should_stop)
     alternatives: list[Alternative] = []
     pattern = _pattern(equal, stands)
@@ -155,12 +156,12 @@ def view_tensor(
         ]
     return TensorView(
         asked=name,
-        tensor=tensor,
+        tensor=own,
         shape=folded.graph.values[tensor].shape,
         equal=len(equal),
         axes=tuple((axis.name, axis.size) for axis in plan.mesh),
         placements=tuple(map(str, placed)),
-        uses=uses,
+        uses=tuple(replace(use, op=named.get(use.op, use.op)) for use in uses),
         moves=moves,
         simulated=plan.simulated,
         alternatives=tuple(alternatives),
@@ -190,13 +191,18 @@ def _ops(folded: Folded) -> Iterator[tuple[Op, Op]]:
 def _find(name: str, folded: Folded, stands: Mapping[str, str]) -> str:
     """Return the tensor a name speaks of: its own, or the first result of the op of that name."""
     if name in stands:
-        return stands[name]
+        return name
     results = {op.name: next(own for own in op.outputs if own) for op in folded.graph.ops}
     if name in results:
-        return stands[results[name]]
+        return results[name]
     close = get_close_matches(name, {**stands, **results}, n=3, cutoff=0.3)
     hint = f"did you mean {', '.join(close)}?" if close else "autopar explain PLAN --ops lists tensors and ops"
     raise PlanError(f"the model has no tensor or op {name!r}", hint=hint)
+
+
+def _names(tensor: str, folded: Folded) -> dict[str, str]:
+    """Return the ops that make or read a tensor by the names of the ops that stand for them."""
+    return {stands.name: op.name for op, stands in _ops(folded) if tensor in op.inputs or tensor in op.outputs}
 
 
 def _placements(plan: Plan, tensor: str, folded: Folded) -> Placements:

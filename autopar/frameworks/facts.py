@@ -27,7 +27,7 @@ from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.sharding import Shard, parse_placements
 from autopar.workload import HUGGING_FACE, ZOO
 
-_FROM_INSIDE = {"tp": 0, "sp": 1, "ep": 2, "dp": 2}
+_FROM_INSIDE = {"tp": 0, "cp": 1, "ep": 2, "dp": 2}
 """Order of roles in the numbering of devices that Megatron, torchtitan and DeepSpeed use, the innermost first."""
 _FEW = 0.001
 """Share of the matrices that may be copied without a word: frameworks copy routers, too."""
@@ -153,7 +153,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     axes = roles_of_axes(plan.mesh, plan.blocks, folded)
     used = [found for found in axes if found.axis.size > 1]
     lost: list[str] = []
-    dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "sp"))
+    dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "cp"))
     ep = prod(found.axis.size for found in used if found.role == "ep" or (found.role == "dp" and found.experts))
     for found in used:
         name, size = found.axis.name, found.axis.size
@@ -172,7 +172,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
             lost.append(f"axis {name!r} (size {size}) splits experts only; it is counted as data parallel, too")
         if found.role == "tp" and found.in_part:
             lost.append(f"axis {name!r} is tensor parallel in part of the parameters only; the framework splits all")
-    levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "sp", "ep")}
+    levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "cp", "ep")}
     by_axis = ", ".join(f"{name}: {level}" for name, level in levels.items())
     if len(set(levels.values()) - {0}) > 1:
         lost.append(f"ZeRO levels differ by axis ({by_axis}); the highest is exported for all")
@@ -241,7 +241,7 @@ def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list
                     is_split = isinstance(placement, Shard)
                     if found.role == "tp" and not is_split:
                         copied.setdefault(found.axis.name, []).append(name)
-                    elif found.role in ("dp", "sp") and is_split and not found.experts:
+                    elif found.role in ("dp", "cp") and is_split and not found.experts:
                         split.setdefault(found.axis.name, []).append(name)
     matrices = sum(value.size for value in folded.graph.parameters if len(value.shape) > 1)
     lost = [

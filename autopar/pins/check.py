@@ -109,7 +109,7 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
 def _plays(own: AxisRole, role: str) -> bool:
     if role == "ep":
         return own.experts
-    return own.role == ("sp" if role == "cp" else role)
+    return own.role == role
 
 
 def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost.collectives import widest_tier
 from autopar.errors import PlanError
-from autopar.plan import BlockPlan, Plan, Simulated
+from autopar.plan import AxisUse, BlockPlan, Plan, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.summary import (
     format_range,
@@ -20,7 +20,7 @@ from autopar.report.summary import (
     memory_categories,
     notes,
 )
-from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten
+from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten, wrap
 from autopar.search.summary import name_stages
 from autopar.sharding import Axis
 from autopar.units import format_bytes, format_seconds
@@ -117,8 +117,8 @@ def _mesh(plan: Plan, which: str) -> list[str]:
     states = _count_placements(plan, lambda block: (state.placement for state in block.states))
     results = _count_placements(plan, lambda block: (text for op in block.ops for text in op.outputs if text))
     entries = [
-        (axis.name, f"{_reach(axis, cluster)}; {_effect(states[position], results[position])}")
-        for position, axis in enumerate(plan.mesh)
+        (axis.name, f"{_reach(axis, cluster)}; {_effect(states[position], results[position], use)}")
+        for position, (axis, use) in enumerate(zip(plan.mesh, _uses(plan), strict=True))
     ]
     return lines + format_entries(entries)
 
@@ -140,7 +140,35 @@ def _reach(axis: Axis, cluster: Cluster) -> str:
     return f"{devices}, {where}"
 
 
-def _effect(states: Counter[str], results: Counter[str]) -> str:
+def _uses(plan: Plan) -> tuple[AxisUse | None, ...]:
+    """Return what each axis of a plan of one variant does; None for all in plans written before that was kept."""
+    return plan.uses[0] if plan.uses else (None,) * len(plan.mesh)
+
+
+_ROLES = {
+    "dp": "data parallel: splits the samples",
+    "tp": "tensor parallel: splits the parameters where they are used",
+    "ep": "expert parallel: splits the experts",
+    "cp": "context parallel: splits the positions of a sequence",
+    "spatial": "spatially parallel: splits height or width",
+    "idle": "idle: all its devices do the same work",
+}
+_COPIED = {
+    0: "copies parameters, gradients and optimizer state",
+    1: "shares the optimizer state (ZeRO-1), copies parameters and gradients",
+    2: "shares gradients and optimizer state (ZeRO-2), copies parameters",
+    3: "shares parameters, gradients and optimizer state (ZeRO-3), gathers parameters for use",
+}
+"""What axes do, and what those that copy the parameters they use share of what is kept."""
+
+
+def _words(use: AxisUse) -> str:
+    """Return what an axis does."""
+    copies = use.role in ("dp", "cp", "spatial")
+    return f"{_ROLES[use.role]}, {_COPIED[use.zero]}" if copies else _ROLES[use.role]
+
+
+def _effect(states: Counter[str], results: Counter[str], use: AxisUse | None) -> str:
     num_states, num_results = states.total(), results.total()
     sharded = sum(number for placement, number in states.items() if placement.startswith("S"))
     batch = results["S(0)"]
@@ -155,6 +183,8 @@ def _effect(states: Counter[str], results: Counter[str]) -> str:
             what = "splits dim 0 of the data, copies the parameters"
         case _:
             what = "mixed"
+    if use is not None:
+        what = _words(use)
     counts = [f"{sharded} of {num_states} parameters sharded"] if num_states else []
     if num_results:
         inner = sum(number for placement, number in results.items() if placement.startswith("S")) - batch
@@ -174,6 +204,10 @@ def _placements(plan: Plan, which: str, *, ops: bool) -> list[str]:
     on = f" on {which}" if which else ""
     lines = heading(f"Placements{on} by mesh axis: S(d) sharded on dim d, R copied, P partial")
     axes = [axis.name for axis in plan.mesh]
+    for axis, use in zip(axes, _uses(plan), strict=True):
+        if use is not None and use.zero in (1, 2):
+            what = "gradients and optimizer state are" if use.zero == 2 else "optimizer state is"
+            lines += wrap(f"besides, {what} split over {axis} (ZeRO-{use.zero})", WIDTH)
     for block in plan.blocks:
         lines += ["", _describe_block(block)]
         rows = [

@@ -72,7 +72,7 @@ class With:
 
 Branch = Keeping | Sequential | Levels | Without | With
 
-ROLES = ("dp", "tp", "ep", "sp", "spatial")
+ROLES = ("dp", "tp", "ep", "cp", "spatial")
 """What an idle axis could do."""
 
 
@@ -210,7 +210,7 @@ def _strategies(
         match branch.role:
             case "dp" if made:
                 mask |= codes == _FIRST
-            case "sp" if made:
+            case "cp" if made:
                 mask |= codes == _SECOND
             case "spatial" if made and rank >= 4:
                 mask |= codes > _SECOND

@@ -3,7 +3,7 @@
 The solver decides op by op what a mesh axis does; the word says what it does to most of the elements: an axis that
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits the experts of a mixture), one that splits dim 1 of most activations is
-sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
+context parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
 this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
 parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
 
@@ -79,7 +79,7 @@ class AxisTallies:
         if self.used.most(self.used.split):
             return "tp"
         if self.activations.most(self.activations.second):
-            return "sp"
+            return "cp"
         if self.activations.most(self.activations.spatial):
             return "spatial"
         # A stage may have products with parameters of others alone, split where these are copied.
@@ -102,7 +102,7 @@ class AxisRole:
 
     Attributes:
         axis: The axis.
-        role: "dp", "tp", "ep", "sp", "spatial" or "idle".
+        role: "dp", "tp", "ep", "cp", "spatial" or "idle".
         zero: The ZeRO level it amounts to, 0 to 3.
         in_part: Whether it is tensor parallel in less than half of the parameters.
         sequence_parallel: Whether values between blocks are split along dim 1.

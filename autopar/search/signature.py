@@ -20,7 +20,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.roles import AxisRole, expert_degree
 from autopar.search.space import Configuration
 
-LEVELLED = frozenset({"dp", "sp", "spatial"})
+LEVELLED = frozenset({"dp", "cp", "spatial"})
 """What is told with its ZeRO level: axes that share work on the same parameters."""
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.formulate.fold import Folded
-from autopar.plan import Plan
+from autopar.plan import AxisUse, Plan
 from autopar.recompute import Recompute, parse_recompute
 from autopar.search.roles import AxisRole, expert_degree, roles_of_axes
 
@@ -19,7 +19,9 @@ def summarise(plan: Plan, folded: Folded) -> Plan:
 
 
 def summarise_roles(plan: Plan, *roles: Sequence[AxisRole]) -> Plan:
-    """Return a plan with its one-line summary, given what the axes of each of its variants do."""
+    """Return a plan with its one-line summary and the use of its axes, given what the axes of each variant do."""
+    uses = tuple(tuple(AxisUse(found.role, found.zero) for found in own) for own in roles)
+    plan = replace(plan, uses=uses)
     if not plan.variants:
         return _summarised(plan, [*_axes(roles[0]), _groups(plan)])
     axes = ((plan.numbers_of(number), _axes(own)) for number, own in enumerate(roles))
@@ -56,7 +58,7 @@ def name_stages(numbers: Sequence[int]) -> str:
 
 def _axes(roles: Sequence[AxisRole]) -> list[str]:
     """Return what the axes of a plan of one variant amount to."""
-    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
+    degrees = {"dp": 1, "tp": 1, "ep": 1, "cp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
     for found in roles:
@@ -64,7 +66,7 @@ def _axes(roles: Sequence[AxisRole]) -> list[str]:
         if found.axis.size == 1:
             continue
         degrees[role] *= found.axis.size
-        if role in ("dp", "sp", "spatial"):
+        if role in ("dp", "cp", "spatial"):
             levels[role].add(found.zero)
         if role == "tp":
             if found.in_part:
