@@ -91,7 +91,7 @@ def conclude(
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-    number, chosen = _simplest(plans, task)
+    number, chosen = simplest(plans, task)
     report = _report(outcome, task, chosen.objective, method, clock.times)
     others = (*plans[:number], *plans[number + 1 :])
     return replace(
@@ -99,7 +99,7 @@ def conclude(
     )
 
 
-def _simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
+def simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
     """Return number and plan of the simplest of the plans that are equally fast as far as predictions can tell.
 
     A plan that leaves little memory is not taken for another one that leaves more.

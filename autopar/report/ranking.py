@@ -37,6 +37,8 @@ def reorderings(ranked: Sequence[Plan]) -> list[str]:
     for (first, faster), (second, slower) in combinations(enumerate(ranked, start=1), 2):
         if faster.objective <= slower.objective or faster.simulated is None or slower.simulated is None:
             continue
+        if slower.simulated.step_seconds < faster.simulated.step_seconds:  # the first plan is simpler, not faster
+            continue
         ahead = slower.simulated.step_seconds / faster.simulated.step_seconds - 1
         behind = 1 - slower.objective / faster.objective
         text = f"plan {second} is {100 * behind:.1f} % faster than plan {first} by the formula, "

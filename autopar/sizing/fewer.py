@@ -115,17 +115,23 @@ def best_on_fewer(
 def _planned(
     task: Task, effort: Effort, end: float, progress: ProgressCallback, should_stop: StopCallback, engine: Engine
 ) -> Plan | None:
-    """Return the best plan of a task; None if none was found."""
+    """Return the best plan of a task; None if none was found until the end: there is one on all devices already."""
+
+    def is_over() -> bool:
+        return should_stop() or time.monotonic() > end
+
     limited = effort if math.isinf(end) else replace(effort, time_limit=max(LEAST_SECONDS, end - time.monotonic()))
     clock = PhaseClock(progress)
     with clock("search"):
-        outcome = search_plans(
-            task, searching(limited, task), progress=progress, should_stop=should_stop, engine=engine
-        )
+        outcome = search_plans(task, searching(limited, task), progress=progress, should_stop=is_over, engine=engine)
     try:
-        return conclude(outcome, task, effort.solver, effort.top_k, clock, end)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, is_over)
     except (InfeasibleError, InterruptedSearchError):
         return None
+    assert plan.search is not None, "it was searched for"
+    if plan.search.termination == "interrupted" and not should_stop():
+        plan = replace(plan, search=replace(plan.search, termination="time limit"))
+    return plan
 
 
 def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: Sequence[str]) -> Plan:
