@@ -334,8 +334,9 @@ def _attention() -> Iterator[Case]:
     yield Case(  # causal: a block of queries has to know where it starts
         "autopar::AttentionGrad",
         [floats(B, H, S, K), floats(B, 4, S, K), floats(B, 4, S, K), floats(B, H, S, K)],
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d]; "
-        "c: sum, as autopar::AttentionGradPart from #0 dim 2; d: sum" + linear,
+        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e],[a,b|c,d,e]->[a,b|c,d,.],[a,b,.,.],[a,b,.,e]; "
+        "c: sum, as autopar::AttentionGradHeadsPart from #0 dim 1; "
+        "d: sum, as autopar::AttentionGradPart from #0 dim 2; e: sum" + linear,
         {"scale": 0.35, "is_causal": 1},
         num_outputs=3,
     )

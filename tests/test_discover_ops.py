@@ -155,7 +155,8 @@ ATTENTION: list[Case] = [
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
+        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e]->[a,b|c,d,e]; c: runs autopar::AttentionHeadsPart from #0 dim 1; "
+        "d: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from autopar.discover import Rule, Strategy, discover
 from autopar.execute import Executor
+from autopar.formulate.options import options
 from autopar.ir.functions import DOMAIN, OPSET, function_proto
-from autopar.sharding import Partial, Shard
+from autopar.sharding import Mesh, Partial, Shard
 from tests.single_ops import (
     Array,
     Input,
@@ -234,6 +235,63 @@ QUERIES: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
 ]
 
 
+KEY_HEADS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
+    (
+        "Attention",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K)],
+        {"is_causal": 1},
+        "S(1),R,R -> S(1) as autopar::AttentionHeadsPart from #0 dim 1",
+    ),
+    (
+        "Attention",
+        [floats(B, 12, S, K), floats(B, 3, V, K), floats(B, 3, V, K), floats(B, 1, S, V)],
+        {"scale": 0.3, "softcap": 2.0},
+        "S(1),R,R,R -> S(1) as autopar::ScaledMaskedAttentionHeadsPart from #0 dim 1",
+    ),
+    (
+        "autopar::AttentionGrad",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(B, 12, S, K)],
+        {"is_causal": 1, "scale": 0.3},
+        "S(1),R,R,S(1) -> S(1),P,P as autopar::AttentionGradHeadsPart from #0 dim 1",
+    ),
+    (
+        "autopar::MaskedAttentionGrad",
+        [
+            *(floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(B, 1, S, S)),
+            floats(B, 12, S, K),
+        ],
+        {"is_causal": 0, "scale": 0.3},
+        "S(1),R,R,R,S(1) -> S(1),P,P as autopar::MaskedAttentionGradHeadsPart from #0 dim 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "attrs", "expected"), KEY_HEADS)
+def test_query_heads_are_sharded_over_more_devices_than_there_are_key_heads(
+    kind: str, inputs: Sequence[Input], attrs: dict[str, Any], expected: str
+) -> None:
+    """A device takes the key heads of its query heads; on 2 and 4 devices 3 key heads cannot be sharded."""
+    graph, op = single_op(kind, inputs, 3 if kind.endswith("Grad") else 1, **attrs)
+
+    strategies = [s for s in discover(graph).of(op).strategies if s.local is not None and s.local.fewer is not None]
+
+    assert [str(strategy) for strategy in strategies] == [expected]
+    for size in (2, 4, 6):
+        check_strategy(op, strategies[0], draw_all(inputs, seed=size), graph.opset, size)
+
+
+def test_key_heads_are_sharded_where_they_divide() -> None:
+    """The kind that selects key heads is an option on 8 devices, of which 4 key heads are too few, and on no fewer."""
+    inputs = [floats(B, 16, S, K), floats(B, 4, S, K), floats(B, 4, S, K)]
+    graph, op = single_op("Attention", inputs, 1, is_causal=1)
+    strategies = discover(graph).of(op).strategies
+
+    for devices, expected in ((2, False), (4, False), (8, True)):
+        found = options(graph, op, strategies, Mesh.of(tp=devices), frozenset())
+        used = {strategies[index].local for index in found.local_kinds if index >= 0}
+        assert any(local is not None and local.fewer is not None for local in used) == expected
+
+
 @pytest.mark.parametrize(("kind", "inputs", "attrs", "expected"), QUERIES, ids=[case[0] for case in QUERIES])
 def test_queries_of_causal_attention_are_sharded_with_their_position(
     kind: str, inputs: Sequence[Input], attrs: dict[str, Any], expected: str
@@ -242,7 +300,7 @@ def test_queries_of_causal_attention_are_sharded_with_their_position(
     num_outputs = 3 if kind.endswith("Grad") else 1
     graph, op = single_op(kind, inputs, num_outputs, **attrs)
 
-    strategies = [s for s in discover(graph).of(op).strategies if s.local is not None]
+    strategies = [s for s in discover(graph).of(op).strategies if s.local is not None and s.local.fewer is None]
 
     assert [str(strategy) for strategy in strategies] == [expected]
     for size in SHARDS:

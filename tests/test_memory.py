@@ -23,7 +23,7 @@ from autopar.onnx import load
 from autopar.plan import StagePlan
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
-from autopar.program.records import Category
+from autopar.program.records import Category, Collective, SegmentPhase
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
@@ -203,6 +203,32 @@ def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Pa
     for name in ("fused", "unfused"):
         assert seconds[name, NONE] < seconds[name, SELECTIVE] < seconds[name, FULL]
         assert seconds[name, SELECTIVE] - seconds[name, NONE] < 0.4 * (seconds[name, FULL] - seconds[name, NONE])
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_above_the_number_of_key_heads_tensor_parallelism_copies_keys_and_values_only(
+    sequence_parallel: bool, cache_dir: Path
+) -> None:
+    """4 devices, 4 query heads, 2 key heads: of a layer's matrices those of 64 x 32 for keys and values are whole.
+
+    All others are divided by 4. Nothing is communicated that is not where there are 4 key heads, too, but the gradients
+    of what is whole, once per step.
+    """
+    dims = {"num_layers": 8, "hidden": 64, "heads": 4, "ffn": 96, "seq": 16, "vocab": 128}
+    degrees = Degrees(tp=4, sequence_parallel=sequence_parallel, microbatch=2, global_batch=4)
+    collectives = {}
+    for key_heads in (2, 4):
+        model = predictor("llama3-8b", cache_dir, kv_heads=key_heads, **dims)
+        program, _ = model.lowered(degrees, A100, Stack("fused"))
+        collectives[key_heads] = [
+            (segment.phase, sum(isinstance(instruction, Collective) for instruction in segment.instructions))
+            for segment in program.segments
+            if segment.phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)
+        ]
+        found = model.predict(degrees, A100)
+        layer = (2 * 64 * 64 + 3 * 64 * 96) / 4 + 2 * 64 * 16 * key_heads / (4 if key_heads == 4 else 1) + 2 * 64
+        assert bytes_of(found, Category.PARAMETERS) == [2 * (8 * layer + 2 * 64 * 128 / 4 + 64)]
+    assert collectives[2] == collectives[4]
 
 
 @pytest.mark.parametrize(

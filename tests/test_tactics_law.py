@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from autopar.formulate.recipes import batch_dims
 from autopar.plan import Job, ModelInfo
-from autopar.sharding import Mesh
+from autopar.sharding import Mesh, parse_placements
+from autopar.sharding import Replicate as Whole
+from autopar.sharding import Shard as Sharded
 from autopar.tactics import (
     ContextParallel,
     DataParallel,
@@ -51,17 +53,20 @@ WITHOUT_PAIRS = ("mlp-xs", "resnet50")  # equal blocks of one product; convoluti
 TENSOR = tuple(name for name, schedule in SCHEDULES.items() if any(isinstance(tactic, Megatron) for tactic in schedule))
 
 
+MESH = Mesh.of(b=2, m=2)
+
+
 @cache
 def _execution(name: str) -> Execution:
     return Execution.of(name, 4, 2)
 
 
-def _draft(name: str, cache_dir: Path) -> Draft:
+def _draft(name: str, cache_dir: Path, mesh: Mesh = MESH) -> Draft:
     folded = _execution(name).folded
     dims = batch_dims(folded.graph.values, model_graph(name, 8).values)
     job, model = Job("train", 8, 8, 75e9, {}), ModelInfo(name, name, "", 1)
     rules = model_rules(name, cache_dir)
-    return Draft(folded, rules, Mesh.of(b=2, m=2), COSTS, model=model, job=job, batch=dims, num_microbatches=2)
+    return Draft(folded, rules, mesh, COSTS, model=model, job=job, batch=dims, num_microbatches=2)
 
 
 def _cases() -> list[tuple[str, str]]:
@@ -87,6 +92,23 @@ def test_partitioned_equals_unpartitioned(name: str, schedule: str, cache_dir: P
         found.apply(tactic)
 
     assert _execution(name).check(found.plan()) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["tensor", "data, tensor, zero-3, recompute", "vocabulary, sequence, zero-2, pipeline", "zero over both"],
+)
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+def test_more_devices_than_key_heads_equal_unpartitioned(name: str, schedule: str, cache_dir: Path) -> None:
+    """4 query heads lie on 4 devices; 2 key heads and the matrices that make them are copied."""
+    found = _draft(name, cache_dir, Mesh.of(b=2, m=4))
+    for tactic in SCHEDULES[schedule]:
+        found.apply(tactic)
+    plan = found.plan()
+
+    core = next(op for block in plan.blocks for op in block.ops if op.op.endswith(".core"))
+    assert [parse_placements(text)[1] for text in core.inputs] == [Sharded(1), Whole(), Whole()]
+    assert _execution(name).check(plan) <= 1e-9
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

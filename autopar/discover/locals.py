@@ -22,15 +22,28 @@ class _Candidate:
     Attributes:
         kind: It is told where the block of the op's first input starts.
         sharded: Inputs of the op to shard, all along the same dim.
+        fewer: Input that has to have fewer rows along that dim; see `Local.fewer`.
     """
 
     kind: str
     sharded: tuple[int, ...] = (0,)
+    fewer: int | None = None
 
 
 _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
-    "Attention": (_Candidate("autopar::ScaledAttentionPart"), _Candidate("autopar::AttentionPart")),
-    "autopar::AttentionGrad": (_Candidate("autopar::AttentionGradPart", (0, 3)),),
+    "Attention": (
+        _Candidate("autopar::ScaledAttentionPart"),
+        _Candidate("autopar::AttentionPart"),
+        _Candidate("autopar::ScaledAttentionHeadsPart", fewer=1),
+        _Candidate("autopar::AttentionHeadsPart", fewer=1),
+        _Candidate("autopar::ScaledMaskedAttentionHeadsPart", fewer=1),
+        _Candidate("autopar::MaskedAttentionHeadsPart", fewer=1),
+    ),
+    "autopar::AttentionGrad": (
+        _Candidate("autopar::AttentionGradPart", (0, 3)),
+        _Candidate("autopar::AttentionGradHeadsPart", (0, 3), fewer=1),
+    ),
+    "autopar::MaskedAttentionGrad": (_Candidate("autopar::MaskedAttentionGradHeadsPart", (0, 4), fewer=1),),
     "Gather": (_Candidate("autopar::GatherPart"),),
     "GatherElements": (_Candidate("autopar::GatherElementsPart"),),
     "GatherND": (_Candidate("autopar::GatherNDPart"),),
@@ -65,11 +78,22 @@ def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strate
             )
             if placements in known:
                 break
-            candidate = Strategy(placements, (), local=Local(other.kind, 0, dim))
+            if other.fewer is not None and not _has_fewer(sketch, other.fewer, dim):
+                continue
+            candidate = Strategy(placements, (), local=Local(other.kind, 0, dim, other.fewer))
             outputs = trial.run(candidate, 2)
             if outputs is not None:
                 yield replace(candidate, outputs=outputs)
                 break
+
+
+def _has_fewer(sketch: Sketch, index: int, dim: int) -> bool:
+    """Whether an input has fewer rows along a dim than the first one, each for several of its rows."""
+    first, other = sketch.inputs[0], sketch.inputs[index]
+    assert first is not None, "the first input is there"
+    if other is None or len(other.shape) != len(first.shape):
+        return False
+    return other.shape[dim] < first.shape[dim] and first.shape[dim] % max(1, other.shape[dim]) == 0
 
 
 def _takes(kind: str, sketch: Sketch) -> bool:

@@ -1,7 +1,7 @@
 """Records of what discovery found."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -85,11 +85,15 @@ class Local:
             index counted from the end (-1 is the last row) means nothing without it.
         input: Index of the input, which is sharded along `dim`.
         dim: Tensor dim.
+        fewer: Index of an input that has only some rows along `dim`, one for several of the other input's, and stays
+            whole (the key heads of grouped queries). The kind is for numbers of devices that do not divide these rows:
+            others shard both inputs and run the op itself. None if there is none.
     """
 
     kind: str
     input: int
     dim: int
+    fewer: int | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} from #{self.input} dim {self.dim}"
@@ -238,7 +242,7 @@ def _strategy_to_json(strategy: Strategy) -> dict[str, Any]:
         "scaled": [[scaled.source, scaled.entry] for scaled in strategy.scaled],
         "halos": [[halo.input, halo.dim, halo.before, halo.after, halo.fill] for halo in strategy.halos],
         "replaced": [[number.attr, number.entry, number.value] for number in strategy.replaced],
-        "local": [strategy.local.kind, strategy.local.input, strategy.local.dim] if strategy.local else None,
+        "local": list(astuple(strategy.local)) if strategy.local else None,
         "cyclic": strategy.cyclic,
         "uneven": strategy.uneven,
     }
@@ -253,7 +257,7 @@ class _StrategyRecord(msgspec.Struct):
     scaled: tuple[tuple[int | str, int], ...] = ()
     halos: tuple[tuple[int, int, int, int, Literal["zero", "lowest"]], ...] = ()
     replaced: tuple[tuple[str, int, int], ...] = ()
-    local: tuple[str, int, int] | None = None
+    local: tuple[str, int, int, int | None] | None = None
     cyclic: bool = False
     uneven: bool = False
 

@@ -6,7 +6,8 @@ rank + 2, major axis first; arrays of such numbers are what the tables of a prob
 
 A product is a strategy of the mesh if its parts can stand together: everything divides evenly, a dim whose blocks need
 rows of their neighbours is split by one axis only, no number of the op is replaced by two others, and if devices run
-another op that has to know where their block starts, then all axes that split that dim say so.
+another op that has to know where their block starts, then all axes that split that dim say so. A kind for inputs with
+fewer rows than devices (`Local.fewer`) is left out where these rows divide: sharding them, too, costs no more.
 """
 
 from collections.abc import Sequence
@@ -139,6 +140,7 @@ def options(
     valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
     valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
     valid &= _stands_together(strategies, combos_SA, digits_SAT)
+    valid &= _too_few_rows(strategies, combos_SA, divisors_SD, sizes_D, offsets)
     for (tensor, dim), halos in _by_dim(strategies).items():
         before_after = np.array([max(halo.before, halo.after) if halo else 0 for halo in halos])[combos_SA].max(axis=1)
         valid &= sizes_D[offsets[tensor] + dim] // divisors_SD[:, offsets[tensor] + dim] >= before_after
@@ -237,6 +239,19 @@ def _stands_together(strategies: Sequence[Strategy], combos_SA: IntArray, digits
         valid &= ~has.any(axis=1) | (has == shards).all(axis=1)
         num_kinds += has.any(axis=1)
     return valid & (num_kinds <= 1)
+
+
+def _too_few_rows(
+    strategies: Sequence[Strategy], combos_SA: IntArray, divisors_SD: IntArray, sizes_D: IntArray, offsets: IntArray
+) -> NDArray[np.bool_]:
+    """Return for each combination whether local kinds for inputs with too few rows are used only for such."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    for local in dict.fromkeys(strategy.local for strategy in strategies if strategy.local is not None):
+        if local.fewer is not None:
+            has = np.array([strategy.local == local for strategy in strategies])[combos_SA].any(axis=1)
+            devices = divisors_SD[:, offsets[local.input] + local.dim]
+            valid &= ~has | (sizes_D[offsets[local.fewer] + local.dim] % devices > 0)
+    return valid
 
 
 def _extend(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS
+from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS, HEADS_PARTS
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
 from autopar.ir.bodies.indexing import INDEXING, PARTS
@@ -47,6 +47,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     NORMALIZATION,
     ATTENTION,
     CAUSAL_PARTS,
+    HEADS_PARTS,
     INDEXING,
     PARTS,
     CONVOLUTION,

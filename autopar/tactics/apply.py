@@ -11,6 +11,7 @@ from autopar.errors import TacticError
 from autopar.ir.graph import Phase, Role, Value
 from autopar.search.experts import experts_of
 from autopar.sharding import Placement, Placements, parse_placements
+from autopar.tactics.key_heads import copy_key_heads
 from autopar.tactics.propagate import Conflict, propagate
 from autopar.tactics.records import (
     ContextParallel,
@@ -426,6 +427,7 @@ class Applier:
             if self._is_pair(trial, axis, number):
                 self._shard_all([(name, dim)], axis, number)
                 split += 1
+        copy_key_heads(self.state, axis)
         if vocabulary:
             self._split_vocabulary(axis, number)
         if not split and not vocabulary:

@@ -148,6 +148,8 @@ def _late(state: State, name: str, axis: int) -> list[Conflict]:
             known = [(item.name, item.decided.dim) for item in _known(state, key, axis) if _splits(strategy, item)]
             dims = ((other, sharded_dim(placement)) for other, placement, _ in placed(state, key, strategy))
             known += [(other, dim) for other, dim in dims if dim is not None]
+            if not known:  # it was decided that the op splits nothing: what it reads is gathered
+                continue
             value = (op.outputs if is_output else op.inputs)[slot]
             found.append(Conflict(op.name, topology.mesh.axes[axis].name, known[0], (value, decided.dim)))
     return found

@@ -76,7 +76,14 @@ class Writer:
     def _passed(self, name: str) -> list[bool]:
         """Return for each axis whether those who read a value take it in terms."""
         readers = self.topology.readers.get(self.topology.of(name), ())
-        return [any(reader in passing for reader, _ in readers) for passing in self.passing]
+        return [
+            any(reader in passing or self._takes_terms(reader, slot, axis) for reader, slot in readers)
+            for axis, passing in enumerate(self.passing)
+        ]
+
+    def _takes_terms(self, key: OpKey, slot: int, axis: int) -> bool:
+        strategy = self.state.strategy(key, axis)
+        return strategy is not None and is_partial(strategy.inputs[slot])
 
     def blocks(self) -> tuple[BlockPlan, ...]:
         """Return the placements of every distinct block."""

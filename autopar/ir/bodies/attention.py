@@ -1,7 +1,9 @@
-"""Gradients of attention and of rotary positions, and causal attention of some of the queries.
+"""Gradients of attention and of rotary positions, and attention of some of the queries or of some of the heads.
 
 The kinds named `...Part` are what a device runs that holds only the queries from `start` on, and all keys: a query
-attends to the keys up to its own position in the whole sequence.
+attends to the keys up to its own position in the whole sequence. The kinds named `...HeadsPart` are what a device runs
+that holds only the query heads from `start` on of `size` heads, and all heads of keys and values: of these each query
+head takes the one of its group (tensor parallelism over more devices than there are key heads).
 """
 
 _BODY = """
@@ -110,6 +112,64 @@ ScaledAttentionPart <scale, size: int = 0, is_causal: int = 0, softcap: float = 
 AttentionGradPart <scale, is_causal, size: int = 0> (q, k, v, dy, start) => (dq, dk, dv)
 {{{_gradient(_FROM_START)}"""
 """A scale of 0 stands for the usual one, the inverse root of the channels."""
+
+
+_HEADS = """
+    all_axis = Constant <value_ints = [0]> ()
+    all_zero = Constant <value_int = 0> ()
+    all_one = Constant <value_int = 1> ()
+    own_1 = Shape <start = 1, end = 2> (q)
+    groups_1 = Shape <start = 1, end = 2> (all_k)
+    own = Squeeze (own_1, all_axis)
+    groups = Squeeze (groups_1, all_axis)
+    whole = Constant <value_int: int = @size> ()
+    per_group = Div (whole, groups)
+    first_H = Range (all_zero, own, all_one)
+    head_H = Add (first_H, start)
+    group_H = Div (head_H, per_group)
+    k = Gather <axis = 1> (all_k, group_H)
+    v = Gather <axis = 1> (all_v, group_H)
+"""
+
+_HEADS_SUMMED = """
+    group_G = Range (all_zero, groups, all_one)
+    group_G1 = Unsqueeze (group_G, axis1)
+    is_own = Equal (group_G1, group_H)
+    is_own_GH = CastLike (is_own, q)
+    dk = Einsum <equation = "gh,bhte->bgte"> (is_own_GH, own_dk)
+    dv = Einsum <equation = "gh,bhtf->bgtf"> (is_own_GH, own_dv)
+}
+"""
+
+
+def _heads_gradient(body: str) -> str:
+    """Return the gradient of attention of some heads, given that of whole attention."""
+    own = body.replace("dv = Einsum", "own_dv = Einsum").replace("dk = Einsum", "own_dk = Einsum")
+    return f"{_HEADS}{own.rstrip().removesuffix('}')}{_HEADS_SUMMED}"
+
+
+def _heads(name: str, mask: str = "", scaled: str = "") -> str:
+    """Return attention of some heads, with a mask or without, with a scale or the usual one."""
+    scale = "scale: float = @scale, " if scaled else ""
+    return f"""
+{name} <{scaled}size, is_causal: int = 0, softcap: float = 0.0> (q, all_k, all_v, {mask}start) => (y)
+{{{_HEADS}
+    y = Attention <{scale}is_causal: int = @is_causal, softcap: float = @softcap> (q, k, v{", mask" if mask else ""})
+}}
+"""
+
+
+HEADS_PARTS = f"""
+{_heads("AttentionHeadsPart")}
+{_heads("ScaledAttentionHeadsPart", scaled="scale, ")}
+{_heads("MaskedAttentionHeadsPart", "mask, ")}
+{_heads("ScaledMaskedAttentionHeadsPart", "mask, ", "scale, ")}
+
+AttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, dy, start) => (dq, dk, dv)
+{{{_heads_gradient(_gradient(_ALL))}
+
+MaskedAttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, mask, dy, start) => (dq, dk, dv)
+{{{_heads_gradient(_gradient(_ALL, _MASK))}"""
 
 ATTENTION = f"""
 AttentionGrad <scale, is_causal> (q, k, v, dy) => (dq, dk, dv)
