@@ -47,6 +47,7 @@ def solve(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
     cache_dir: Path | None = None,
@@ -77,6 +78,8 @@ def solve(
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
+            each with those of its own samples, as frameworks do by default.
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing. A plan found before for
@@ -118,6 +121,7 @@ def solve(
         memory_limit=memory_limit,
         loss=loss,
         optimizer=optimizer,
+        sync_batchnorm=sync_batchnorm,
         stack=stack,
         precision=precision,
         cache_dir=cache_dir,
@@ -272,7 +276,10 @@ def rules(
     cache_dir: Path | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
 ) -> Rules:
     """Return the sharding rules discovered for the ops of a model, and of its training step in training mode."""
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
+    workload = open_workload(
+        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm, cache_dir=cache_dir
+    )
     return workload.rules(cache_dir=cache_dir)

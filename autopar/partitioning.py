@@ -56,6 +56,7 @@ def partition(
     trips: int = 1,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     cache_dir: Path | None = None,
 ) -> Plan:
     """Return the plan that a schedule of tactics makes.
@@ -73,6 +74,8 @@ def partition(
         trips: How often a loop runs the model, a step of decoding: the report counts them all, the plan is of one.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
+            each with those of its own samples, as frameworks do by default.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
@@ -81,7 +84,8 @@ def partition(
     """
     return partition_steps(
         model, mesh, schedule, cluster=cluster, stack=stack, mode=mode, global_batch=global_batch, dims=dims,
-        memory_limit=memory_limit, trips=trips, loss=loss, optimizer=optimizer, cache_dir=cache_dir,
+        memory_limit=memory_limit, trips=trips, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
+        cache_dir=cache_dir,
     ).plan  # fmt: skip
 
 
@@ -99,6 +103,7 @@ def partition_steps(
     trips: int = 1,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     cache_dir: Path | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> Partition:
@@ -112,13 +117,23 @@ def partition_steps(
     groups = _groups(schedule)
     gpus = devices.size * groups
     check_request(gpus, machine, global_batch, memory_limit)
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm)
     batch = global_batch or default_batch(workload, gpus)
     count = _microbatches(schedule, workload, batch)
     folded = workload.folded(batch // count)
     rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
     limit = memory_limit or default_limit(machine)
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
+    job = Job(
+        mode,
+        gpus,
+        batch,
+        limit,
+        machine.to_dict(),
+        loss,
+        optimizer,
+        stored_stack(software),
+        sync_batchnorm=workload.synchronises_batchnorm,
+    )
     costs = CostModel(machine, stack=software)
     draft = Draft(
         folded, rules, devices, costs,

@@ -74,6 +74,8 @@ class Job:
         stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         pins: What the user pinned or forbade, as a file of pins has it.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it; plans that do not
+            say were made so. True where nothing is normalised over the batch.
     """
 
     mode: str
@@ -86,6 +88,7 @@ class Job:
     stack: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "mixed"
     pins: Mapping[str, Any] = field(default_factory=dict)
+    sync_batchnorm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,6 +712,8 @@ def _written(plan: dict[str, Any]) -> dict[str, Any]:
         for name in _OMITTED:
             if not record.get(name, True):
                 del record[name]
+    if plan["job"]["sync_batchnorm"]:
+        del plan["job"]["sync_batchnorm"]
     for other in plan["alternatives"]:
         _written(other)
     return plan

@@ -180,6 +180,7 @@ class Predictor:
             self.workload.optimizer,
             stored_stack(stack),
             policy.name,
+            sync_batchnorm=self.workload.synchronises_batchnorm,
         )
         placing = placing_by_degrees(degrees)
 
@@ -250,6 +251,7 @@ def predict(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     precision: str = "mixed",
     first_layers: int = 0,
     cache_dir: Path | None = None,
@@ -270,6 +272,8 @@ def predict(
         memory_limit: Bytes per device; None for most of the device's memory.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
+            each with those of its own samples, as frameworks do by default.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -286,6 +290,7 @@ def predict(
         dims=dims,
         loss=loss,
         optimizer=optimizer,
+        sync_batchnorm=sync_batchnorm,
         precision=precision,
         cache_dir=cache_dir,
     )
@@ -339,13 +344,16 @@ def open_setting(
     dims: Mapping[str, int | float] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     precision: str = "mixed",
     cache_dir: Path | None = None,
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
+    workload = open_workload(
+        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm, cache_dir=cache_dir
+    )
     return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
 
 

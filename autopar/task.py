@@ -194,6 +194,7 @@ def prepare(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
     cache_dir: Path | None = None,
@@ -214,14 +215,33 @@ def prepare(
     wanted = read_pins(pins)
     clock = PhaseClock(progress)
     with clock("import"):
-        workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
+        workload = open_workload(
+            model,
+            mode=mode,
+            dims=dims,
+            loss=loss,
+            optimizer=optimizer,
+            sync_batchnorm=sync_batchnorm,
+            cache_dir=cache_dir,
+        )
         with workload.stoppable(should_stop):
             batch = global_batch or default_batch(workload, gpus)
             space = _space(workload, machine, gpus, batch)
     with clock("discover"), workload.stoppable(should_stop):
         found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))
     limit = memory_limit or default_limit(machine)
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
+    job = Job(
+        mode,
+        gpus,
+        batch,
+        limit,
+        machine.to_dict(),
+        loss,
+        optimizer,
+        stored_stack(software),
+        precision,
+        sync_batchnorm=workload.synchronises_batchnorm,
+    )
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
     return pinned(task, wanted)
 

@@ -27,6 +27,7 @@ from autopar.onnx.reader import Source, read
 from autopar.plan import ModelInfo, Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.training import training_step
+from autopar.training.batch_norm import NORMALIZATION
 
 if TYPE_CHECKING:
     import onnx
@@ -49,6 +50,7 @@ class Workload:
         dims: Dynamic dims of the file, or fields of the zoo model's configuration, set by the user.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training.
         should_stop: Polled while a graph is made; once true, that ends in an `InterruptedSearchError`.
     """
 
@@ -58,6 +60,7 @@ class Workload:
     dims: Mapping[str, int | float]
     loss: str
     optimizer: str
+    sync_batchnorm: bool = False
     should_stop: StopCallback = never
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
     _built: "list[_Built]" = field(default_factory=list, repr=False)
@@ -119,7 +122,20 @@ class Workload:
 
     def step(self, graph: Graph) -> Graph:
         """Return what is run for a forward graph with blocks."""
-        return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
+        if self.mode != "train":
+            return graph
+        return training_step(
+            graph, loss=self.loss, optimizer=self.optimizer, sync_batchnorm=self.synchronises_batchnorm
+        )
+
+    @cached_property
+    def synchronises_batchnorm(self) -> bool:
+        """Whether no device normalises a part of a batch on its own: asked for, or nothing is normalised over it."""
+        if self.sync_batchnorm or self.mode != "train":
+            return True
+        model = self.proto()
+        nodes = (node for graph in (model.graph, *model.functions) for node in graph.node)
+        return all(node.op_type != NORMALIZATION for node in nodes)
 
     def folded(self, samples: int) -> Folded:
         """Return the distinct blocks of a microbatch, made from those of another size where that is the same."""
@@ -312,6 +328,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | 
         dims=dict(plan.model.dims),
         loss=job.loss,
         optimizer=job.optimizer,
+        sync_batchnorm=job.sync_batchnorm,
         cache_dir=cache_dir,
     )
     folded = workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
@@ -331,6 +348,7 @@ def open_workload(
     dims: Mapping[str, int | float] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     cache_dir: Path | None = None,
 ) -> Workload:
     """Return the workload of a model file, of a zoo model, or of a Hugging Face configuration.
@@ -341,6 +359,8 @@ def open_workload(
         dims: Dynamic dims by name; for zoo models fields of the configuration, for Hugging Face `seq`.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
+            each with those of its own samples, as frameworks do by default.
         cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
@@ -351,11 +371,12 @@ def open_workload(
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
     source, bound = str(model), dict(dims or {})
     if source.startswith(ZOO):
-        return Workload(source, models.build(source.removeprefix(ZOO), **bound), mode, bound, loss, optimizer)
+        model = models.build(source.removeprefix(ZOO), **bound)
+        return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm)
     if source.startswith(HUGGING_FACE):
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
-        return Workload(source, built, mode, bound, loss, optimizer)
-    return Workload(source, source, mode, bound, loss, optimizer)
+        return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm)
+    return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm)
 
 
 def default_batch(workload: Workload, gpus: int) -> int:

@@ -301,6 +301,13 @@ FUNCTIONS: list[Case] = [
         "[a,b,c,d]->[b],[b]; a: sum; c: sum; d: sum",
     ),
     (
+        "autopar::BatchNormMeans",
+        [floats(4, C, 8, 8)],
+        2,
+        {},
+        "[a,b,c,d]->[b],[b]; a: mean; c: mean; d: mean",
+    ),
+    (
         "autopar::Adam",  # not linear in anything, not even in a gradient that is still partial
         [floats(D, V), floats(D, V), positive(D, V), floats(D, V), positive()],
         3,

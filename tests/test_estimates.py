@@ -233,3 +233,30 @@ def test_the_microbatch_that_nobody_states_is_the_fastest_that_fits() -> None:
     assert (ample.degrees, ample.fits) == (sizes[fastest], True)
     assert (tight.degrees.microbatch, tight.fits) == (2, True)
     assert (none.degrees.microbatch, none.fits) == (1, False)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_estimates_are_close_above_the_number_of_key_heads(sequence_parallel: bool) -> None:
+    """Keys and values are copied, in the tables of the estimates as in the program."""
+    dims = {"num_layers": 8, "hidden": 1024, "heads": 8, "kv_heads": 2, "ffn": 3072, "seq": 512, "vocab": 8192}
+    predictor = Predictor(open_workload("zoo:llama3-8b", dims=dims))
+    degrees = Degrees(tp=8, sequence_parallel=sequence_parallel, microbatch=4, global_batch=32)
+
+    found = Estimator(predictor, CLUSTER).estimate([degrees])
+
+    timeline = predictor.predict(degrees, CLUSTER).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SAME)
+
+
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_estimates_of_batch_normalisation_are_close(synchronised: bool) -> None:
+    """With the statistics of each device, and of the whole batch."""
+    workload = open_workload("zoo:resnet50", dims={"image_size": 64}, sync_batchnorm=synchronised)
+    predictor, degrees = Predictor(workload), Degrees(dp=4, microbatch=32, global_batch=128)
+
+    found = Estimator(predictor, CLUSTER).estimate([degrees])
+
+    timeline = predictor.predict(degrees, CLUSTER).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SAME)

@@ -13,11 +13,13 @@ from onnx import numpy_helper
 
 from autopar import models
 from autopar.cost import Collective as Kind
+from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.errors import ExecutionError, PlanError
 from autopar.execute import Executor
 from autopar.ir.graph import Role
 from autopar.plan import Plan
+from autopar.prediction import Predictor
 from autopar.program.lower import lower
 from autopar.program.records import (
     HOST_PHASES,
@@ -531,6 +533,23 @@ def test_a_run_compares_its_first_and_its_last_step(plan_file: Path) -> None:
     text = format_run(report)
     assert "equal within tolerance" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_a_run_that_normalises_batches_is_compared_with_one_that_has_the_same_statistics(
+    synchronised: bool, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Of each device: with accumulation over the samples of each; of the whole batch: with whole microbatches."""
+    models.save(models.build("resnet50", **TINY["resnet50"]), tmp_path / "model.onnx")
+    workload = open_workload(tmp_path / "model.onnx", sync_batchnorm=synchronised)
+    degrees = Degrees(dp=2, microbatch=2, global_batch=8)
+    Predictor(workload, cache_dir).planned(degrees, COSTS.cluster).save(tmp_path / "plan.json")
+
+    report = _run_threads(RunRequest(str(tmp_path / "plan.json"), 2, steps=2))
+
+    assert report.passed, report.compared
+    job = prepare_job(RunRequest(str(tmp_path / "plan.json"), 2))
+    assert job.parts == (1 if synchronised else 2)
 
 
 def test_inference_compares_outputs(cache_dir: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def task_of(
         memory_limit=job.memory_limit,
         loss=job.loss,
         optimizer=job.optimizer,
+        sync_batchnorm=job.sync_batchnorm,
         stack=job_stack(job),
         precision=job.precision,
         cache_dir=cache_dir,

@@ -38,6 +38,7 @@ def compare(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    sync_batchnorm: bool = False,
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
     cache_dir: Path | None = None,
@@ -61,6 +62,8 @@ def compare(
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
+            each with those of its own samples, as frameworks do by default.
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -83,6 +86,7 @@ def compare(
         memory_limit=memory_limit,
         loss=loss,
         optimizer=optimizer,
+        sync_batchnorm=sync_batchnorm,
         stack=stack,
         precision=precision,
         cache_dir=cache_dir,

@@ -80,6 +80,12 @@ model_options = together(
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
     click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer."),
+    click.option(
+        "--sync-batchnorm",
+        is_flag=True,
+        help="Batch normalisation in training with statistics of the whole batch; else each device has those of its own"
+        " samples, as frameworks do by default.",
+    ),
 )
 
 # What it runs on.

@@ -29,7 +29,8 @@ reading for the largest that makes 28; published step times ask for 24 to 32."""
 NORMS = frozenset(
     {
         "LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization",
-        "autopar::BatchNorm", "autopar::BatchNormGrad", "autopar::BatchNormGradStats", "autopar::BatchNormStats",
+        "autopar::BatchNorm", "autopar::BatchNormGrad", "autopar::BatchNormGradMeans", "autopar::BatchNormGradStats",
+        "autopar::BatchNormMeans", "autopar::BatchNormStats",
         "autopar::GroupNormalizationGrad", "autopar::LayerNormalizationGrad", "autopar::RMSNormalizationGrad",
     }
 )  # fmt: skip

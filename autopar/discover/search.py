@@ -17,6 +17,7 @@ from autopar.discover.data import sample
 from autopar.discover.flags import holds_cyclic, holds_uneven
 from autopar.discover.halos import halo_strategies
 from autopar.discover.locals import local_strategies
+from autopar.discover.per_device import with_own_means
 from autopar.discover.rules import Rule, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sizes import refinement
@@ -231,7 +232,7 @@ def find_rule(
         executions += 1 + sum(trial.num_executions for trial in trials)
     return Rule(
         kind=sketch.kind,
-        strategies=(replicate, *strategies),
+        strategies=with_own_means(sketch.kind, dict(sketch.attrs), (replicate, *strategies)),
         signature=signature(proxies),
         input_ranks=_ranks(sketch),
         output_ranks=tuple(len(shape or ()) for shape in sketch.outputs),

@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.discover.per_device import PER_DEVICE
 from autopar.formulate.fold import Folded
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Op, Phase, Role, Value
@@ -203,7 +204,7 @@ def wanted(facts: Facts, task: Task, decision: Decision, kind: int, op: Op | Non
 
 
 def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
-    dims = facts.batch
+    dims, parameters = facts.batch, facts.parameters
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     sums = op is not None and any(name in facts.gradients for name in op.outputs)
     if task.zero is None and (decision is Decision.PARAMETER or sums or (op and op.phase is Phase.UPDATE)):
@@ -224,8 +225,8 @@ def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: P
             mask &= digits == 2 + dims[name]
         elif name in facts.gradients:
             mask &= digits == 1
-        elif is_output or name in facts.summands:
-            mask &= digits <= 1
+        elif is_output or name in facts.summands or (op is not None and op.attr(PER_DEVICE) and name not in parameters):
+            mask &= digits <= 1  # statistics that each device takes from its own samples are terms of a mean
         else:
             mask &= digits == 0
     return mask

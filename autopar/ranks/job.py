@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import JobError
-from autopar.ir.graph import Role
+from autopar.ir.graph import Graph, Role
 from autopar.plan import Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -21,10 +21,11 @@ from autopar.ranks.communicator import Communicator, Group, Memory
 from autopar.ranks.compare import TOLERANCES, deviation, finite, scales
 from autopar.ranks.data import Batches, Weights
 from autopar.ranks.engine import Engine
-from autopar.ranks.lowered import Lowered
+from autopar.ranks.lowered import Lowered, scaled_constants
 from autopar.ranks.predict import predict, run_costs
 from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
+from autopar.ranks.samples import cut, joined, num_parts
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
 from autopar.workload import Workload, open_plan
 
@@ -40,12 +41,26 @@ class Job:
         plan: The plan.
         workload: Its model.
         lowered: The plan as a program.
+        parts: Parts of a microbatch that are normalised on their own.
     """
 
     request: RunRequest
     plan: Plan
     workload: Workload
     lowered: Lowered
+    parts: int
+
+    @property
+    def reference(self) -> Graph:
+        """The graph that a microbatch, or each of its parts, runs through on one device."""
+        if self.parts == 1:
+            return self.lowered.graph
+        return self.workload.folded(self.plan.microbatch // self.parts).graph
+
+    @property
+    def constants(self) -> Mapping[str, Array]:
+        """The constants of that graph, with the loss scaled to a mean over all it runs on."""
+        return scaled_constants(self.reference, self.lowered.program.num_microbatches * self.parts)
 
     @property
     def tolerance(self) -> float:
@@ -84,7 +99,7 @@ def prepare_job(request: RunRequest) -> Job:
     folded = workload.folded(plan.microbatch)
     program = lower(plan, folded, run_costs(plan.job))
     verify_program(program, folded)
-    return Job(request, plan, workload, Lowered(program, folded))
+    return Job(request, plan, workload, Lowered(program, folded), num_parts(program, folded.graph))
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +235,7 @@ def run_rank(
     engine.clear()
     progress(Progress("compare", 0, len(steps)))
     lowered = job.lowered
-    single = OneDevice(lowered.graph, lowered.constants, memory, engine)
+    single = OneDevice(job.reference, job.constants, memory, engine)
     compared, alone, total = [], 0.0, len(steps)
     while steps:
         comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
@@ -260,12 +275,16 @@ def _compare(
 ) -> tuple[StepComparison, float]:
     """Return how far a step is from the same step on one device, and how long that takes."""
     graph, tolerance = job.lowered.graph, job.tolerance
-    data = [batches(step.number, index) for index in range(job.lowered.program.num_microbatches)]
+    data = [
+        part
+        for index in range(job.lowered.program.num_microbatches)
+        for part in cut(batches(step.number, index), job.reference, job.parts)
+    ]
     known = step.before or {}
     content = [state for state in graph.states if state.role is not Role.GRADIENT]
     states = {state.input: known[state.input] if state.input in known else weights(state.input) for state in content}
     since = time.perf_counter()
-    expected = single.step(data, states)
+    expected = joined(single.step(data, states), job.parts)
     seconds = time.perf_counter() - since
     if not expected.gradients:
         return StepComparison(step.number + 1, None, (_outputs("outputs", step, expected, tolerance),)), seconds

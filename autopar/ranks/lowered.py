@@ -18,6 +18,16 @@ from autopar.training.losses import LOSS_SCALE
 Array = NDArray[Any]
 
 
+def scaled_constants(graph: Graph, num_microbatches: int) -> dict[str, Array]:
+    """Return the constants of a graph, with the loss scaled to a mean over all microbatches."""
+    constants = {name: np.asarray(array) for name, array in graph.constants.items()}
+    scale = graph.metadata.get(LOSS_SCALE)
+    if scale is not None:
+        held = constants[scale]
+        constants[scale] = np.asarray(np.divide(held, num_microbatches), held.dtype)
+    return constants
+
+
 @dataclass(eq=False)
 class Lowered:
     """A lowered plan, seen from its blocks.
@@ -58,13 +68,7 @@ class Lowered:
     @cached_property
     def constants(self) -> dict[str, Array]:
         """The constants of the graph, with the loss scaled to a mean over all microbatches."""
-        graph = self.graph
-        constants = {name: np.asarray(array) for name, array in graph.constants.items()}
-        scale = graph.metadata.get(LOSS_SCALE)
-        if scale is not None:
-            held = constants[scale]
-            constants[scale] = np.asarray(np.divide(held, self.program.num_microbatches), held.dtype)
-        return constants
+        return scaled_constants(self.graph, self.program.num_microbatches)
 
     @cached_property
     def _groups(self) -> tuple[int, ...]:

@@ -81,7 +81,8 @@ def describe_job(plan: Planned) -> str:
     job = plan.job
     what = f"training step with {job.optimizer}" if job.mode == "train" else "forward pass"
     dims = "".join(f", {name}={size}" for name, size in plan.model.dims)
-    return f"{what}, global batch {job.global_batch}{dims}"
+    statistics = "" if job.sync_batchnorm else ", batches normalised per device"
+    return f"{what}, global batch {job.global_batch}{dims}{statistics}"
 
 
 def headline(plan: Planned) -> list[str]:

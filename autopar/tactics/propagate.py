@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.discover import Strategy
+from autopar.discover.per_device import takes_own_mean
 from autopar.sharding import Placement, Shard
 from autopar.tactics.state import PINNED, Decided, OpKey, State, is_partial, is_whole, sharded_dim
 from autopar.tactics.terms import leaves_terms, passes_terms
@@ -246,9 +247,13 @@ def _may_leave_terms(state: State, key: OpKey, slot: int, axis: int) -> bool:
 
 
 def _follows(strategy: Strategy) -> bool:
-    """Whether a strategy splits something and takes no terms: those are passed on in `terms.py`."""
+    """Whether a strategy splits something and takes no terms: those are passed on in `terms.py`.
+
+    A device's own terms of a mean over the batch go with its samples.
+    """
     placements = (*strategy.inputs, *strategy.outputs)
-    return any(not is_whole(p) for p in placements) and not any(is_partial(p) for p in strategy.inputs)
+    takes_terms = any(is_partial(p) for p in strategy.inputs) and not takes_own_mean(strategy)
+    return any(not is_whole(p) for p in placements) and not takes_terms
 
 
 def _leaves_terms(strategy: Strategy) -> bool:

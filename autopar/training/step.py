@@ -17,7 +17,7 @@ STEP = "optimizer.step"
 """Input of a step whose optimizer counts: number of the update, from 1, as a float scalar."""
 
 
-def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") -> Graph:
+def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam", sync_batchnorm: bool = True) -> Graph:
     """Return the training step of a model for one microbatch.
 
     For each parameter p that the loss depends on and that is not frozen (`metadata`, see `autopar.onnx.load`), the
@@ -32,6 +32,8 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         loss: "auto" or a name in `LOSSES`. Cross-entropy reads input `labels` int64 with the logits' shape without the
             last dim, "mse" input `targets`.
         optimizer: A name in `OPTIMIZERS`.
+        sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it, so that a
+            partitioned step computes what the whole one does; else each device with those of its own samples.
 
     Returns:
         The step; its only output is the loss. New states are gradient buffers and moments `p.m`, `p.v`. `metadata`
@@ -48,7 +50,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         raise JobError(f"{graph.name!r} is a training step already", hint="plan it with --mode infer, as it is")
     check_experts(graph)
     output, write_loss = choose_loss(graph, loss)
-    graph = use_batch_statistics(_used_for(graph, output))
+    graph = use_batch_statistics(_used_for(graph, output), synchronised=sync_batchnorm)
     frozen = set(json.loads(graph.metadata.get("frozen", "[]")))
     trained = [value.name for value in graph.parameters if value.is_float and value.name not in frozen]
 

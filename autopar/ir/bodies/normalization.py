@@ -131,7 +131,17 @@ BatchNormStats (x) => (total, total_square)
     total_square = ReduceSum <keepdims = 0> (square, axes)
 }
 
-BatchNorm <epsilon> (x, scale, bias, mean, mean_square) => (y)
+BatchNormMeans (x) => (mean, mean_square)
+{
+    flat = Constant <value_ints = [0, 0, -1]> ()
+    axes = Constant <value_ints = [0, 2]> ()
+    x_NCS = Reshape (x, flat)
+    square = Mul (x_NCS, x_NCS)
+    mean = ReduceMean <keepdims = 0> (x_NCS, axes)
+    mean_square = ReduceMean <keepdims = 0> (square, axes)
+}
+
+BatchNorm <epsilon, per_device: int = 0> (x, scale, bias, mean, mean_square) => (y)
 {
     zero_f = Constant <value_float = 0.0> ()
     zero = CastLike (zero_f, x)
@@ -183,7 +193,36 @@ BatchNormGradStats <epsilon> (x, mean, mean_square, dy) => (dscale, dbias)
     dbias = ReduceSum <keepdims = 0> (dy_NCS, axes)
 }
 
-BatchNormGrad <epsilon> (x, scale, mean, mean_square, mean_dscale, mean_dbias, dy) => (dx)
+BatchNormGradMeans <epsilon, per_device: int = 0> (x, mean, mean_square, dy) =>
+    (dscale, dbias, mean_dscale, mean_dbias)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    epsilon_f = Constant <value_float: float = @epsilon> ()
+    epsilon = CastLike (epsilon_f, x)
+    flat = Constant <value_ints = [0, 0, -1]> ()
+    axes = Constant <value_ints = [0, 2]> ()
+    last = Constant <value_ints = [1]> ()
+    x_NCS = Reshape (x, flat)
+    dy_NCS = Reshape (dy, flat)
+    square_mean = Mul (mean, mean)
+    spread = Sub (mean_square, square_mean)
+    # Rounding may leave a difference below zero.
+    variance = Max (spread, zero)
+    padded = Add (variance, epsilon)
+    deviation = Sqrt (padded)
+    mean_C1 = Unsqueeze (mean, last)
+    deviation_C1 = Unsqueeze (deviation, last)
+    centred = Sub (x_NCS, mean_C1)
+    normal = Div (centred, deviation_C1)
+    terms = Mul (dy_NCS, normal)
+    dscale = ReduceSum <keepdims = 0> (terms, axes)
+    dbias = ReduceSum <keepdims = 0> (dy_NCS, axes)
+    mean_dscale = ReduceMean <keepdims = 0> (terms, axes)
+    mean_dbias = ReduceMean <keepdims = 0> (dy_NCS, axes)
+}
+
+BatchNormGrad <epsilon, per_device: int = 0> (x, scale, mean, mean_square, mean_dscale, mean_dbias, dy) => (dx)
 {
     zero_f = Constant <value_float = 0.0> ()
     zero = CastLike (zero_f, x)

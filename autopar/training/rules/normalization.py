@@ -81,6 +81,8 @@ def _batch_norm(t: Tape, op: Op, grads: Grads) -> Grads:
     epsilon = float_attr(op, "epsilon", 1e-5)
     dtype, shape = t.dtype(x), t.shape(x)
     count = t.values[x].size // shape[1]
+    if int_attr(op, "per_device", 0):
+        return _batch_norm_per_device(t, op, dy, epsilon)
     dscale, dbias = t.emit_all(
         "autopar::BatchNormGradStats",
         [x, mean, mean_square, dy],
@@ -93,6 +95,24 @@ def _batch_norm(t: Tape, op: Op, grads: Grads) -> Grads:
         means = [t.times(value, 1.0 / count) for value in (dscale, dbias)]
         inputs = [x, scale, mean, mean_square, *means, dy]
         dx = t.emit("autopar::BatchNormGrad", inputs, shape, dtype, epsilon=epsilon)
+    return dx, dscale, dbias
+
+
+def _batch_norm_per_device(t: Tape, op: Op, dy: str, epsilon: float) -> Grads:
+    """Return the gradients where each device takes its own terms of the means over the batch for the whole ones."""
+    x, scale, bias, mean, mean_square = op.inputs
+    dscale, dbias, *means = t.emit_all(
+        "autopar::BatchNormGradMeans",
+        [x, mean, mean_square, dy],
+        [t.shape(scale), t.shape(bias), t.shape(mean), t.shape(mean_square)],
+        t.dtype(x),
+        epsilon=epsilon,
+        per_device=1,
+    )
+    dx = None
+    if t.needs(op, 0):
+        inputs = [x, scale, mean, mean_square, *means, dy]
+        dx = t.emit("autopar::BatchNormGrad", inputs, t.shape(x), t.dtype(x), epsilon=epsilon, per_device=1)
     return dx, dscale, dbias
 
 

@@ -1,0 +1,71 @@
+"""What a run is held against where each device normalises its own samples: a step by accumulation of gradients.
+
+With the statistics of each device (`autopar.training.batch_norm`) a step whose microbatches lie on n devices computes
+what one device computes on n times as many microbatches of an n-th of the samples. So the step on one device is run on
+these parts, and their losses are added.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.discover.per_device import PER_DEVICE
+from autopar.errors import JobError
+from autopar.ir.graph import Graph
+from autopar.program.records import Compute, Program
+from autopar.ranks.unpartitioned import Unpartitioned
+
+Array = NDArray[Any]
+
+
+def num_parts(program: Program, graph: Graph) -> int:
+    """Return into how many parts devices that normalise on their own cut a microbatch; 1 if none does.
+
+    Args:
+        program: The program.
+        graph: The graph of one microbatch.
+
+    Raises:
+        JobError: If ops differ in that, so that no step on one device computes the same.
+    """
+    found = {
+        graph.values[each.op.inputs[0]].shape[0] // each.inputs[0].shape[0]
+        for segment in program.segments
+        for each in segment.instructions
+        if isinstance(each, Compute) and each.op.attr(PER_DEVICE) and each.inputs[0] is not None
+    }
+    if len(found) > 1:
+        numbers = ", ".join(map(str, sorted(found)))
+        raise JobError(
+            f"layers normalise microbatches in different numbers of parts ({numbers}): nothing to compare with",
+            hint="solve with --sync-batchnorm, or pin the axes that shard the batch",
+        )
+    return found.pop() if found else 1
+
+
+def cut(data: Mapping[str, Array], graph: Graph, parts: int) -> list[dict[str, Array]]:
+    """Return the data of a microbatch in parts of equal numbers of samples.
+
+    Args:
+        data: By input.
+        graph: The graph of one part.
+        parts: How many.
+    """
+    whole = {name for name, array in data.items() if array.shape == graph.values[name].shape}
+    return [
+        {name: x if name in whole else np.split(x, parts)[part] for name, x in data.items()} for part in range(parts)
+    ]
+
+
+def joined(found: Unpartitioned, parts: int) -> Unpartitioned:
+    """Return the results of a step with the losses of the parts of each microbatch added."""
+    if parts == 1:
+        return found
+    outputs: dict[tuple[int, str], Array] = {}
+    for (index, name), array in found.outputs.items():
+        key = index // parts, name
+        outputs[key] = outputs[key] + array if key in outputs else array
+    return replace(found, outputs=outputs)
