@@ -13,6 +13,7 @@ from autopar import models
 from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.discover import discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import fold
 from autopar.formulate.recipes import batch_dims
 from autopar.ir.blocks import find_blocks
@@ -24,7 +25,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Collective, Compute, Program, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.runtime import run_step
-from autopar.sharding import Mesh
+from autopar.sharding import Mesh, Shard
 from autopar.tactics import DataParallel, Tactic
 from autopar.tactics.draft import Draft
 from autopar.training import training_step
@@ -123,6 +124,24 @@ def test_an_op_takes_its_own_terms_of_means_where_it_shards_the_batch() -> None:
 
     assert found - others == {"S(0),R,R,P(mean),P(mean) -> S(0)"}
     assert others - found == {"S(0),R,R,R,R -> S(0)"}
+
+
+def test_the_planner_may_shard_the_batch_of_every_op_with_own_statistics(cache_dir: Path) -> None:
+    """Each of these values has terms of one kind, a mean: no op is left without the batch."""
+    graph = step(4, synchronised=False)
+    rules = discover(step(10, synchronised=False), cache_dir=cache_dir)
+
+    tables = build_tables(fold(graph), rules, Mesh.of(dp=2), COSTS)
+
+    places = dict.fromkeys(("autopar::BatchNorm", "autopar::BatchNormGradMeans", "autopar::BatchNormGrad"), 0)
+    for node in tables.nodes:
+        if node.options is not None:
+            op = tables.folded.kinds[node.kind].ops[node.position]
+            if op.attr("per_device"):
+                found = [node.options.by_axis(number)[0].inputs[0] for number in range(node.count)]
+                assert Shard(0) in found, op.name
+                places[op.kind] += 1
+    assert all(places.values())
 
 
 def test_a_job_says_how_a_batch_is_normalised(cache_dir: Path) -> None:

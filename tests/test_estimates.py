@@ -252,7 +252,7 @@ def test_estimates_are_close_above_the_number_of_key_heads(sequence_parallel: bo
 @pytest.mark.parametrize("synchronised", [False, True])
 def test_estimates_of_batch_normalisation_are_close(synchronised: bool) -> None:
     """With the statistics of each device, and of the whole batch."""
-    workload = open_workload("zoo:resnet50", dims={"image_size": 64}, sync_batchnorm=synchronised)
+    workload = open_workload("zoo:resnet50", dims={"image_size": 128}, sync_batchnorm=synchronised)
     predictor, degrees = Predictor(workload), Degrees(dp=4, microbatch=32, global_batch=128)
 
     found = Estimator(predictor, CLUSTER).estimate([degrees])

@@ -21,14 +21,24 @@ _MEANS: Mapping[str, tuple[int, ...]] = {
     "autopar::BatchNormGrad": (2, 3, 4, 5),
 }
 """Inputs that are means over the batch, by kind."""
+_MADE: Mapping[str, tuple[int, ...]] = {"autopar::BatchNormGradMeans": (2, 3)}
+"""Outputs that are, where terms of a sum are possible, too: a value has one kind of terms."""
 
 
 def with_own_means(kind: str, attrs: Mapping[str, Attr], strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
-    """Return the strategies of an op, with terms for means over the batch where it shards the batch and says so."""
+    """Return the strategies of an op, with terms for means over the batch where it shards the batch and says so.
+
+    Those that would leave other terms of such means are left out.
+    """
     means = _MEANS.get(kind, ()) if attrs.get(PER_DEVICE) else ()
     if not means:
         return tuple(strategies)
-    return tuple(_own(strategy, means) if _shards_batch(strategy) else strategy for strategy in strategies)
+    made = _MADE.get(kind, ())
+    return tuple(
+        _own(strategy, means) if _shards_batch(strategy) else strategy
+        for strategy in strategies
+        if all(strategy.outputs[index] != Partial() for index in made)
+    )
 
 
 def takes_own_mean(strategy: Strategy) -> bool:
