@@ -83,6 +83,17 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "no output": (model([node("Relu", ["x"], ["y"]), node("Constant", [], [], value_int=1)]), "has 0 outputs"),
     "an output without a name": (model([node("Relu", ["x"], [""])]), "no output with a name"),
+    "a fused op without outputs": (
+        model([node("Relu", ["x"], ["y"]), node("FusedMatMul", ["x", "x"], [], domain="com.microsoft")]),
+        "no output with a name",
+    ),
+    "tokens of one dim": (
+        model(
+            [node("EmbedLayerNormalization", ["t", "", "w", "w", "", "w", "w"], ["y"], domain="com.microsoft")],
+            weights=[tensor("t", [1], np.int32), tensor("w", [1])],
+        ),
+        "its tokens have 1 dims, not 2",
+    ),
     "no input": (model([node("Dropout", [], ["y"])]), "has 0 inputs, not at least 1"),
     "Shape of nothing": (model([node("Shape", [], ["y"])]), "has 0 inputs, not 1"),
     "If without a condition": (model([node("If", [], ["y"])]), "'y'.*has 0 inputs"),

@@ -23,7 +23,7 @@ from autopar.onnx.microsoft import rewrite
 from autopar.onnx.operands import check_operands
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
-from autopar.onnx.schema import check_node, check_shape, is_known, unknown_op
+from autopar.onnx.schema import check_node, check_results, check_shape, is_known, unknown_op
 from autopar.onnx.simplify import same_as
 from autopar.onnx.tensors import MAX_CONSTANT, constant_tensor, has_data, read_array, read_attrs, tensor_type
 from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
@@ -237,6 +237,7 @@ class _Sweep:
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
         if not known:
+            check_results(node, what)
             if rewrite(
                 Draft(name, op_type, inputs, list(node.output), {**read_attrs(node.attribute, what)}),
                 domain,

@@ -178,6 +178,8 @@ def _skip_simplified_layer_norm(w: _Writer) -> None:
 
 def _embed_layer_norm(w: _Writer) -> None:
     tokens, segments = w.input(0), w.input(1)
+    if len(w.shape(tokens)) != 2:
+        w.refuse(f"its tokens have {len(w.shape(tokens))} dims, not 2")
     length = w.shape(tokens)[1]
     total = w.op("Gather", w.input(2), tokens)
     if w.input(8):

@@ -66,8 +66,7 @@ def check_node(node: onnx.NodeProto, domain: str, version: int, what: str) -> No
     schema = _schema(node.op_type, version, domain)
     _check_slots("inputs", node.input, schema.inputs, schema.min_input, schema.max_input, what)
     _check_slots("outputs", node.output, schema.outputs, schema.min_output, schema.max_output, what)
-    if not any(node.output):
-        raise ModelError(f"{what} has no output with a name", hint=_CHECK)
+    check_results(node, what)
     attributes = {attribute.name: attribute for attribute in node.attribute}
     for name, known in schema.attributes.items():
         if name in attributes:
@@ -75,6 +74,16 @@ def check_node(node: onnx.NodeProto, domain: str, version: int, what: str) -> No
             _check_attribute(attributes[name], int(known.type.value), what, may_be_empty=may_be_empty)
         elif known.required:
             raise ModelError(f"{what} lacks attribute {name!r}", hint=_CHECK)
+
+
+def check_results(node: onnx.NodeProto, what: str) -> None:
+    """Check that a node makes something.
+
+    Raises:
+        ModelError: If no output has a name.
+    """
+    if not any(node.output):
+        raise ModelError(f"{what} has no output with a name", hint=_CHECK)
 
 
 def check_shape(shape: tuple[int, ...], what: str) -> None:
