@@ -133,7 +133,6 @@ def bind(source: Source, dims: Mapping[str, int | float], batch: int | None) -> 
             hint="export it with a dynamic dim named batch",
         )
     batches = [shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None]
-    bound = dict(dims)
     if batch is not None:
         bound |= {dim: batch for dim in batches if isinstance(dim, str) and not variables(dim, names)}
     _compute(bound, names)
