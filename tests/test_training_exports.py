@@ -21,7 +21,7 @@ nn, functional = torch.nn, torch.nn.functional
 Tensor = Any
 
 
-class _Layer(nn.Module):  # type: ignore[misc]
+class _Layer(nn.Module):  # type: ignore[misc,name-defined]
     """A linear layer (over the last dim), or another one, and what is done with its result."""
 
     def __init__(self, then: Callable[[Tensor], Tensor], layer: Any = None, width: int = 6) -> None:

@@ -20,6 +20,9 @@ _BATCH_NAME = re.compile(r"n|b|bs|bsz|(.*[^a-z])?batch([ _.-]?(size|dim|axis))?(
 _TIME_NAME = re.compile(r"t|(.*[^a-z])?(seq|sequence|time|frames?|steps?|len|length)([^a-z].*)?", re.IGNORECASE)
 """Names that exporters give to the dim of time, which is no batch where it is the first."""
 
+_LONGEST = 200
+"""Characters of an expression; a longer text is a name."""
+
 _LETTERS = re.compile(r"[^\W\d_]")
 _NO_NAMES = frozenset({"None", "none", "unk", "unknown"})
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -89,6 +92,8 @@ def _given(dim: str, sizes: Mapping[str, int]) -> str:
 
 def _tree(dim: str) -> ast.expr | None:
     """Return an expression of names and whole numbers; None if the text is none."""
+    if len(dim) > _LONGEST:
+        return None
     try:
         tree = ast.parse(dim.strip(), mode="eval").body
     except (SyntaxError, ValueError):
