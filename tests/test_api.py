@@ -233,11 +233,19 @@ def test_shipped_networks_are_planned(name: str, mode: str) -> None:
     assert found.search.bound <= found.objective
 
 
-@pytest.mark.parametrize(("batch", "count"), [(64, 0), (64, 5), (0, 4), (-4, 4)])
-def test_a_plan_whose_microbatches_do_not_make_its_batch_is_refused(batch: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "count", "message"),
+    [
+        (64, 0, "num_microbatches is 0"),
+        (64, 5, "a batch of 64 cannot be 5 equal microbatches"),
+        (0, 4, "job.global_batch is 0"),
+        (-4, 4, "job.global_batch is -4"),
+    ],
+)
+def test_a_plan_whose_microbatches_do_not_make_its_batch_is_refused(batch: int, count: int, message: str) -> None:
     """Else samples would be left out without a word."""
     plan = two_stage_plan()
     edited = replace(plan, num_microbatches=count, job=replace(plan.job, global_batch=batch))
 
-    with pytest.raises(PlanError, match=f"a batch of {batch} cannot be {count} equal microbatches"):
+    with pytest.raises(PlanError, match=message):
         Plan.from_json(edited.to_json())
