@@ -179,6 +179,18 @@ def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> No
     assert len(search.tried) <= thrift.STEPS
 
 
+def test_a_look_that_time_has_cut_says_so() -> None:
+    """Also where all configurations have had their turn: the search with less memory that follows may find a plan."""
+    task = short_task("mlp-xs", 2)
+    one = replace(task, space=task.space[:1])
+    little = 0.5 * thriftiest(one).bytes
+
+    whole, cut = thriftiest(one, enough=little), thriftiest(one, enough=little, end=time.monotonic())
+
+    assert (whole.complete, whole.is_cut) == (True, False)
+    assert (cut.complete, cut.is_cut) == (False, True)
+
+
 def test_the_thriftiest_plan_keeps_to_a_pinned_schedule() -> None:
     """Of the schedules that are left, and not of 1F1B in their place."""
     task = pinned(short_task("mlp-xs", 2), pins_from({"pin": {"stages": 2, "schedule": "zb-h1"}}))

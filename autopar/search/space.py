@@ -314,6 +314,7 @@ def describe(
         f"pipeline stages {', '.join(map(str, stages))}{where}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         *_data_major_words(data_major, num_nodes),
+        *_left_out_words(space, data_major),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         *((f"{hosted}each device up to its share of its host's memory",) if hosted else ()),
         *alike,
@@ -374,5 +375,12 @@ def _data_major_words(grids: Sequence[str], num_nodes: int) -> tuple[str, ...]:
     return (
         f"meshes of three axes whose major one is data parallel {', '.join(grids)}; every discovered sharding of every "
         f"op on the other two{span}",
-        "left out: meshes of three axes whose major one is not data parallel, and meshes of four",
     )
+
+
+def _left_out_words(space: Sequence[Configuration], data_major: Sequence[str]) -> tuple[str, ...]:
+    """Return what plans by degrees can be that no configuration is."""
+    if all(own.num_stages * own.mesh.size == 1 for own in space):
+        return ()
+    axes = ", meshes of three axes whose major one is not data parallel, and meshes of four" if data_major else ""
+    return (f"left out: plans on numbers of GPUs that are not named here{axes}",)
