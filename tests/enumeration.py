@@ -18,6 +18,7 @@ from autopar import models
 from autopar.api import plan_task, simulate_plan
 from autopar.bench.baselines.degree_space import DegreeSpace, what_splits
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
+from autopar.cost import default_limit
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.estimates import Estimator
@@ -25,7 +26,7 @@ from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.search.space import divisors
 from autopar.tactics.by_degrees import mesh_by_degrees
-from autopar.task import Effort, Task, check_request, default_limit, job_machine, prepare
+from autopar.task import Effort, Task, check_request, job_machine, prepare
 from tests.executions import TINY
 
 NUM_JOBS = 30

@@ -397,7 +397,7 @@ def _costs(cluster: Cluster) -> list[float]:
     found = [default_limit(cluster), cluster.hour_price(8) or 0.0]
     for attention in ("fused", "unfused"):
         for numbers in ("mixed", "fp32"):
-            costs = CostModel(cluster, load_policy(numbers), Stack("any", attention))  # type: ignore[arg-type]
+            costs = CostModel(cluster, load_policy(numbers), Stack("any", attention))
             for kind, shapes in _OPS:
                 inputs = [np.array([shape]) for shape in shapes]
                 op = Op("op", kind, tuple(f"x{i}" for i in range(len(shapes))), ("y",), (("q_num_heads", 4),))
@@ -406,8 +406,8 @@ def _costs(cluster: Cluster) -> list[float]:
     costs = CostModel(cluster)
     node = cluster.devices_per_node
     tiers = len(cluster.tiers)
-    sizes = [2, node, *(2 * inner for inner, _ in cluster.tiers[1:])]
-    axes = [Axis("a", size, 1) for size in sizes] + [Axis("a", count, node) for count in (2, 32)]
+    spans = [2, node, *(2 * inner for inner, _ in cluster.tiers[1:])]
+    axes = [Axis("a", size, 1) for size in spans] + [Axis("a", count, node) for count in (2, 32)]
     for nbytes in (64.0, 1e8):
         for axis in axes:
             found += [costs.collective_seconds(kind, nbytes, axis) for kind in Collective]

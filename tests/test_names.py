@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -181,14 +182,14 @@ def test_files_of_ours_take_no_names_with_control_characters(name: str, folder: 
     cluster = json.dumps({**PRESETS["a100"].to_dict(), "name": name}, ensure_ascii=False)
     stack = json.dumps({"name": name}, ensure_ascii=False)
 
-    for read, text in (
-        (parse_cluster, cluster),
-        (parse_stack, stack),
-        (Plan.from_json, replace(plan, summary=name).to_json()),
+    for read in (
+        partial(parse_cluster, cluster),
+        partial(parse_stack, stack),
+        partial(Plan.from_json, replace(plan, summary=name).to_json()),
     ):
         refused = pytest.raises(AutoparError, match=r"has control characters|characters are not allowed")
         with nullcontext() if is_plain(name) else refused:
-            read(text)
+            read()
 
 
 def test_configurations_of_frameworks_are_told_in_lines_of_ours(

@@ -31,9 +31,9 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return request.config.cache.mkdir("exports")
 
 
-def _load(path: Path, **settings: int) -> Graph:
+def _load(path: Path, *, batch: int | None = None) -> Graph:
     dims = DYNAMIC if "dynamic" in path.stem else {}
-    return load(path, dims=dims, **settings)
+    return load(path, dims=dims, batch=batch)
 
 
 def _weights(path: Path) -> dict[str, NDArray[Any]]:

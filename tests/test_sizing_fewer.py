@@ -74,7 +74,7 @@ def test_no_plan_by_degrees_on_fewer_gpus_is_faster(degrees: dict[str, int]) -> 
     samples = batch // degrees.get("dp", 1)
 
     for microbatch in (samples, samples // 2, samples // 8):
-        stated = Degrees(**degrees, microbatch=microbatch, global_batch=batch)
+        stated = replace(Degrees(microbatch=microbatch, global_batch=batch), **degrees)  # type: ignore[arg-type]
         found = autopar.predict("zoo:mlp-xs", stated, cluster=SLOW, dims=DIMS)
         assert plan.simulated is not None
         assert found.timeline.step_seconds >= plan.simulated.step_seconds * (1 - 1e-9)

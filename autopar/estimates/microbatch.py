@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from autopar.cost import default_limit
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.estimates.estimator import Estimator
 from autopar.prediction import Setting
 from autopar.search.space import divisors
-from autopar.task import default_limit, job_machine
+from autopar.task import job_machine
 
 _WORSE = 2
 """Sizes in a row that are slower than the best one, after which larger ones are not estimated."""
