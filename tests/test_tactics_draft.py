@@ -1,5 +1,6 @@
 """What tactics say when they cannot be applied, and what they report when they can."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from autopar.tactics import (
 from autopar.tactics.draft import Draft
 from autopar.tactics.state import PINNED, Decided
 from autopar.tactics.terms import passes_terms
-from autopar.workload import Workload
+from autopar.workload import Workload, open_workload
 from tests.tactic_models import chain, decoder, draft
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -331,3 +332,48 @@ def test_sharding_parameters_does_not_ask_all_ops_each_time(cache_dir: Path) -> 
         found.decide(ZeRO(3, "b"))
 
     assert asked.call_count <= 1
+
+
+def test_pairs_across_borders_of_blocks_are_split(cache_dir: Path) -> None:
+    """An MLP has one product a block: the first is split by columns, all others by rows, and shards cross borders.
+
+    Products split by rows leave terms.
+    """
+    found = _mlp(5, Mesh.of(m=2), cache_dir)
+
+    found.apply(Megatron("m"))
+
+    splits = [found.state.split(f"layers.{index}.weight", 0) for index in range(5)]
+    assert [split and split.dim for split in splits] == [1, 0, 0, 0, 0]
+    lying = {op.op: op.outputs for block in found.plan().blocks for op in block.ops}
+    assert lying["layers.0"] == ("S(1)",)
+    assert lying["logits"] == ("P",)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "size", "message", "hint"),
+    [
+        (5, 3, "dim 1 of 'layers.0.weight' (16, 16) cannot be divided over m of 3", "divisible by 3"),
+        (1, 2, "if 'layers.0.weight' is split by columns, no other product with a parameter sums up", "another tactic"),
+    ],
+)
+def test_why_there_is_no_pair_is_said(num_layers: int, size: int, message: str, hint: str, cache_dir: Path) -> None:
+    found = _mlp(num_layers, Mesh.of(m=size), cache_dir)
+
+    with pytest.raises(TacticError, match=re.escape(message)) as caught:
+        found.apply(Megatron("m"))
+
+    assert hint in caught.value.hint
+
+
+def test_matrices_that_earlier_tactics_decided_are_no_pair(cache_dir: Path) -> None:
+    found = _mlp(2, Mesh.of(m=2), cache_dir)
+    found.apply(Shard({"layers.*.weight": 0}, "m"))
+
+    with pytest.raises(TacticError, match="earlier tactics decided how each matrix lies on it"):
+        found.apply(Megatron("m"))
+
+
+def _mlp(num_layers: int, mesh: Mesh, cache_dir: Path) -> Draft:
+    workload = open_workload("zoo:mlp-xs", dims={"num_layers": num_layers, "hidden": 16})
+    return draft(workload, mesh, 8, cache_dir)

@@ -49,8 +49,10 @@ SCHEDULES: dict[str, Sequence[Tactic]] = {
     "pinned": (Replicate(lambda value: len(value.shape) == 1), D, M),
 }
 FAMILIES = ("gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "mlp-xs", "resnet50")
-WITHOUT_PAIRS = ("mlp-xs", "resnet50")  # equal blocks of one product; convolutions
+WITHOUT_PAIRS = ("resnet50",)  # convolutions
+WITHOUT_SEQUENCE = ("mlp-xs", "resnet50")
 TENSOR = tuple(name for name, schedule in SCHEDULES.items() if any(isinstance(tactic, Megatron) for tactic in schedule))
+SEQUENCE = tuple(name for name, schedule in SCHEDULES.items() if S in schedule)
 
 
 MESH = Mesh.of(b=2, m=2)
@@ -75,11 +77,13 @@ def _cases() -> list[tuple[str, str]]:
         for schedule in SCHEDULES:
             if name in WITHOUT_PAIRS and schedule in TENSOR:
                 continue
+            if name in WITHOUT_SEQUENCE and schedule in SEQUENCE:
+                continue
             if name == "mixtral-8x7b" and schedule == "zero-3 first":
                 continue  # experts split along rows by ZeRO leave no pair of products whole
             if schedule.startswith("experts") and name != "mixtral-8x7b":
                 continue
-            if schedule == "context" and name in (*WITHOUT_PAIRS, "vit-b16"):
+            if schedule == "context" and name in (*WITHOUT_SEQUENCE, "vit-b16"):
                 continue
             cases.append((name, schedule))
     return cases

@@ -415,26 +415,54 @@ class Applier:
         return next((dim for dim in dims if dim not in taken), dims[0] if dims else None)
 
     def _megatron(self, axis: int, number: int, *, vocabulary: bool) -> None:
-        split = 0
-        for name in self._matrices():
-            if self.state.split(name, axis) is not None:
-                continue
-            dim = self.topology.rank(name) - 1
-            trial = self.state.copy()
-            if not trial.decide(name, axis, dim, number):
-                continue
-            propagate(trial, axis, [name], number)
-            if self._is_pair(trial, axis, number):
-                self._shard_all([(name, dim)], axis, number)
-                split += 1
+        """Split pairs of products: those within blocks first, then those of which a border of blocks lies between."""
+        matrices = self._matrices()
+        split = sum(
+            [self._split_pair(name, axis, number, across=across) for across in (False, True) for name in matrices]
+        )
         copy_key_heads(self.state, axis)
         if vocabulary:
             self._split_vocabulary(axis, number)
         if not split and not vocabulary:
-            raise TacticError(
-                f"no pair of products can be split over {self.topology.mesh.axes[axis].name}",
-                hint="heads and hidden widths have to be divisible by the size of the axis",
+            raise self._no_pair(matrices, axis)
+
+    def _split_pair(self, name: str, axis: int, number: int, *, across: bool) -> bool:
+        """Split a matrix by columns if the products of the pair it begins are in one block, or in several if `across`.
+
+        Returns whether it was split.
+        """
+        if self.state.split(name, axis) is not None:
+            return False
+        dim = self.topology.rank(name) - 1
+        trial = self.state.copy()
+        if not trial.decide(name, axis, dim, number):
+            return False
+        propagate(trial, axis, [name], number)
+        if not self._is_pair(trial, axis, across=across):
+            return False
+        self._shard_all([(name, dim)], axis, number)
+        return True
+
+    def _no_pair(self, matrices: list[str], axis: int) -> TacticError:
+        """Return why there is no pair of products to split."""
+        own = self.topology.mesh.axes[axis]
+        message, hint = f"no pair of products can be split over {own.name} of {own.size}", "choose another tactic"
+        if not matrices:
+            return TacticError(f"{message}: no product of the model reads a parameter", hint=hint)
+        whole = [name for name in matrices if self.state.split(name, axis) is None]
+        if not whole:
+            return TacticError(f"{message}: earlier tactics decided how each matrix lies on it", hint=hint)
+        columns = {name: self.topology.rank(name) - 1 for name in whole}
+        divided = [name for name, dim in columns.items() if self.state.divides(name, dim, axis)]
+        if not divided:
+            return TacticError(
+                f"{message}: {self._indivisible(whole[0], columns[whole[0]], axis)}",
+                hint=f"heads and hidden widths have to be divisible by {own.size}",
             )
+        return TacticError(
+            f"{message}: if {divided[0]!r} is split by columns, no other product with a parameter sums up the shards",
+            hint=hint,
+        )
 
     def _matrices(self) -> list[str]:
         """Return the parameters that forward products read, in the order of the graph."""
@@ -479,12 +507,18 @@ class Applier:
                 found += [(parameter.value.name, dim) for dim, size in enumerate(shape) if size in classes][:1]
         return found
 
-    def _is_pair(self, trial: State, axis: int, number: int) -> bool:
-        """Whether what a trial has split is summed up again by a product with a parameter, within its blocks."""
-        for cls in self.topology.boundaries:
-            decided = trial.split(cls, axis)
-            if decided is not None and decided.tactic == number and self.state.split(cls, axis) is None:
-                return False
+    def _is_pair(self, trial: State, axis: int, *, across: bool) -> bool:
+        """Whether what a trial has split is summed up again by a product with a parameter.
+
+        It stays within its blocks, or, if `across`, whatever reads it in another block takes it as it is split.
+        """
+        crossing = [
+            cls
+            for cls in self.topology.boundaries
+            if (decided := trial.split(cls, axis)) and decided.dim != PINNED and self.state.split(cls, axis) is None
+        ]
+        if (crossing and not across) or not all(self._is_read_split(trial, cls, axis) for cls in crossing):
+            return False
         for key, chosen in trial.chosen.items():
             if axis in chosen and axis not in self.state.chosen.get(key, {}):
                 op = self.topology.ops[key]
@@ -492,6 +526,17 @@ class Applier:
                 if op.phase is Phase.FORWARD and is_partial(strategy.outputs[0]):
                     return any(self.topology.of(name) in self.topology.trained for name in op.inputs if name)
         return False
+
+    def _is_read_split(self, trial: State, cls: str, axis: int) -> bool:
+        """Whether every forward op that reads a class takes it as it is split."""
+        decided = trial.split(cls, axis)
+        assert decided is not None, "it is split"
+        for key, slot in self.topology.readers.get(cls, ()):
+            if self.topology.ops[key].phase is Phase.FORWARD:
+                strategy = trial.strategy(key, axis)
+                if strategy is None or sharded_dim(strategy.inputs[slot]) != decided.dim:
+                    return False
+        return True
 
     def _sequence(self, axis: int, number: int) -> None:
         """Split what passes between blocks along the dim after the batch."""
