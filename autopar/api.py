@@ -15,7 +15,7 @@ from autopar.errors import InfeasibleError, JobError
 from autopar.formulate.fold import Folded
 from autopar.iopddl import save
 from autopar.pins import Pins
-from autopar.plan import Plan, Rival
+from autopar.plan import DimSize, Plan, Rival
 from autopar.problem import Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
@@ -40,7 +40,7 @@ def solve(
     cluster: str | Path | Cluster = "h100",
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     top_k: int = 3,
     time_limit: float | None = None,
     solver: str = "auto",
@@ -272,7 +272,7 @@ def rules(
     model: str | Path,
     *,
     mode: str = "train",
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     cache_dir: Path | None = None,
     loss: str = "auto",
     optimizer: str = "adam",

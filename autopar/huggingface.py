@@ -16,7 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.plan import write_atomically
+from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
 
@@ -124,7 +124,7 @@ def default_seq(config: Mapping[str, Any]) -> int:
 
 
 def build(
-    source: str | Path, settings: Mapping[str, int | float], cache_dir: Path | None = None
+    source: str | Path, settings: Mapping[str, DimSize], cache_dir: Path | None = None
 ) -> "Path | onnx.ModelProto":
     """Return the ONNX model of a configuration: a file of the cache, written when it is first asked for.
 
@@ -139,7 +139,7 @@ def build(
     config = read_config(source)
     sizes: dict[str, int] = {}
     for name, value in settings.items():
-        if name in SETTINGS and not isinstance(value, float) and value > 0:
+        if name in SETTINGS and not isinstance(value, float | tuple) and value > 0:
             sizes[name] = int(value)
         else:
             raise ModelError(

@@ -10,7 +10,7 @@ from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_stack
 from autopar.errors import JobError, PlanError
 from autopar.limits import MAX_DEVICES
 from autopar.pins import Pins, pins_of
-from autopar.plan import Job, Plan
+from autopar.plan import DimSize, Job, Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.summary import summarise
@@ -51,7 +51,7 @@ def partition(
     stack: str | Path | Stack = DEFAULT,
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     memory_limit: float | None = None,
     trips: int = 1,
     loss: str = "auto",
@@ -98,7 +98,7 @@ def partition_steps(
     stack: str | Path | Stack = DEFAULT,
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     memory_limit: float | None = None,
     trips: int = 1,
     loss: str = "auto",

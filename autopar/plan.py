@@ -38,6 +38,10 @@ _OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "re
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
+DimSize = int | float | tuple[int, ...]
+"""What a dynamic dim, or a field of a zoo model's configuration, is set to; only fields are fractions or tuples."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Which model a plan is for.
@@ -55,7 +59,7 @@ class ModelInfo:
     source: str
     sha256: str
     num_parameters: int
-    dims: tuple[tuple[str, int | float], ...] = ()
+    dims: tuple[tuple[str, DimSize], ...] = ()
     tokens: int = 0
 
 

@@ -16,7 +16,7 @@ from autopar.degrees import Degrees
 from autopar.discover import Rules
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
-from autopar.plan import Job, Plan, Remark
+from autopar.plan import DimSize, Job, Plan, Remark
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
@@ -247,7 +247,7 @@ def predict(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = DEFAULT,
     mode: str = "train",
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
@@ -341,7 +341,7 @@ def open_setting(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = DEFAULT,
     mode: str = "train",
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,

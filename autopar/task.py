@@ -18,7 +18,7 @@ from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left
-from autopar.plan import Job, PhaseTime
+from autopar.plan import DimSize, Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.engine import HERE, Engine
@@ -190,7 +190,7 @@ def prepare(
     cluster: str | Path | Cluster = "h100",
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",

@@ -24,7 +24,7 @@ from autopar.onnx.abridge import abridged
 from autopar.onnx.content import content_digest
 from autopar.onnx.importer import import_model
 from autopar.onnx.reader import Source, read
-from autopar.plan import ModelInfo, Plan
+from autopar.plan import DimSize, ModelInfo, Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.training import training_step
 from autopar.training.batch_norm import NORMALIZATION
@@ -57,7 +57,7 @@ class Workload:
     source: str
     model: "str | Path | onnx.ModelProto"
     mode: str
-    dims: Mapping[str, int | float]
+    dims: Mapping[str, DimSize]
     loss: str
     optimizer: str
     sync_batchnorm: bool = False
@@ -83,7 +83,7 @@ class Workload:
             self.should_stop = before
 
     @property
-    def bound(self) -> Mapping[str, int | float]:
+    def bound(self) -> Mapping[str, DimSize]:
         """Sizes of dynamic dims of what is imported."""
         # What --set names on such a model went into its builder; it has no dynamic dim but the batch.
         return {} if self.source.startswith((ZOO, HUGGING_FACE)) else self.dims
@@ -239,9 +239,7 @@ class Workload:
     def info(self) -> ModelInfo:
         """Return what a plan records of the model."""
         graph = next(iter(self._folded.values())).graph
-        dims = tuple(
-            sorted((name, value if isinstance(value, float) else int(value)) for name, value in self.dims.items())
-        )
+        dims = tuple(sorted((name, _recorded(value)) for name, value in self.dims.items()))
         sha256 = graph.metadata["sha256"]
         return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
 
@@ -345,7 +343,7 @@ def open_workload(
     model: str | Path,
     *,
     mode: str = "train",
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
@@ -370,6 +368,7 @@ def open_workload(
     if mode not in ("train", "infer"):
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
     source, bound = str(model), dict(dims or {})
+    bound |= {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}  # as JSON has tuples
     if source.startswith(ZOO):
         model = models.build(source.removeprefix(ZOO), **bound)
         return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm)
@@ -377,6 +376,13 @@ def open_workload(
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
         return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm)
     return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm)
+
+
+def _recorded(size: DimSize) -> DimSize:
+    """Return a size in the types that a plan is written with."""
+    if isinstance(size, tuple):
+        return tuple(map(int, size))
+    return size if isinstance(size, float) else int(size)
 
 
 def default_batch(workload: Workload, gpus: int) -> int:

@@ -146,6 +146,9 @@ def _checked(name: str, field: Field[Any], published: Any, value: Any) -> Any:
         raise ModelError(f"{key}={value!r} of {name} is not of type {kind.__name__}", hint=hint)
     least = field.metadata.get("least")
     sizes = value if isinstance(value, tuple) else (value,)
+    wanted = {type(item) for item in published} if kind is tuple else set()
+    if wanted and not {type(item) for item in sizes} <= wanted:
+        raise ModelError(f"{key}={value!r} of {name} is not made of {wanted.pop().__name__} alone", hint=hint)
     if least is not None and min(sizes) < least:
         raise ModelError(f"{key}={value} of {name} is below {least}", hint=hint)
     if least is None and not all(size > 0 and isfinite(size) for size in sizes or (0,)):

@@ -2,13 +2,17 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autopar import models
+from autopar.degrees import Degrees
 from autopar.discover import discover
-from autopar.errors import JobError
-from autopar.workload import default_batch, open_workload
+from autopar.errors import JobError, ModelError
+from autopar.plan import Plan
+from autopar.prediction import predict
+from autopar.workload import default_batch, open_plan, open_workload
 from tests.formulations import DIMS, workload
 from tests.test_api import exported
 
@@ -94,3 +98,51 @@ def test_modes_are_two() -> None:
     """Anything else is refused with the choice."""
     with pytest.raises(JobError, match="unknown mode 'test'"):
         open_workload("zoo:mlp-xs", mode="test")
+
+
+RESNET = {"blocks": (1, 1), "channels": 4, "image_size": 16, "classes": 8}
+
+
+def test_a_plan_keeps_fields_of_several_sizes(cache_dir: Path) -> None:
+    """They are a list in its file, and the model is built again from it."""
+    degrees = Degrees(dp=2, microbatch=1, global_batch=2)
+    plan = predict("zoo:resnet50", degrees, dims=RESNET, cache_dir=cache_dir).plan
+
+    read = Plan.from_json(plan.to_json())
+    opened = open_plan(read)
+
+    assert dict(read.model.dims) == RESNET
+    assert b'"blocks",[1,1]' in b"".join(plan.to_json().split())
+    assert read == plan
+    assert opened.info() == plan.model
+
+
+def test_a_list_is_a_field_of_several_sizes() -> None:
+    """JSON and YAML have no tuples."""
+    workload = open_workload("zoo:resnet50", dims=RESNET | {"blocks": [1, 1]})  # type: ignore[dict-item]
+
+    workload.folded(2)
+
+    assert dict(workload.info().dims) == RESNET
+
+
+@pytest.mark.parametrize(
+    ("source", "dims", "message"),
+    [
+        ("zoo:resnet50", {"blocks": (1, 1.5)}, "is not made of int alone"),
+        ("zoo:resnet50", {"blocks": (1, "2")}, "is not made of int alone"),
+        ("zoo:resnet50", {"blocks": (1, 0)}, "is not positive"),
+        ("zoo:resnet50", {"channels": (1, 2)}, "is not of type int"),
+    ],
+)
+def test_fields_of_several_sizes_are_checked(source: str, dims: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        open_workload(source, dims=dims)
+
+
+def test_no_dim_of_a_file_has_several_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "mlp.onnx"
+    models.save(models.build("mlp-xs", num_layers=2, hidden=16), path)
+
+    with pytest.raises(ModelError, match=r"dim 'batch' is set to \(2, 2\)"):
+        open_workload(path, dims={"batch": (2, 2)}).forward(None)

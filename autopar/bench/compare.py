@@ -15,6 +15,7 @@ from autopar.bench.records import Comparison, Result, nothing, planner
 from autopar.cluster import Cluster
 from autopar.cost import DEFAULT, Stack
 from autopar.errors import InfeasibleError, InterruptedSearchError, JobError
+from autopar.plan import DimSize
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.task import Effort, Task, prepare
 
@@ -29,7 +30,7 @@ def compare(
     cluster: str | Path | Cluster = "h100",
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     top_k: int = 3,
     time_limit: float | None = None,
     solver: str = "auto",

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import JobError
+from autopar.plan import DimSize
 from autopar.reading import UnreadableError, parse_yaml
 
 
@@ -33,7 +34,7 @@ class BenchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster: str = "h100"
     mode: str = "train"
     global_batch: int | None = None
-    dims: Mapping[str, int | float] = {}
+    dims: Mapping[str, DimSize] = {}
     memory_limit: float | None = None
 
     def request(self) -> dict[str, object]:

@@ -21,7 +21,7 @@ from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
 from autopar.models.spec import Config
-from autopar.plan import Plan
+from autopar.plan import DimSize, Plan
 from autopar.recompute import Recompute
 from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.sharding import Shard, parse_placements
@@ -341,7 +341,7 @@ _USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size
 _GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
 
 
-def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int | float]) -> Sizes | None:
+def config_sizes(config: Mapping[str, Any], dims: Mapping[str, DimSize]) -> Sizes | None:
     """Return the sizes of a decoder that a Hugging Face configuration states, None if it is another kind of model."""
     family = str(config["model_type"])
     seq = int(dims.get("seq") or default_seq(config))

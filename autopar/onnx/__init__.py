@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.ir.graph import Graph
+from autopar.plan import DimSize
 from autopar.progress import StopCallback, never
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["load"]
 def load(
     source: "str | Path | onnx.ModelProto",
     *,
-    dims: Mapping[str, int | float] | None = None,
+    dims: Mapping[str, DimSize] | None = None,
     batch: int | None = None,
     should_stop: StopCallback = never,
 ) -> Graph:

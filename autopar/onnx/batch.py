@@ -19,6 +19,7 @@ from autopar.onnx.dims import batch_axes, evaluate, named, variables
 from autopar.onnx.reader import Source
 from autopar.onnx.schema import check_shape
 from autopar.onnx.tensors import dtype_name
+from autopar.plan import DimSize
 
 Dims = tuple[int, ...]
 
@@ -103,7 +104,7 @@ class Ports:
     batch: Batch | None
 
 
-def bind(source: Source, dims: Mapping[str, int | float], batch: int | None) -> Ports:
+def bind(source: Source, dims: Mapping[str, DimSize], batch: int | None) -> Ports:
     """Return the data inputs with every dim bound.
 
     Raises:
@@ -111,7 +112,7 @@ def bind(source: Source, dims: Mapping[str, int | float], batch: int | None) -> 
     """
     bound: dict[str, int] = {}
     for name, size in dims.items():
-        if isinstance(size, float) or size < 1:
+        if isinstance(size, float | tuple) or size < 1:
             raise ModelError(f"dim {name!r} is set to {size}", hint="sizes are positive whole numbers")
         bound[name] = int(size)
     if batch is not None and batch < 1:

@@ -27,6 +27,7 @@ from autopar.onnx.schema import check_node, check_results, check_shape, is_known
 from autopar.onnx.simplify import same_as
 from autopar.onnx.tensors import MAX_CONSTANT, constant_tensor, has_data, read_array, read_attrs, tensor_type
 from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
+from autopar.plan import DimSize
 from autopar.progress import StopCallback, never
 
 _RANDOM = frozenset(
@@ -37,7 +38,7 @@ _MAX_DATA = 256  # elements of a constant that shape inference is shown
 
 @border
 def import_model(
-    source: Source, dims: Mapping[str, int | float], batch: int | None, should_stop: StopCallback = never
+    source: Source, dims: Mapping[str, DimSize], batch: int | None, should_stop: StopCallback = never
 ) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
     with isolated(should_stop) as process:
@@ -49,7 +50,7 @@ def import_model(
     return graph
 
 
-def _sweep(source: Source, dims: Mapping[str, int | float], batch: int | None, process: Isolated) -> "_Sweep":
+def _sweep(source: Source, dims: Mapping[str, DimSize], batch: int | None, process: Isolated) -> "_Sweep":
     """Return the finished sweep over the model."""
     ports = bind(source, dims, batch)
     if ports.batch is not None and ports.batch.replaced:
