@@ -70,7 +70,7 @@ def test_no_plain_data_parallelism_is_faster_than_the_plan_found() -> None:
     for zero in range(4):
         degrees = Degrees(dp=4, zero=zero, microbatch=8, global_batch=32)
         found = race.predictor.predict(
-            degrees, race.estimator.cluster, task.costs.stack, policy=task.costs.policy,
+            degrees, race.estimator(4).cluster, task.costs.stack, policy=task.costs.policy,
             memory_limit=task.job.memory_limit,
         )  # fmt: skip
         assert found.plan.simulated is not None
@@ -151,9 +151,10 @@ def test_floors_are_below_every_plan(name: str) -> None:
 
     for leaf in islice(race.space.leaves(), 0, None, 61):
         plan = race.space.degrees(leaf)
-        found = race.estimator.estimate([plan])
+        estimator = race.estimator(plan.gpus)
+        found = estimator.estimate([plan])
         assert race.floor(plan) <= found.step_seconds[0] * (1 + 1e-9), plan
-        assert race.estimator.floor_bytes(plan) <= found.peak_bytes[0], plan
+        assert estimator.floor_bytes(plan) <= found.peak_bytes[0], plan
 
 
 def test_megatron_follows_its_rules() -> None:

@@ -46,9 +46,12 @@ def _comparison(grid_factor: float = 1.25) -> Comparison:
     plan = two_stage_plan()
     assert plan.search is not None, "the plan made by hand says how it was found"
     ours = replace(
-        Result.of(planner("auto"), plan), history=(HistoryPoint(0.5, 1.2, 0.9), HistoryPoint(2.0, 0.98, 0.97))
+        Result.of(planner("auto"), plan, plan.job.gpus),
+        history=(HistoryPoint(0.5, 1.2, 0.9), HistoryPoint(2.0, 0.98, 0.97)),
     )
-    grid = replace(Result.of("grid", _slower(plan, grid_factor)), bound=0.0, solved=40, termination="exhausted")
+    grid = replace(
+        Result.of("grid", _slower(plan, grid_factor), plan.job.gpus), bound=0.0, solved=40, termination="exhausted"
+    )
     beam = Result(planner("beam"), "time limit", (), 0.0, 40, 3, plan.search.phases, "stopped before the first plan")
     return Comparison(plan.model, plan.job, 60.0, (ours, grid, beam))
 
@@ -117,7 +120,7 @@ def test_a_wrong_request_is_refused_before_any_work(request_: dict[str, Any]) ->
 
 def test_figures_of_a_result_are_those_of_its_plan() -> None:
     """Worked out by hand for the plan of two stages: gap 1 - 0.97/0.98, memory of the fuller stage."""
-    result = Result.of(planner("auto"), two_stage_plan())
+    result = Result.of(planner("auto"), two_stage_plan(), two_stage_plan().job.gpus)
 
     assert result.best is not None, "there is a plan"
     assert (result.best.step_seconds, result.best.objective, result.best.mfu) == (1.0, 0.98, 0.42)

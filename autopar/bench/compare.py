@@ -119,7 +119,7 @@ def baselines_of(names: Sequence[str]) -> tuple[str, ...]:
 def _plan(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
     method, size = planner(effort.solver), len(task.space)
     try:
-        return Result.of(method, plan_task(task, effort, progress=progress, should_stop=should_stop))
+        return Result.of(method, plan_task(task, effort, progress=progress, should_stop=should_stop), task.job.gpus)
     except InfeasibleError as error:
         return nothing(method, "infeasible", task.phases, size, note=f"{error.args[0]}; {error.hint}")
     except InterruptedSearchError as error:

@@ -17,10 +17,10 @@ class PlanFigures:
     """One plan of a method.
 
     Attributes:
-        summary: The plan in one line.
+        summary: The plan in one line, with the devices it leaves free.
         objective: Step time in seconds by the planner's formula.
         step_seconds: Step time in seconds by the simulator.
-        mfu: Model FLOPs over peak FLOPs of all devices in one simulated step.
+        mfu: Model FLOPs over peak FLOPs of the devices it uses in one simulated step.
         peak_bytes: Peak memory of the fullest device.
     """
 
@@ -31,12 +31,14 @@ class PlanFigures:
     peak_bytes: float
 
     @classmethod
-    def of(cls, plan: Plan) -> "PlanFigures":
-        """Return the figures of a simulated plan."""
+    def of(cls, plan: Plan, gpus: int) -> "PlanFigures":
+        """Return the figures of a simulated plan for a job on a number of devices."""
         simulated = plan.simulated
         assert simulated is not None, "plans are simulated before they are compared"
         peak = max(stage.peak for stage in simulated.stages)
-        return cls(plan.summary, plan.objective, simulated.step_seconds, simulated.mfu, peak)
+        free = gpus - plan.job.gpus
+        summary = f"{plan.summary}; {free} of {gpus} GPUs are left free" if free else plan.summary
+        return cls(summary, plan.objective, simulated.step_seconds, simulated.mfu, peak)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,11 @@ class Result:
     history: tuple[HistoryPoint, ...] = ()
 
     @classmethod
-    def of(cls, method: str, plan: Plan) -> "Result":
-        """Return the result of a method that found a plan."""
+    def of(cls, method: str, plan: Plan, gpus: int) -> "Result":
+        """Return the result of a method that found a plan for a job on a number of devices."""
         search = plan.search
         assert search is not None, "the best plan tells how it was found"
-        plans = tuple(PlanFigures.of(each) for each in (plan, *plan.alternatives))
+        plans = tuple(PlanFigures.of(each, gpus) for each in (plan, *plan.alternatives))
         bound = search.bound
         return cls(
             method,

@@ -1,16 +1,17 @@
 """Grid search as people do it, in seconds: what it would have found, to stand beside a plan.
 
 The degrees that sweeps vary: data, tensor (within a node), pipeline and expert parallelism, samples per microbatch (one
-about per factor of two), stages per group, recompute. What sweeps settle beforehand: 1F1B, sequence parallelism
-wherever there is tensor parallelism, ZeRO 1 or 3, no context parallelism. Plans nearest to the one they stand beside
-are priced first, so that a sweep that is cut has seen those that are most likely to be as good. `autopar benchmark`
-sweeps the whole space of degrees.
+about per factor of two), stages per group, recompute, and devices where fewer may be as fast. What sweeps settle
+beforehand: 1F1B, sequence parallelism wherever there is tensor parallelism, ZeRO 1 or 3, no context parallelism. Plans
+nearest to the one they stand beside are priced first, so that a sweep that is cut has seen those that are most likely
+to be as good. `autopar benchmark` sweeps the whole space of degrees.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain, takewhile
 
 from autopar.bench.baselines import by_degrees
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
@@ -21,6 +22,7 @@ from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.recompute import Recompute
 from autopar.search.roles import roles_of_axes
 from autopar.task import Effort, Task
+from autopar.verdict import step_seconds
 
 SHARE = 0.1
 """Time of the grid if nobody says, as a share of what its plan took."""
@@ -85,15 +87,22 @@ class Sweep:
 
     Attributes:
         center: Degrees by their names in `Degrees`.
+        seconds: Step time to compare with: numbers of devices on which no plan is as fast are left out.
         total: How many plans there are; known once it has begun.
+        counts: The numbers of devices of these plans, descending; known once it has begun.
     """
 
     center: Mapping[str, int]
+    seconds: float = 0.0
     total: int = 0
+    counts: tuple[int, ...] = ()
 
     def __call__(self, race: Race) -> None:
         """Price plans until all are, or the race is stopped."""
-        plans = sorted((race.space.degrees(leaf) for leaf in race.space.leaves()), key=self.distance)
+        counts = race.space.gpu_counts
+        self.counts = (*counts[:1], *takewhile(lambda gpus: race.least(gpus) < self.seconds, counts[1:]))
+        leaves = chain.from_iterable(race.space.leaves({"gpus": gpus}) for gpus in self.counts)
+        plans = sorted((race.space.degrees(leaf) for leaf in leaves), key=self.distance)
         self.total = len(plans)
         for plan in plans:
             if race.stopped:
@@ -124,13 +133,13 @@ def usual_grid(
     """
     limit = seconds if seconds is not None else grid_seconds(plan)
     effort = Effort(top_k=1, time_limit=limit)
-    sweep = Sweep(_degrees(plan, task))
+    sweep = Sweep(_degrees(plan, task), step_seconds(plan))
     hosts = any(stage.offload or Recompute.OFFLOAD in stage.flavours for stage in plan.stages)
     found = by_degrees(sweep, task.opened if hosts else task, effort, "grid", progress, should_stop, kind=UsualRace)
     best = found.best
     return Rival(
         method="grid search",
-        space=SWEPT[task.job.mode],
+        space=", ".join((SWEPT[task.job.mode], *(f"{gpus} GPUs" for gpus in sweep.counts[1:]))),
         summary="" if best is None else best.summary,
         step_seconds=None if best is None else best.step_seconds,
         peak_bytes=None if best is None else best.peak_bytes,
@@ -147,6 +156,7 @@ def _degrees(plan: Plan, task: Task) -> dict[str, int]:
     data = math.prod(found.axis.size for found in roles if found.role in ("dp", "ep"))
     groups = len({stage.devices for stage in plan.stages})
     return {
+        "gpus": plan.job.gpus,
         "tp": math.prod(found.axis.size for found in roles if found.role == "tp"),
         "pp": groups,
         "interleave": len(plan.stages) // groups,

@@ -67,7 +67,7 @@ def by_degrees(
             plans = _simulated(race, effort.top_k, _end(effort, began))
         if plans or stopped:
             break
-    figures, evaluated = tuple(map(PlanFigures.of, plans[: effort.top_k])), len(race.prices)
+    figures, evaluated = tuple(PlanFigures.of(plan, task.job.gpus) for plan in plans[: effort.top_k]), len(race.prices)
     why = stopped or ("exhausted" if plans else "infeasible")
     notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []
     if not plans:
@@ -95,7 +95,11 @@ def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
         if found and began + LONGER * longest > end:
             break
         prediction = race.predictor.predict(
-            degrees, race.estimator.cluster, costs.stack, policy=costs.policy, memory_limit=job.memory_limit
+            degrees,
+            race.estimator(degrees.gpus).cluster,
+            costs.stack,
+            policy=costs.policy,
+            memory_limit=job.memory_limit,
         )
         longest = max(longest, time.monotonic() - began)
         if prediction.fits:
@@ -128,7 +132,7 @@ def by_search(
         plan = conclude(outcome, task, name, effort.top_k, clock, end, should_stop)
     except InfeasibleError as error:
         return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
-    return replace(Result.of(name, plan), bound=0.0)
+    return replace(Result.of(name, plan, task.job.gpus), bound=0.0)
 
 
 def _recipes(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:

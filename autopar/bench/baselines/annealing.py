@@ -7,7 +7,7 @@ its way to plans that fit. Several walks start from random plans.
 import math
 from random import Random
 
-from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
+from autopar.bench.baselines.degree_space import DECISIONS, Partial, Value
 from autopar.bench.baselines.race import Race
 
 WALKS = 6
@@ -21,24 +21,24 @@ OVERFULL = 3.0
 def annealing(race: Race) -> None:
     """Walk through the space from several places, seed 0."""
     random = Random(0)
-    for _ in range(WALKS):
-        place = random_leaf(race.space, random)
+    for _ in range(WALKS if race.options({}) else 0):
+        place = random_leaf(race, random)
         energy = _energy(race, place)
         for step in range(STEPS):
             if race.stopped:
                 return
             heat = HOT * (COLD / HOT) ** (step / STEPS)
-            other = _moved(race.space, place, random)
+            other = _moved(race, place, random)
             found = _energy(race, other)
             if found <= energy or random.random() < math.exp((energy - found) / heat):
                 place, energy = other, found
 
 
-def random_leaf(space: DegreeSpace, random: Random, partial: Partial | None = None) -> Partial:
+def random_leaf(race: Race, random: Random, partial: Partial | None = None) -> Partial:
     """Return a random completion of a beginning."""
     found = dict(partial or {})
     while len(found) < len(DECISIONS):
-        found[DECISIONS[len(found)]] = random.choice(space.options(found))
+        found[DECISIONS[len(found)]] = random.choice(race.options(found))
     return found
 
 
@@ -49,12 +49,12 @@ def _energy(race: Race, leaf: Partial) -> float:
     return math.log(price.seconds) + (OVERFULL * (1 + price.excess) if price.excess else 0.0)
 
 
-def _moved(space: DegreeSpace, leaf: Partial, random: Random) -> Partial:
+def _moved(race: Race, leaf: Partial, random: Random) -> Partial:
     """Return a plan with one decision changed; what depends on it stays as near as it can."""
-    changed = random.choice([name for name in DECISIONS if len(_options(space, leaf, name)) > 1] or list(DECISIONS))
+    changed = random.choice([name for name in DECISIONS if len(_options(race, leaf, name)) > 1] or list(DECISIONS))
     found: dict[str, Value] = {}
     for name in DECISIONS:
-        options = space.options(found)
+        options = race.options(found)
         if name == changed:
             others = [value for value in options if value != leaf[name]] or list(options)
             found[name] = random.choice(others)
@@ -63,8 +63,8 @@ def _moved(space: DegreeSpace, leaf: Partial, random: Random) -> Partial:
     return found
 
 
-def _options(space: DegreeSpace, leaf: Partial, name: str) -> tuple[Value, ...]:
-    return space.options({known: leaf[known] for known in DECISIONS[: DECISIONS.index(name)]})
+def _options(race: Race, leaf: Partial, name: str) -> tuple[Value, ...]:
+    return race.options({known: leaf[known] for known in DECISIONS[: DECISIONS.index(name)]})
 
 
 def _nearest(wanted: Value, options: tuple[Value, ...]) -> Value:

@@ -34,6 +34,8 @@ def _follow(race: Race, width: int) -> None:
             for value in space.options(partial):
                 if race.stopped:
                     return
+                if name == "gpus" and isinstance(value, int) and not race.is_tried(value):
+                    continue
                 longer = {**partial, name: value}
                 scored.append((_score(race, longer), len(scored), longer))
         scored.sort(key=lambda item: item[:2])
@@ -65,7 +67,7 @@ def _thumb(space: DegreeSpace, name: str, options: tuple[Value, ...]) -> tuple[V
     if not options:
         return ()
     match name:
-        case "pp" | "cp":
+        case "gpus" | "pp" | "cp":
             return options[:1]
         case "tp":
             inside = [tp for tp in options if isinstance(tp, int) and tp <= space.node]

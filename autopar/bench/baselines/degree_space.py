@@ -1,8 +1,9 @@
-"""The plans by degrees of a job as a tree of decisions: pipeline, tensor, context and expert degrees, and the rest.
+"""The plans by degrees of a job as a tree of decisions: devices, pipeline, tensor, context and expert degrees, ...
 
 Every path from the root to a leaf is a plan that can be stated (`Degrees` accepts it, the model can be cut into its
 stages, its schedule runs its microbatches). Grid search visits all leaves, the other searches some of them. The space
-holds every degree there is: any divisor of the number of devices for pp, tp and cp, what is left for dp, ep within dp,
+holds every degree there is: all devices, or as few as the job's search looks at, any divisor of their number for pp, tp
+and cp, what is left for dp, ep within dp,
 every number of microbatches of the planner's space that leaves each device whole samples, every schedule but GPipe,
 with up to one block per stage in steps of about 1.5 where stages are interleaved, ZeRO 0 to 3, sequence parallelism,
 recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as whoever states a plan by
@@ -33,7 +34,7 @@ Value = int | bool | str | Flow
 Partial = Mapping[str, Value]
 """Decisions so far by name, in the order of `DECISIONS`."""
 
-DECISIONS = ("pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute", "offload")
+DECISIONS = ("gpus", "pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute", "offload")
 """In this order: what comes later only depends on what comes before."""
 
 
@@ -99,6 +100,7 @@ class DegreeSpace:
         trains: Whether there are backward passes.
         flavours: What layers may keep of their forward if there are.
         hosts_optimizer: Whether the optimizer's state may lie in host memory.
+        fewer: Smaller numbers of devices that plans may use, descending; the others are left free.
     """
 
     gpus: int
@@ -110,18 +112,22 @@ class DegreeSpace:
     trains: bool
     flavours: tuple[Recompute, ...] = ON_DEVICE
     hosts_optimizer: bool = False
+    fewer: tuple[int, ...] = ()
 
     def options(self, partial: Partial) -> tuple[Value, ...]:
         """Return the values the next decision can take; none if the decisions so far lead nowhere."""
         match DECISIONS[len(partial)]:
+            case "gpus":
+                return self.gpu_counts
             case "pp":
-                return tuple(pp for pp in divisors(self.gpus) if self._cuts(pp) and self._spreads(self.gpus // pp))
+                gpus = whole(partial, "gpus")
+                return tuple(pp for pp in divisors(gpus) if self._cuts(pp) and self._spreads(gpus // pp))
             case "tp":
-                left = self.gpus // whole(partial, "pp")
+                left = whole(partial, "gpus") // whole(partial, "pp")
                 wanted = divisors(left) if self.model.tensor else [1]
                 return tuple(tp for tp in wanted if self._spreads(left // tp))
             case "cp":
-                left = self.gpus // whole(partial, "pp") // whole(partial, "tp")
+                left = whole(partial, "gpus") // whole(partial, "pp") // whole(partial, "tp")
                 wanted = divisors(left) if self.model.context else [1]
                 return tuple(cp for cp in wanted if self._batches(left // cp))
             case "ep":
@@ -140,6 +146,11 @@ class DegreeSpace:
                 return tuple(map(str, self.flavours)) if self.trains else (str(Recompute.NONE),)
             case _:
                 return ("", str(Hosted.OPTIMIZER)) if self.trains and self.hosts_optimizer else ("",)
+
+    @cached_property
+    def gpu_counts(self) -> tuple[int, ...]:
+        """The numbers of devices of its plans, descending."""
+        return tuple(gpus for gpus in (self.gpus, *self.fewer) if self.options({"gpus": gpus}))
 
     def degrees(self, complete: Partial) -> Degrees:
         """Return the plan that decisions come to once all are made."""
@@ -174,7 +185,7 @@ class DegreeSpace:
 
     def data(self, partial: Partial) -> int:
         """Return the data-parallel degree: what pipeline, tensor and context parallelism leave."""
-        return self.gpus // (whole(partial, "pp") * whole(partial, "tp") * whole(partial, "cp"))
+        return whole(partial, "gpus") // (whole(partial, "pp") * whole(partial, "tp") * whole(partial, "cp"))
 
     def _spreads(self, left: int) -> bool:
         """Whether so many devices can be data parallel, or context parallel as far as the batch does not go."""

@@ -2,11 +2,12 @@
 
 Plans are priced by the formula and the fastest are simulated. Two kinds of plans are left out without a price, neither
 of which could win: those whose blocks alone take longer than the best plan so far, pipelines without a bubble assumed
-(`Estimator.floor`), and those with more samples per microbatch than plans none of which fits.
+(`Estimator.floor`), and those with more samples per microbatch than plans none of which fits. Plans on fewer devices
+come last, and are not listed where none can be as fast as the best so far (`Race.least`).
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, takewhile
 
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, whole
 from autopar.bench.baselines.race import Race
@@ -19,7 +20,7 @@ Plans = Mapping[int, list[Degrees]]
 
 def grid(race: Race) -> None:
     """Price every plan of the space that could win, those that stay within a node first."""
-    for sizes in _families(race.space):
+    for sizes in _on_all_counts(race):
         too_large: set[int] = set()  # ZeRO stages that no longer fit
         for plans in sizes:
             fits: dict[int, bool] = {}
@@ -48,13 +49,19 @@ def _is_too_large(race: Race, plans: list[Degrees]) -> bool:
     return all(race.is_too_large(plan) for plan in shapes.values())
 
 
-def _families(space: DegreeSpace) -> Iterator[list[Plans]]:
-    """Yield all plans by what splits their layers, and within each by the samples of a microbatch, ascending.
+def _on_all_counts(race: Race) -> Iterator[list[Plans]]:
+    """Yield the families of all devices, then of fewer as long as these may win: on still fewer none is faster."""
+    for gpus in takewhile(race.may_win, race.space.gpu_counts):
+        yield from _families(race.space, {"gpus": gpus})
+
+
+def _families(space: DegreeSpace, devices: Partial) -> Iterator[list[Plans]]:
+    """Yield all plans on some devices by what splits their layers, each by the samples of a microbatch, ascending.
 
     They are listed as they are asked for: a thousand devices have half a million.
     """
     groups: dict[tuple[int, ...], list[Partial]] = {}
-    for beginning in space.leaves(length=DECISIONS.index("ep") + 1):
+    for beginning in space.leaves(devices, DECISIONS.index("ep") + 1):
         cp, tp, ep = (whole(beginning, name) for name in ("cp", "tp", "ep"))
         groups.setdefault((cp, tp > space.node, tp, ep), []).append(beginning)
     for _, beginnings in sorted(groups.items()):

@@ -31,12 +31,13 @@ class _Node:
 def mcts(race: Race) -> None:
     """Visit the tree many times, seed 0."""
     random = Random(0)
-    root = _Node(race.space.options({}))
-    for _ in range(VISITS):
+    root = _Node(race.options({}))
+    for _ in range(VISITS if root.options else 0):
         if race.stopped:
             return
+        root.options = race.options({})  # numbers of devices that may win, by the best plan so far
         path, partial = _descend(race, root, random)
-        price = race.price(race.space.degrees(random_leaf(race.space, random, partial)))
+        price = race.price(race.space.degrees(random_leaf(race, random, partial)))
         worth = _worth(race, price)
         for node in path:
             node.visits += 1
@@ -50,7 +51,8 @@ def _descend(race: Race, root: _Node, random: Random) -> tuple[list[_Node], Part
     while len(partial) < len(DECISIONS):
         name = DECISIONS[len(partial)]
         fresh = [value for value in node.options if value not in node.children]
-        value = random.choice(fresh) if fresh else max(node.children, key=lambda own, at=node: _bound(at, own))  # type: ignore[misc]  # bound by default
+        known = [value for value in node.options if value in node.children]
+        value = random.choice(fresh) if fresh else max(known, key=lambda own, at=node: _bound(at, own))  # type: ignore[misc]  # bound by default
         partial[name] = value
         if value not in node.children:
             options = race.space.options(partial) if len(partial) < len(DECISIONS) else ()

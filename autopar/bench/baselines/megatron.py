@@ -14,7 +14,7 @@
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import product, takewhile
 from math import gcd
 
 from autopar.bench.baselines.degree_space import DegreeSpace
@@ -29,36 +29,49 @@ MOST_SAMPLES = 16
 
 
 def megatron(race: Race) -> None:
+    """Price what the rules lead to on all devices, then on fewer where these may win."""
+    for gpus in takewhile(race.is_tried, race.space.gpu_counts):
+        _follow(race, gpus)
+
+
+def _follow(race: Race, gpus: int) -> None:
     """Price what the rules lead to: degrees first, with one sample per microbatch, then what is tried out."""
     for recompute in (Recompute.SELECTIVE, Recompute.FULL) if race.space.trains else (Recompute.NONE,):
-        for degrees in _degrees(race.space):
-            first = _fixed(race.space, degrees, recompute)
+        for degrees in _degrees(race.space, gpus):
+            first = _fixed(race.space, gpus, degrees, recompute)
             if first is None or race.stopped or not race.price(first).fits:
                 continue
-            for plan in _tried_out(race.space, degrees):
+            for plan in _tried_out(race.space, gpus, degrees):
                 if race.stopped:
                     return
                 race.price(plan)
             return
 
 
-def _degrees(space: DegreeSpace) -> Iterator[tuple[int, int]]:
+def _degrees(space: DegreeSpace, gpus: int) -> Iterator[tuple[int, int]]:
     """Yield (tp, pp) by model-parallel size: tensor parallelism up to the node, then pipelines."""
-    sizes = [size for size in range(1, space.node + 1) if space.gpus % size == 0]
+    sizes = [size for size in range(1, space.node + 1) if gpus % size == 0]
     tensor = [tp for tp in sizes if tp == 1 or space.model.tensor]
     yield from ((tp, 1) for tp in tensor)
     whole = tensor[-1]
     yield from (
-        (whole, pp) for pp in space.options({}) if isinstance(pp, int) and pp > 1 and space.gpus % (pp * whole) == 0
+        (whole, pp)
+        for pp in space.options({"gpus": gpus})
+        if isinstance(pp, int) and pp > 1 and gpus % (pp * whole) == 0
     )
 
 
 def _fixed(
-    space: DegreeSpace, degrees: tuple[int, int], recompute: str, microbatch: int | None = None, flow: int = 1
+    space: DegreeSpace,
+    gpus: int,
+    degrees: tuple[int, int],
+    recompute: str,
+    microbatch: int | None = None,
+    flow: int = 1,
 ) -> Degrees | None:
     """Return the plan of the rules; None if the batch does not divide so."""
     tp, pp = degrees
-    partial = {"pp": pp, "tp": tp, "cp": 1}
+    partial = {"gpus": gpus, "pp": pp, "tp": tp, "cp": 1}
     dp = space.data(partial)
     inside = max((ep for ep in range(1, space.node // tp + 1) if gcd(dp, space.model.experts) % ep == 0), default=1)
     partial["ep"] = inside
@@ -83,13 +96,13 @@ def _fixed(
     )
 
 
-def _tried_out(space: DegreeSpace, degrees: tuple[int, int]) -> Iterator[Degrees]:
+def _tried_out(space: DegreeSpace, gpus: int, degrees: tuple[int, int]) -> Iterator[Degrees]:
     """Yield the plans of some degrees with other microbatches, interleaving and recompute."""
     whole = max(1, len(layers(space.folded)) // degrees[1])
     chunks = [count for count in range(1, whole + 1) if whole % count == 0]
     samples = [2**power for power in range(MOST_SAMPLES.bit_length())]
     for size, flow, recompute in product(samples, chunks, _flavours(space)):
-        plan = _fixed(space, degrees, recompute, size, flow)
+        plan = _fixed(space, gpus, degrees, recompute, size, flow)
         if plan is not None:
             yield plan
 

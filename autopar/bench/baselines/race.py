@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 
-from autopar.bench.baselines.degree_space import DegreeSpace, what_splits
-from autopar.cluster import cluster_from_dict
+from autopar.bench.baselines.degree_space import DegreeSpace, Partial, Value, what_splits
+from autopar.cluster import Cluster
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
 from autopar.estimates import Estimator
 from autopar.prediction import Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.history import History
-from autopar.task import Task
+from autopar.sizing.fewer import fewer_counts, least_seconds, links_are_slow
+from autopar.task import Task, job_machine, resized
 
 FINALISTS = 64
 """Plans kept for the simulator, the fastest by the formula; some do not fit when simulated."""
@@ -73,6 +74,8 @@ class Race:
     history: History = field(init=False)
     refused: int = 0
     skipped: int = 0
+    _estimators: dict[Cluster, Estimator] = field(default_factory=dict, repr=False)
+    _least: dict[int, float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.history = History(sum(phase.seconds for phase in self.task.phases))
@@ -82,11 +85,37 @@ class Race:
         """What places plans and simulates them."""
         return Predictor(self.task.workload, known=self.task.rules)
 
+    def estimator(self, gpus: int) -> Estimator:
+        """Return what prices plans on a number of devices."""
+        machine, costs = job_machine(gpus, self.task.cluster), self.task.costs
+        if machine not in self._estimators:
+            self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy)
+        return self._estimators[machine]
+
+    def least(self, gpus: int) -> float:
+        """Return seconds that no plan on a number of devices stays below, whatever it communicates."""
+        if gpus not in self._least:
+            self._least[gpus] = least_seconds(resized(self.task, gpus=gpus))
+        return self._least[gpus]
+
+    def may_win(self, gpus: int) -> bool:
+        """Whether a plan on a number of devices may be faster than the best so far; on fewer than all once one fits."""
+        return gpus == self.space.gpu_counts[0] or (math.isfinite(self.best) and self.least(gpus) < self.best)
+
+    def is_tried(self, gpus: int) -> bool:
+        """Whether a heuristic tries a number of devices: fewer than all only where links between nodes are slow.
+
+        Its first plans are far above any bound, and where links are fast it would lose its time on fewer devices.
+        """
+        return gpus == self.space.gpu_counts[0] or (self._links_are_slow and self.may_win(gpus))
+
+    def options(self, partial: Partial) -> tuple[Value, ...]:
+        """Return the values the next decision of a heuristic can take."""
+        return self.space.options(partial) if partial else tuple(filter(self.is_tried, self.space.gpu_counts))
+
     @cached_property
-    def estimator(self) -> Estimator:
-        """What prices them."""
-        costs = self.task.costs
-        return Estimator(self.predictor, cluster_from_dict(self.task.job.cluster), costs.stack, costs.policy)
+    def _links_are_slow(self) -> bool:
+        return links_are_slow(self.task)
 
     @cached_property
     def space(self) -> DegreeSpace:
@@ -103,6 +132,7 @@ class Race:
             trains=workload.mode == "train",
             flavours=task.constraints.flavours(),
             hosts_optimizer=task.constraints.hosts_optimizer,
+            fewer=fewer_counts(task),
         )
 
     @property
@@ -125,7 +155,7 @@ class Race:
 
     def _price(self, degrees: Degrees) -> Price:
         try:
-            found = self.estimator.estimate([degrees])
+            found = self.estimator(degrees.gpus).estimate([degrees])
         except TacticError:  # such as heads that do not divide by the context degree
             self.refused += 1
             return IMPOSSIBLE
@@ -135,7 +165,7 @@ class Race:
     def floor(self, degrees: Degrees) -> float:
         """Return seconds that a plan and those like it do not stay below (`Estimator.floor`)."""
         try:
-            return self.estimator.floor(degrees)
+            return self.estimator(degrees.gpus).floor(degrees)
         except TacticError:
             return math.inf
 
@@ -145,7 +175,7 @@ class Race:
         Nothing is known of plans that the tactics cannot place: others with more samples may be placed.
         """
         try:
-            least = self.estimator.floor_bytes(degrees, self.task.constraints.flavours())
+            least = self.estimator(degrees.gpus).floor_bytes(degrees, self.task.constraints.flavours())
         except TacticError:
             return False
         return least > self.task.job.memory_limit
