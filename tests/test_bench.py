@@ -346,6 +346,7 @@ def test_command_passes_on_what_was_asked(recorder: Recorder, capsys: pytest.Cap
         "memory_limit": None,
         "loss": "auto",
         "optimizer": "adam",
+        "sync_batchnorm": False,
         "precision": "mixed",
         "cache_dir": None,
     }

@@ -53,9 +53,9 @@ class Api(SimpleNamespace):
         assert isinstance(self.answer, Plan), "tests prepare a plan or an error"
         return self.answer
 
-    def simulate_plan(self, plan: Plan, **request: Any) -> Timeline:
-        """Answer with a timeline of one stage."""
-        return _timeline()
+    def simulate_again(self, plan: Plan, **request: Any) -> tuple[Plan, Timeline]:
+        """Answer with the plan and a timeline of one stage."""
+        return plan, _timeline()
 
 
 @pytest.fixture
@@ -96,6 +96,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "memory_limit": 40e9,
         "loss": "mse",
         "optimizer": "sgd",
+        "sync_batchnorm": False,
         "stack": "mine.yaml",
         "precision": "mixed",
         "cache_dir": None,

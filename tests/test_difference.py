@@ -27,7 +27,9 @@ def _other() -> Plan:
         stages=(StagePlan((0, 4), (0, 4), "none"),),
         num_microbatches=8,
         blocks=(moved, *plan.blocks[1:]),
-        simulated=replace(plan.simulated, step_seconds=2 * plan.simulated.step_seconds),
+        simulated=replace(
+            plan.simulated, step_seconds=2 * plan.simulated.step_seconds, stages=plan.simulated.stages[:1]
+        ),
     )
 
 

@@ -418,15 +418,17 @@ def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:
     ],
 )
 def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: object) -> None:
-    """The least objective is in one of the two parts; placements under a limit are not solved to the last digit."""
+    """The least objective is in one of the two parts, as far as the searches have proven."""
     whole = _task().space
     inside, outside = (pinned(_task(), pins_from({section: {key: value}})) for section in ("pin", "forbid"))
 
-    best = min(_searched(plan_task(task, Effort(top_k=1))).least for task in (inside, outside))
+    parts = [_searched(plan_task(task, Effort(top_k=1))) for task in (inside, outside)]
 
     assert {*inside.space, *outside.space} == set(whole)
     assert set(inside.space).isdisjoint(outside.space)
-    assert best == pytest.approx(_searched(_free()).least, rel=MEMORY_GAP)
+    free = _searched(_free())
+    assert min(part.least for part in parts) >= free.bound * (1 - MEMORY_GAP)
+    assert min(part.bound for part in parts) <= free.least * (1 + MEMORY_GAP)
 
 
 def test_every_divisor_of_the_batch_can_be_pinned() -> None:

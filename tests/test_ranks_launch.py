@@ -157,15 +157,12 @@ def test_a_rank_that_ends_early_ends_the_run(
     assert time.monotonic() - start < 30, "far less than the other rank takes"
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
-def test_a_rank_that_is_stopped_ends_the_run(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_is_stopped_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one would wait for it until it times out; both are gone afterwards."""
     monkeypatch.setattr(launch, "_STILL", 0.2)
-    script = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+    script = "import os, signal, time; os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)"
 
-    with pytest.raises(RankError, match=f"rank 1 was stopped by {number.name} and did not go on for 0.2 s"):
+    with pytest.raises(RankError, match="rank 1 was stopped by SIGSTOP and did not go on for 0.2 s"):
         _watch([SLEEP, script], tmp_path)
 
 
