@@ -1,5 +1,6 @@
 """One model on several clusters and numbers of GPUs: the best plan of each, what it takes and what it costs."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from autopar.errors import ClusterError, InterruptedSearchError, JobError
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
+from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.sizing.goals import price_per_million
 from autopar.sizing.planning import find_plan
 from autopar.sizing.thrift import shortage, thriftiest
@@ -213,10 +215,12 @@ def _cell(
     cache = ResultCache(cache_dir, task, effort)
     plan = cache.answer()
     if plan is None:
-        found = find_plan(task, effort, should_stop=should_stop)
-        plan = found.plan
+        kept = reserved(task, effort)
+        last = math.inf if effort.time_limit is None else time.monotonic() + effort.time_limit
+        plan = find_plan(task, effort.after(kept), should_stop=should_stop).plan
         if plan is None:
             return _without(name, task, should_stop)
+        plan = best_on_fewer(task, plan, effort, last, should_stop=should_stop)
         cache.keep(plan)  # a cache that cannot be written to only costs time
     items = task.job.global_batch * (plan.model.tokens or 1)
     return Cell(name, gpus, "plan", plan=plan, items=items, gpu_hour_price=price)

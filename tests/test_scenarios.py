@@ -117,3 +117,18 @@ def test_command_writes_table_plans_and_figure(tmp_path: Path, capsys: pytest.Ca
 def test_malformed_numbers_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", "zoo:mlp-xs", *options]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_cells_leave_gpus_free_as_solve_does(tmp_path: Path) -> None:
+    """Where gradients of 134 MB take more than a second between nodes, one node of two is faster than two."""
+    preset = load_cluster("h100")
+    link = replace(preset.inter, tier="Ethernet", bandwidth=1e8, tunings=(), nics=None)
+    file = tmp_path / "slow.yaml"
+    file.write_text(format_cluster(replace(preset, name="slow", devices_per_node=2, inter=link, host=None)))
+
+    dims = {"num_layers": 2, "hidden": 4096}
+    cell = autopar.whatif("zoo:mlp-xs", gpus=[4], clusters=[str(file)], global_batch=64, dims=dims).cells[0]
+
+    assert cell.plan is not None
+    assert (cell.gpus, cell.plan.job.gpus) == (4, 2)
+    assert any(remark.startswith("2 of 4 GPUs are left free") for remark in cell.to_mapping()["remarks"])
