@@ -343,7 +343,7 @@ def open_workload(
     model: str | Path,
     *,
     mode: str = "train",
-    dims: Mapping[str, DimSize] | None = None,
+    dims: Mapping[str, DimSize | list[int]] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
@@ -367,8 +367,7 @@ def open_workload(
     """
     if mode not in ("train", "infer"):
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
-    source, bound = str(model), dict(dims or {})
-    bound |= {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}  # as JSON has tuples
+    source, bound = str(model), _tuples(dims or {})
     if source.startswith(ZOO):
         model = models.build(source.removeprefix(ZOO), **bound)
         return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm)
@@ -376,6 +375,11 @@ def open_workload(
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
         return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm)
     return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm)
+
+
+def _tuples(dims: Mapping[str, DimSize | list[int]]) -> dict[str, DimSize]:
+    """Return sizes with tuples for lists, as which JSON and YAML have them."""
+    return {name: tuple(size) if isinstance(size, list) else size for name, size in dims.items()}
 
 
 def _recorded(size: DimSize) -> DimSize:

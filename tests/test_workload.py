@@ -10,7 +10,7 @@ from autopar import models
 from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.errors import JobError, ModelError
-from autopar.plan import Plan
+from autopar.plan import DimSize, Plan
 from autopar.prediction import predict
 from autopar.workload import default_batch, open_plan, open_workload
 from tests.formulations import DIMS, workload
@@ -100,7 +100,7 @@ def test_modes_are_two() -> None:
         open_workload("zoo:mlp-xs", mode="test")
 
 
-RESNET = {"blocks": (1, 1), "channels": 4, "image_size": 16, "classes": 8}
+RESNET: dict[str, DimSize] = {"blocks": (1, 1), "channels": 4, "image_size": 16, "classes": 8}
 
 
 def test_a_plan_keeps_fields_of_several_sizes(cache_dir: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_plan_keeps_fields_of_several_sizes(cache_dir: Path) -> None:
 
 def test_a_list_is_a_field_of_several_sizes() -> None:
     """JSON and YAML have no tuples."""
-    workload = open_workload("zoo:resnet50", dims=RESNET | {"blocks": [1, 1]})  # type: ignore[dict-item]
+    workload = open_workload("zoo:resnet50", dims=RESNET | {"blocks": [1, 1]})
 
     workload.folded(2)
 

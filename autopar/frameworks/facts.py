@@ -344,7 +344,8 @@ _GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
 def config_sizes(config: Mapping[str, Any], dims: Mapping[str, DimSize]) -> Sizes | None:
     """Return the sizes of a decoder that a Hugging Face configuration states, None if it is another kind of model."""
     family = str(config["model_type"])
-    seq = int(dims.get("seq") or default_seq(config))
+    given = dims.get("seq")
+    seq = given if isinstance(given, int) else default_seq(config)
     if family == "gpt2" and all(isinstance(config.get(name), int) for name in _GPT2):
         layers, hidden, heads, vocab = (config[name] for name in _GPT2)
         ffn = config.get("n_inner") or 4 * hidden

@@ -111,7 +111,9 @@ class Race:
 
     def options(self, partial: Partial) -> tuple[Value, ...]:
         """Return the values the next decision of a heuristic can take."""
-        return self.space.options(partial) if partial else tuple(filter(self.is_tried, self.space.gpu_counts))
+        if partial:
+            return self.space.options(partial)
+        return tuple(gpus for gpus in self.space.gpu_counts if self.is_tried(gpus))
 
     @cached_property
     def _links_are_slow(self) -> bool:
