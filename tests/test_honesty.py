@@ -9,8 +9,20 @@ import pytest
 from autopar.api import plan_task
 from autopar.plan import SearchReport
 from autopar.search.space import describe
-from autopar.task import Effort
-from tests.enumeration import CLOSE, NUM_JOBS, Comparison, Enumeration, SmallJob, every_degree, left_out, slow_nodes
+from autopar.sizing.fewer import least_seconds
+from autopar.sizing.hope import search_plans
+from autopar.task import Effort, resized
+from tests.enumeration import (
+    CLOSE,
+    FEWER,
+    NUM_JOBS,
+    Comparison,
+    Enumeration,
+    SmallJob,
+    every_degree,
+    left_out,
+    slow_nodes,
+)
 from tests.enumeration import small_job as drawn
 from tests.executions import TINY
 
@@ -21,18 +33,9 @@ GPT = {**TINY["gpt2"], "num_layers": 2}
 MLP = {"num_layers": 4, "hidden": 16}
 
 
-KNOWN = {
-    27: "ZeRO-2 takes 816 us simulated and the plan found 821 us, of which its objective has 740 us: the cause is open",
-}
-"""Jobs that do contradict the search, and how."""
-
-
-def _marks(number: int) -> list[pytest.MarkDecorator]:
-    known = [pytest.mark.xfail(strict=True, reason=KNOWN[number])] if number in KNOWN else []
-    return known if number in QUICK else [pytest.mark.slow, *known]
-
-
-@pytest.mark.parametrize("number", [pytest.param(number, marks=_marks(number)) for number in range(NUM_JOBS)])
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=() if number in QUICK else pytest.mark.slow) for number in range(NUM_JOBS)]
+)
 def test_no_plan_by_degrees_contradicts_the_search(number: int, cache_dir: Path) -> None:
     """None is below the bound, by formula or simulated, none is faster than the plan by more than the gap."""
     found = Comparison.of(drawn(number), cache_dir)
@@ -62,7 +65,7 @@ def test_the_space_lists_every_plan_by_degrees_but_what_it_says(name: str, cache
     job, expected = SPACES[name]
     task = job.prepare(cache_dir)
 
-    found = {left_out(task, degrees) for degrees in every_degree(task)} - {"", "fewer devices"}
+    found = {left_out(task, degrees) for degrees in every_degree(task)} - {"", FEWER}
 
     assert found == expected
     if "mesh of three axes without data parallelism" in found:
@@ -123,3 +126,17 @@ def test_a_faster_link_is_never_worse(model: str, cache_dir: Path) -> None:
     for slower, faster in pairwise(found):
         assert faster.least <= slower.least * (1 + CLOSE)
         assert faster.bound <= slower.least * (1 + CLOSE)
+
+
+def test_a_search_on_fewer_devices_does_not_weaken_the_bound(cache_dir: Path) -> None:
+    """Half of the devices count with what their search proves, not with the floor below which none is looked for."""
+    job = drawn(3)
+    limit = Enumeration.of(job, cache_dir).limit
+    task = job.prepare(cache_dir, limit)
+    proven = search_plans(task, Effort()).bound
+
+    report = _solved(job, cache_dir, limit)
+
+    assert report.space[-1].startswith("plans on fewer GPUs; on 2 GPUs")
+    assert least_seconds(resized(task, gpus=2)) < proven
+    assert report.bound == proven

@@ -93,20 +93,25 @@ def best_on_fewer(
     for count in fewer_counts(task):
         fewer = resized(task, gpus=count)
         least = least_seconds(fewer)
-        bound = min(bound, least)
+        unseen = ""
         if least >= min(map(step_seconds, (plan, *others))):
-            told.append(f"on {count} GPUs or fewer no plan is faster than {format_seconds(least)}")
+            unseen = f"on {count} GPUs or fewer no plan"
+        elif should_stop() or time.monotonic() + LEAST_SECONDS > end:
+            unseen = f"not searched: plans on {count} GPUs or fewer; none"
+        if unseen:
+            bound = min(bound, least)
+            told.append(f"{unseen} is faster than {format_seconds(least)}")
             break
-        if should_stop() or time.monotonic() + LEAST_SECONDS > end:
-            told.append(f"not searched: plans on {count} GPUs or fewer; none is faster than {format_seconds(least)}")
-            break
-        found = _planned(fewer, effort, end, progress, should_stop, engine)
-        if found is None:
+        found, proven = _planned(fewer, effort, end, progress, should_stop, engine)
+        least = max(least, proven)
+        bound = min(bound, least)
+        if found is not None:
+            told.append(f"on {count} GPUs: {format_seconds(step_seconds(found))}")
+            others.append(found)
+        elif math.isinf(least):
+            told.append(f"on {count} GPUs no plan fits")
+        else:
             told.append(f"on {count} GPUs: no plan was found that fits; none is faster than {format_seconds(least)}")
-            continue
-        bound = min(bound, found.search.bound if found.search is not None else least)
-        told.append(f"on {count} GPUs: {format_seconds(step_seconds(found))}")
-        others.append(found)
     enough = (1 + NEAR) * min(map(step_seconds, (plan, *others)))
     best = next((other for other in reversed(others) if step_seconds(other) <= enough), plan)  # the fewest GPUs
     return _joined(plan, best, others, bound, told) if told else plan
@@ -114,8 +119,11 @@ def best_on_fewer(
 
 def _planned(
     task: Task, effort: Effort, end: float, progress: ProgressCallback, should_stop: StopCallback, engine: Engine
-) -> Plan | None:
-    """Return the best plan of a task; None if none was found until the end: there is one on all devices already."""
+) -> tuple[Plan | None, float]:
+    """Return the best plan of a task, and seconds that none stays below: infinity if it is proven that none fits.
+
+    The plan is None if none was found until the end: there is one on all devices already.
+    """
 
     def is_over() -> bool:
         return should_stop() or time.monotonic() > end
@@ -127,11 +135,11 @@ def _planned(
     try:
         plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, is_over)
     except (InfeasibleError, InterruptedSearchError):
-        return None
+        return None, outcome.bound if outcome.proves_none or not math.isinf(outcome.bound) else 0.0
     assert plan.search is not None, "it was searched for"
     if plan.search.termination == "interrupted" and not should_stop():
         plan = replace(plan, search=replace(plan.search, termination="time limit"))
-    return plan
+    return plan, plan.search.bound
 
 
 def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: Sequence[str]) -> Plan:
