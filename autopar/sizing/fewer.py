@@ -136,10 +136,11 @@ def _planned(
         plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, is_over)
     except (InfeasibleError, InterruptedSearchError):
         return None, outcome.bound if outcome.proves_none or not math.isinf(outcome.bound) else 0.0
-    assert plan.search is not None, "it was searched for"
-    if plan.search.termination == "interrupted" and not should_stop():
-        plan = replace(plan, search=replace(plan.search, termination="time limit"))
-    return plan, plan.search.bound
+    report = plan.search
+    assert report is not None, "it was searched for"
+    if report.termination == "interrupted" and not should_stop():
+        plan = replace(plan, search=replace(report, termination="time limit"))
+    return plan, report.bound
 
 
 def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: Sequence[str]) -> Plan:

@@ -3,7 +3,7 @@
     python docs/benchmarks/honesty.py > docs/benchmarks/honesty.md      all jobs
     python docs/benchmarks/honesty.py 8 14                              some of them
 
-The jobs, the plans by degrees and the violations are those of `tests/enumeration.py`; the ordinary tests run six of
+The jobs, the plans by degrees and the violations are those of `tests/enumeration.py`; the ordinary tests run four of
 the jobs, `pytest -m slow tests/test_honesty.py` the others.
 """
 
