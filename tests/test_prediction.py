@@ -176,7 +176,9 @@ _GPT = {"num_layers": 2, "hidden": 32, "heads": 4, "seq": 30, "vocab": 64}
 
 def test_sequence_parallelism_that_cannot_be_is_refused() -> None:
     """30 positions do not divide by 4 devices; by 2 they do. Megatron-LM refuses that as well."""
-    with pytest.raises(JobError, match="sequence parallelism splits nothing of gpt-2-layers-hidden-32: tp 4 does not divide"):
+    with pytest.raises(
+        JobError, match="sequence parallelism splits nothing of gpt-2-layers-hidden-32: tp 4 does not divide"
+    ):
         autopar.predict("zoo:gpt2", Degrees(tp=4, sequence_parallel=True), dims=_GPT)
 
     plan = autopar.predict("zoo:gpt2", Degrees(tp=2, sequence_parallel=True), dims=_GPT).plan

@@ -198,7 +198,7 @@ def test_no_op_can_be_left_out_or_come_earlier(
     with pytest.raises(ProgramError):
         case.verify(_with(case.program, replace(segment, instructions=rest)))
     assume(made.intersection(operand.value for operand in reads(instruction)))
-    with pytest.raises(ProgramError, match="is read before it is defined|not in this order"):
+    with pytest.raises(ProgramError, match=r"is read before it is defined|not in this order"):
         case.verify(_with(case.program, replace(segment, instructions=(instruction, *rest))))
 
 

@@ -162,7 +162,7 @@ def test_a_rank_that_is_stopped_ends_the_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(launch, "_STILL", 0.2)
     script = "import os, signal, time; os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)"
 
-    with pytest.raises(RankError, match="rank 1 was stopped by SIGSTOP and did not go on for 0.2 s"):
+    with pytest.raises(RankError, match=r"rank 1 was stopped by SIGSTOP and did not go on for 0\.2 s"):
         _watch([SLEEP, script], tmp_path)
 
 
