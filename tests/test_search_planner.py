@@ -140,18 +140,21 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         chain = found.folded.chain
         instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
+        weighing = Attempt(task.search(Effort()), [configuration], found, np.inf).weighing
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
+            hop = weighing.hops(choice, pipeline)
             for ranges in splits(len(chain), pipeline.num_stages):
                 redo = tuple(ON_DEVICE[number] for number in rng.integers(3, size=len(ranges)))
                 split = Split.uniform(ranges, redo)
                 if not pipeline.fills:
                     passes = pass_seconds(found, choice, splits=SCHEDULES[pipeline.schedule].splits)
-                    fits, seconds = memory is None, grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
+                    timed = grouped_time(passes, totals, chain, pipeline, split, between(split, hop))
+                    fits, seconds = memory is None, timed.seconds
                 else:
                     peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                     fits = max(peaks) <= task.job.memory_limit
-                    seconds = step_time(totals, chain, pipeline, split, hop=0.0).seconds
+                    seconds = step_time(totals, chain, pipeline, split, between(split, hop)).seconds
                 if fits:
                     tried += 1
                     assert outcome.bound <= seconds * (1 + CLOSE)

@@ -18,6 +18,7 @@ from autopar.formulate.tables import Slot
 from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.schedule import SCHEDULES
 from autopar.search.floor import floor
 from autopar.search.legs import Options, options_of
 from autopar.search.outcome import Candidate, Outcome
@@ -66,6 +67,7 @@ def _search(cache_dir: Path, limit: float = 1e12) -> Search:
 
 
 def _space(num_blocks: int) -> list[Configuration]:
+    """Return equal stages, without zero-bubble pipelines of few microbatches: as fast as unequal stages."""
     listed = configurations(
         gpus=GPUS,
         devices_per_node=GPUS,
@@ -74,7 +76,11 @@ def _space(num_blocks: int) -> list[Configuration]:
         batch_of_model=None,
         mode="train",
     )
-    return [each for each in listed if each.num_microbatches == COUNT]
+    return [
+        each
+        for each in listed
+        if each.num_microbatches == COUNT and (each.num_stages <= COUNT or not SCHEDULES[each.schedule].splits)
+    ]
 
 
 def _attempt(search: Search) -> UnequalAttempt:
