@@ -136,8 +136,9 @@ def _nameless() -> Iterator[None]:
     signals too.
     """
     main = sys.modules["__main__"]
-    resource_tracker.ensure_running()  # which any of them starts, and which lets signals through when it has started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)  # inherited
+    resource_tracker.ensure_running()  # which any of them starts; afterwards SIGINT and SIGTERM are let through here
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
