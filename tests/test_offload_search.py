@@ -214,7 +214,7 @@ def test_grid_search_gets_what_the_space_has() -> None:
 
     result, limit = plain, plain.plans[0].peak_bytes
     while "offloaded" not in result.plans[0].summary:
-        limit /= 1.3
+        limit /= 1.1
         _, result = offloads(_task(limit))
     assert result.plans[0].peak_bytes <= limit
 
