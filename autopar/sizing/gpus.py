@@ -121,6 +121,10 @@ def _first_task(model: str | Path, most: int, progress: ProgressCallback, reques
     return replace(task, pins=read_pins(pins))
 
 
+WEIGHT_PASS = 2
+"""Number of the pass that computes gradients of weights, of `Floor.passes`."""
+
+
 @dataclass(slots=True, eq=False)
 class Finder:
     """Looks for the number of GPUs that is the answer.
@@ -182,14 +186,16 @@ class Finder:
     def _least(self) -> str:
         """Return what no number of GPUs does better at all, in words, if the goal asks for more; else "".
 
-        Whatever the number, a microbatch passes through all ops, each of which is launched, and all devices together
-        take as long as one that does all the work.
+        Whatever the number, a microbatch passes through all ops of its forward and backward pass, each of which is
+        launched (the weight passes of different stages may run side by side), and all devices together take as long as
+        one that does all the work.
         """
         if self.base.cluster.groups:  # they differ in this
             return ""
         if self.goal.target_seconds is not None:
             floor = self.base.search(self.effort).floor
-            seconds = float(floor.counts @ floor.launches) + self.base.costs.stack["step_seconds"]
+            chained = floor.passes < WEIGHT_PASS
+            seconds = float(floor.counts[chained] @ floor.launches[chained]) + self.base.costs.stack["step_seconds"]
             if seconds > self.goal.target_seconds:
                 return f"it takes {format_seconds(seconds)} or more"
         if self.goal.budget is not None:
