@@ -141,7 +141,7 @@ class World:
         self.no_halves()
 
     def no_halves(self) -> None:
-        """Check that what is there of the files of a plan is complete."""
+        """Check that every plan file that exists is complete."""
         if (self.out / "plan.json").exists():
             Plan.load(self.out / "plan.json")
         if (self.out / "trace.json").exists():

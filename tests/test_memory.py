@@ -254,7 +254,7 @@ def test_selective_recompute_drops_scores_of_any_width(
 
 
 def test_selective_recompute_drops_the_scores_of_attention_written_as_single_ops() -> None:
-    """Softmax between two products of activations: its result goes, whatever it takes to make it again.
+    """Softmax between two products of activations: its result is dropped, at any cost of recomputing it.
 
     A softmax over a product with parameters, as of a router, is none of these.
     """

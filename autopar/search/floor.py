@@ -192,6 +192,14 @@ class Floor:
         own = [np.bincount(self.passes, seconds * here, len(_PASSES)) for here in (self.alike, ~self.alike)]
         return np.array(own)
 
+    def chained_launches(self) -> float:
+        """Return the seconds to launch the ops of a microbatch that follow each other in any pipeline.
+
+        Weight passes are left out: those of different stages may run side by side.
+        """
+        chained = self.passes != _PASSES.index(Pass.WEIGHT)
+        return float(self.counts[chained] @ self.launches[chained])
+
     def passes_of(self, names: Collection[str], mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each pass of all instances of some ops takes, (3,), as of `passes_seconds`."""
         chosen = np.array([name in names for name in self.names], dtype=bool)

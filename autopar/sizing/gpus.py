@@ -121,10 +121,6 @@ def _first_task(model: str | Path, most: int, progress: ProgressCallback, reques
     return replace(task, pins=read_pins(pins))
 
 
-WEIGHT_PASS = 2
-"""Number of the pass that computes gradients of weights, of `Floor.passes`."""
-
-
 @dataclass(slots=True, eq=False)
 class Finder:
     """Looks for the number of GPUs that is the answer.
@@ -194,8 +190,7 @@ class Finder:
             return ""
         if self.goal.target_seconds is not None:
             floor = self.base.search(self.effort).floor
-            chained = floor.passes < WEIGHT_PASS
-            seconds = float(floor.counts[chained] @ floor.launches[chained]) + self.base.costs.stack["step_seconds"]
+            seconds = floor.chained_launches() + self.base.costs.stack["step_seconds"]
             if seconds > self.goal.target_seconds:
                 return f"it takes {format_seconds(seconds)} or more"
         if self.goal.budget is not None:

@@ -133,7 +133,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
     if best > enough and found is not None:
         nearest = [configuration for *_, configuration in sorted(looked)[:SEARCHED]]
         best, found = yield from _searched(search, nearest, best, found, enough, end)
-        if best > enough and _is_over(search, end):  # what is left of it may have a plan that fits
+        if best > enough and _is_over(search, end):  # configurations not looked at may have a plan that fits
             complete, is_cut = False, True
     return Thrifty(found, best, floor, complete, is_cut)
 
