@@ -12,7 +12,7 @@ from autopar.collector import seldom_collected
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import DimSize, Plan, Rival
@@ -22,13 +22,13 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
-from autopar.search.engine import HERE, Engine
-from autopar.search.planner import OVERTIME_SECONDS
+from autopar.search.backends import HERE, Engine
+from autopar.search.branch_and_bound import OVERTIME_SECONDS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
-from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
+from autopar.task_search import search_plans
 from autopar.verdict import conclude, searching, simulated
 from autopar.workload import open_plan, open_workload
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_stack
+from autopar.describe.one_line import summarise
 from autopar.errors import JobError, PlanError
 from autopar.limits import MAX_DEVICES
 from autopar.pins import Pins, pins_of
 from autopar.plan import DimSize, Job, Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
-from autopar.search.summary import summarise
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.draft import Draft, Step, num_groups

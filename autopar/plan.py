@@ -258,7 +258,7 @@ class AxisUse:
     """What a mesh axis does to most of what it could split.
 
     Attributes:
-        role: "dp", "tp", "ep", "cp", "spatial" or "idle" (`autopar.search.roles`).
+        role: "dp", "tp", "ep", "cp", "spatial" or "idle" (`autopar.describe.axis_roles`).
         zero: The level of ZeRO it amounts to, 0 to 3.
     """
 

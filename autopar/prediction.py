@@ -13,16 +13,16 @@ from pathlib import Path
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, default_limit, load_policy, load_stack
 from autopar.degrees import Degrees
+from autopar.describe.axis_roles import roles_of_axes
+from autopar.describe.one_line import summarise
 from autopar.discover import Rules
 from autopar.errors import JobError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.plan import DimSize, Job, Plan, Remark
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
-from autopar.search.roles import roles_of_axes
-from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.by_degrees import (
     SHARD,

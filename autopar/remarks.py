@@ -11,11 +11,11 @@ from autopar.cluster import PRESETS, Cluster
 from autopar.cost import CostModel, Stack, bundled_stacks, load_policy
 from autopar.cost.collectives import widest_tier
 from autopar.cost.traffic import is_guessed
-from autopar.formulate.fold import Folded
-from autopar.formulate.options import whole_shapes
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import whole_shapes
 from autopar.ir.graph import Phase
 from autopar.plan import Plan, Remark, Simulated
-from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.units import format_bytes
 
 NEAR_LIMIT = 0.95

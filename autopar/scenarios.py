@@ -9,13 +9,13 @@ from typing import Any
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.errors import ClusterError, InterruptedSearchError, JobError
+from autopar.least_memory_plan import shortage, thriftiest
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
 from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.sizing.goals import price_per_million
 from autopar.sizing.planning import find_plan
-from autopar.sizing.thrift import shortage, thriftiest
 from autopar.task import Effort, Task, prepare
 from autopar.units import format_bytes
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from math import prod
 
-from autopar.formulate.fold import Folded
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.folding.fold import Folded
 from autopar.plan import Plan
 from autopar.recompute import Recompute
-from autopar.search.roles import AxisRole, roles_of_axes
 
 NEAR = 0.005
 """Share of a step by which plans differ at most that count as equally fast, by hand: the plan predicted best is within

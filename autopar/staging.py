@@ -3,7 +3,7 @@
 Stages s = 0 .. S - 1 take consecutive blocks and consecutive devices, all of both. A stage has an *option*: so many
 devices, and what it takes of them for any range of blocks. With t_s the seconds of a microbatch, b_s those of its
 backward among them, h_s, h'_s the seconds of handing it on and back, tail_s what follows the last backward and slow_s
-what hiding a part of that costs (`autopar.formulate.step` has the formulas), m microbatches take
+what hiding a part of that costs (`autopar.formulate.step_time` has the formulas), m microbatches take
 
     step = max_s ( sum_q (t_q + h_q + h'_q) + sum_{q >= s} slow_q - sum_{q < s} (b_q + h'_q) + tail_s )
            + (m - 1) max_s t_s + fixed

@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import solvers
+from autopar.bounds.roofline import floor
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
+from autopar.configuration import Configuration, configurations
 from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_policy, load_stack, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
+from autopar.folding.fold import Folded
 from autopar.formulate.constraints import FREE, Constraints
-from autopar.formulate.fold import Folded
-from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.formulate.manual_recipes import BatchDims, batch_dims
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left
 from autopar.plan import DimSize, Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
-from autopar.search.engine import HERE, Engine
-from autopar.search.floor import floor
-from autopar.search.planner import OVERTIME_SECONDS, Search
-from autopar.search.space import Configuration, configurations
-from autopar.search.submeshes import Unequal, unequal
+from autopar.search.backends import HERE, Engine
+from autopar.search.branch_and_bound import OVERTIME_SECONDS, Search
+from autopar.search.submesh_space import Unequal, unequal
 from autopar.workload import Workload, default_batch, open_workload
 
 NO_PINS = Pins()

@@ -5,10 +5,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autopar.configuration import closed_words, describe, hosted_words, left_words
 from autopar.cost import CostModel, stage_limit
+from autopar.describe.signature import Signature, distinct
+from autopar.describe.step_parts import step_parts
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
-from autopar.formulate.fold import Folded
-from autopar.formulate.step import StepTime, model_flops
+from autopar.folding.fold import Folded
+from autopar.formulate.step_time import StepTime, model_flops
 from autopar.pins import broken
 from autopar.pins.apply import words
 from autopar.plan import PartTimes, PhaseTime, Plan, Remark, SearchReport, Simulated, StageMemory
@@ -17,11 +20,8 @@ from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import StopCallback, never
 from autopar.remarks import is_tight, remarks
-from autopar.search.assemble import assemble
+from autopar.search.candidate_plan import assemble
 from autopar.search.outcome import Candidate, Outcome
-from autopar.search.parts import step_parts
-from autopar.search.signature import Signature, distinct
-from autopar.search.space import closed_words, describe, hosted_words, left_words
 from autopar.simplicity import NEAR, complexity
 from autopar.simulate import Timeline, simulate
 from autopar.task import Effort, PhaseClock, Task

@@ -12,11 +12,11 @@ from autopar import huggingface, models
 from autopar.collector import uncollected
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
+from autopar.folding.fold import Folded, fold
+from autopar.folding.layer_excerpt import Excerpt, excerpt
+from autopar.folding.resize import Resizing, Sample, place_blocks
 from autopar.formulate.agreement import check_blocks
-from autopar.formulate.excerpt import Excerpt, excerpt
-from autopar.formulate.fold import Folded, fold
-from autopar.formulate.recipes import batch_dims
-from autopar.formulate.resize import Resizing, Sample, place_blocks
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
 from autopar.ir.graph import Graph
 from autopar.onnx import load

@@ -19,16 +19,16 @@ __all__ = ["SOLVERS", "Solver", "available", "load", "names"]
 SOLVERS = {
     "auto": "autopar.solvers.auto:Auto",
     "portfolio": "autopar.solvers.portfolio:Portfolio",
-    "highs": "autopar.solvers.highs:HighsSolver",
-    "ortools-highs": "autopar.solvers.ortools_mip:OrtoolsHighs",
-    "ortools-scip": "autopar.solvers.ortools_mip:OrtoolsScip",
-    "ortools-cbc": "autopar.solvers.ortools_mip:OrtoolsCbc",
-    "pulp-cbc": "autopar.solvers.pulp_cbc:PulpCbc",
-    "cp-sat": "autopar.solvers.cp_sat:CpSat",
-    "brute-force": "autopar.solvers.brute_force:BruteForce",
-    "beam": "autopar.solvers.beam:Beam",
-    "grid": "autopar.solvers.grid:Grid",
-    "coordinate-descent": "autopar.solvers.coordinate_descent:CoordinateDescent",
+    "highs": "autopar.solvers.backends.highs:HighsSolver",
+    "ortools-highs": "autopar.solvers.backends.ortools_mip:OrtoolsHighs",
+    "ortools-scip": "autopar.solvers.backends.ortools_mip:OrtoolsScip",
+    "ortools-cbc": "autopar.solvers.backends.ortools_mip:OrtoolsCbc",
+    "pulp-cbc": "autopar.solvers.backends.pulp_cbc:PulpCbc",
+    "cp-sat": "autopar.solvers.backends.cp_sat:CpSat",
+    "brute-force": "autopar.solvers.exact.brute_force:BruteForce",
+    "beam": "autopar.solvers.local_search.beam_search:Beam",
+    "grid": "autopar.solvers.local_search.grid_search:Grid",
+    "coordinate-descent": "autopar.solvers.local_search.coordinate_descent:CoordinateDescent",
 }
 """Name -> "module:class". The class is made without arguments."""
 

@@ -1,7 +1,7 @@
 """The default: exact reductions first, a linear program only for what they leave, limits by prices, branching last.
 
-1. Forbidden strategies go, parallel edges merge (`field.prepare`), nodes that follow others are folded into them
-(`merge`).
+1. Forbidden strategies go, parallel edges merge (`autopar.solvers.model.graphical_model.prepare`), nodes that follow
+others are folded into them (`merge`).
 2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small. Else
 messages and trees mostly close the gap (`closing`); what they leave is eliminated or a linear program.
    If the choice fits, it is optimal.
@@ -21,14 +21,21 @@ from typing import ClassVar
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
-from autopar.solvers import highs, lazy
-from autopar.solvers.akin import Frame, frame_of
+from autopar.solvers.backends import highs, lazy_rows
 from autopar.solvers.base import EXACT, Budget, Solver
-from autopar.solvers.closing import Closing, close_in, close_in_flat
-from autopar.solvers.components import settle, solve_apart
-from autopar.solvers.coordinate_descent import greedy
-from autopar.solvers.dominance import undominated
-from autopar.solvers.eliminate import (
+from autopar.solvers.bounds.dual_ascent import Closing, close_in, close_in_flat
+from autopar.solvers.bounds.local_polytope import linear_program, scale_of
+from autopar.solvers.bounds.memory_prices import price_limits
+from autopar.solvers.local_search.coordinate_descent import greedy
+from autopar.solvers.local_search.repair import State, descend, repair
+from autopar.solvers.model.csr import Flat
+from autopar.solvers.model.graphical_model import Field, Floats, Prepared, prepare
+from autopar.solvers.model.memory_rows import Memory
+from autopar.solvers.model.problem_family import Frame, frame_of
+from autopar.solvers.reductions.components import settle, solve_apart
+from autopar.solvers.reductions.contraction import Merged, merge
+from autopar.solvers.reductions.dominance import undominated
+from autopar.solvers.reductions.elimination import (
     MAX_ENTRIES,
     MAX_WORK,
     Marginals,
@@ -38,13 +45,6 @@ from autopar.solvers.eliminate import (
     order_of,
     thin,
 )
-from autopar.solvers.field import Field, Floats, Prepared, prepare
-from autopar.solvers.flat import Flat
-from autopar.solvers.local import State, descend, repair
-from autopar.solvers.memory import Memory
-from autopar.solvers.merge import Merged, merge
-from autopar.solvers.polytope import linear_program, scale_of
-from autopar.solvers.prices import price_limits
 
 FIRST_STEP = 1e-4
 """How far above the bound, relative, a choice is looked for first; each further step is `STEP_GROWTH` times as long."""
@@ -205,7 +205,7 @@ class _Minimiser:
             return reduced.invert(program.labels(outcome.solution)[0]), outcome.bound
         bounds = [-math.inf]
         unlimited = Memory.unlimited()
-        labels = lazy.minimise(core, unlimited, self._budget, highs.run, lambda _: True, report=bounds.append)
+        labels = lazy_rows.minimise(core, unlimited, self._budget, highs.run, lambda _: True, report=bounds.append)
         if labels is None:
             return None
         return reduced.invert(labels), max(bounds)
@@ -286,7 +286,7 @@ class _Search:
 
     def _relax(self, field: Field) -> Known | None:
         """As `_price`, by the linear program with limits: for fields too wide to eliminate."""
-        relaxed = lazy.relaxation(field, self._memory, self._budget, highs.run, self._broken)
+        relaxed = lazy_rows.relaxation(field, self._memory, self._budget, highs.run, self._broken)
         program, outcome, duals = relaxed.plain, relaxed.outcome, relaxed.plain_outcome.duals
         if outcome.duals is None or duals is None or self._budget.spent():
             return None
@@ -358,7 +358,7 @@ class _Search:
             return self._offer(reduced.invert(labels))
 
         # What was dropped costs at least the ceiling, so a bound of what is left holds up to there.
-        lazy.minimise(
+        lazy_rows.minimise(
             rest.field,
             memory,
             self._budget,
@@ -366,5 +366,5 @@ class _Search:
             offer,
             report=lambda bound: self._budget.raise_bound(min(bound, ceiling)),
             broken_before=self._broken,
-            cover_rounds=lazy.COVER_ROUNDS,
+            cover_rounds=lazy_rows.COVER_ROUNDS,
         )

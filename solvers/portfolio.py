@@ -22,17 +22,17 @@ import numpy as np
 from autopar.problem import Problem
 from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
-from autopar.solvers.components import settle, solve_apart
-from autopar.solvers.coordinate_descent import frugal
-from autopar.solvers.dominance import undominated
-from autopar.solvers.field import Ints, Prepared, prepare
-from autopar.solvers.flat import Flat, FlatMemory
-from autopar.solvers.improve import Guide, Improver
-from autopar.solvers.memory import Memory
-from autopar.solvers.merge import Merged, merge
-from autopar.solvers.polish import FIRST_ROUND, Polisher
-from autopar.solvers.relaxation import PEAKS, WINDOW, Relaxation, peaks
-from autopar.solvers.team import improve_together
+from autopar.solvers.bounds.lagrangian_dual import PEAKS, WINDOW, Relaxation, peaks
+from autopar.solvers.local_search.coordinate_descent import frugal
+from autopar.solvers.local_search.improve import Guide, Improver
+from autopar.solvers.local_search.parallel_search import improve_together
+from autopar.solvers.local_search.polish import FIRST_ROUND, Polisher
+from autopar.solvers.model.csr import Flat, FlatMemory
+from autopar.solvers.model.graphical_model import Ints, Prepared, prepare
+from autopar.solvers.model.memory_rows import Memory
+from autopar.solvers.reductions.components import settle, solve_apart
+from autopar.solvers.reductions.contraction import Merged, merge
+from autopar.solvers.reductions.dominance import undominated
 
 SMALL = 150_000
 """Entries of all tables up to which the exact method is tried first; without limits four times as many."""

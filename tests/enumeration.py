@@ -18,13 +18,13 @@ from autopar import models
 from autopar.api import plan_task, simulate_plan
 from autopar.bench.baselines.degree_space import DegreeSpace, what_splits
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
+from autopar.configuration import divisors
 from autopar.cost import default_limit
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.estimates import Estimator
 from autopar.plan import Plan
 from autopar.prediction import Predictor
-from autopar.search.space import divisors
 from autopar.simplicity import NEAR as SIMPLER
 from autopar.sizing.fewer import fewer_counts
 from autopar.tactics.by_degrees import mesh_by_degrees

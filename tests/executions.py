@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import models, solvers
+from autopar.bounds.roofline import floor
 from autopar.cluster import PRESETS, Cluster, Link
+from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
+from autopar.folding.fold import Folded, fold
+from autopar.folding.selective_recompute import is_forward
 from autopar.formulate.constraints import FREE, Constraints
-from autopar.formulate.fold import Folded, fold
-from autopar.formulate.selective import is_forward
-from autopar.formulate.step import Split, StepTime
+from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
@@ -32,11 +34,9 @@ from autopar.progress import never, silent
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
-from autopar.search.assemble import assemble
-from autopar.search.floor import floor
+from autopar.search.branch_and_bound import Search
+from autopar.search.candidate_plan import assemble
 from autopar.search.outcome import Candidate
-from autopar.search.planner import Search
-from autopar.search.space import Configuration
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import as_float64
 

@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from autopar.plan import Plan
-from autopar.search.planner import OVERTIME_SECONDS
+from autopar.search.branch_and_bound import OVERTIME_SECONDS
 
 ROOT = Path(__file__).parents[1]
 FOREIGN = frozenset({".ses"})

@@ -9,19 +9,19 @@ import numpy as np
 
 from autopar.cluster import PRESETS
 from autopar.cost import CostModel
+from autopar.describe.block_decisions import assemble_blocks
 from autopar.discover import Rules, discover
+from autopar.folding.fold import Folded
+from autopar.formulate.block_memory import BlockBytes, ChainBytes, FloatArray, Holding, State
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import FREE, Constraints
-from autopar.formulate.fold import Folded
-from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray, Holding, State
-from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables
-from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
 from autopar.program.lower import lower_blocks
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
-from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load

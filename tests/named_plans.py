@@ -15,18 +15,18 @@ from typing import Protocol
 import numpy as np
 
 from autopar import solvers
+from autopar.configuration import Configuration
 from autopar.discover import Rules
+from autopar.folding.fold import Folded
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import Folded
-from autopar.formulate.recipes import batch_dims
-from autopar.formulate.step import Split, StepTime
+from autopar.formulate.manual_recipes import batch_dims
+from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placements
 from tests.executions import COSTS, model_graph, written
 

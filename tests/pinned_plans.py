@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from autopar import solvers
+from autopar.configuration import Configuration
 from autopar.discover import Rules
+from autopar.folding.fold import Folded
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import Folded
-from autopar.formulate.step import Pipeline, Split, StepTime
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.step_time import Pipeline, Split, StepTime
 from autopar.formulate.tables import Node, Tables
-from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Graph, Role
 from autopar.plan import Job, ModelInfo, OpPlacement, Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
-from autopar.search.assemble import assemble
+from autopar.search.candidate_plan import assemble
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.sharding import format_placements
 from tests.executions import COSTS, Execution, random_feeds
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import solvers
+from autopar.configuration import Configuration
 from autopar.discover import Rules, discover
+from autopar.folding.fold import Folded
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import Folded
-from autopar.formulate.recipes import batch_dims, recipes, restrict
-from autopar.formulate.step import Split, StepTime
+from autopar.formulate.manual_recipes import batch_dims, recipes, restrict
+from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import Job, Plan
 from autopar.problem import Choice, Problem
@@ -23,9 +24,8 @@ from autopar.ranks.engine import Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.rank import Rank
 from autopar.recompute import Recompute
-from autopar.search.assemble import assemble
+from autopar.search.candidate_plan import assemble
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.workload import Workload, open_workload
 from tests.executions import COSTS, TINY, random_plan, solved_plan
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory

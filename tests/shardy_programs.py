@@ -16,7 +16,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.discover import discover
-from autopar.formulate.fold import fold
+from autopar.folding.fold import fold
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.models.builder import Builder

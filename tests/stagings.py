@@ -5,7 +5,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from autopar.formulate.windows import windows
+from autopar.pipeline_partition.block_ranges import windows
 from autopar.staging import Leg, Route, Staging
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from autopar.cluster.presets import PRESETS
 from autopar.cost import Collective, CostModel
 from autopar.discover import discover
-from autopar.formulate.recipes import batch_dims
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.models import layers
 from autopar.models.builder import Builder
 from autopar.plan import Job

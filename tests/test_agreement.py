@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from autopar.cluster.presets import PRESETS
+from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.formulate.building import build_tables
-from autopar.formulate.links import backward_links, gradient_links, reduce_links
-from autopar.formulate.mean import mean_bytes
-from autopar.formulate.step import Pipeline, Split, StepTime, step_time
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.link_seconds import backward_links, gradient_links, reduce_links
+from autopar.formulate.mean_memory import mean_bytes
+from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
-from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops

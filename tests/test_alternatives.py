@@ -14,14 +14,14 @@ from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import LIKEST, decisions, likest, pinned_to
 from autopar.api import plan_task
 from autopar.cli import main
+from autopar.configuration import Configuration
 from autopar.degrees import Degrees
 from autopar.errors import PlanError
+from autopar.least_memory_plan import thriftiest
 from autopar.pins import Choices, Pins, broken
 from autopar.plan import Plan
 from autopar.report.alternatives import format_tensor, format_weighing
-from autopar.search.space import Configuration
 from autopar.sizing.planning import find_plan
-from autopar.sizing.thrift import thriftiest
 from autopar.task import Effort, Task, pinned
 from tests.sizes import short_task
 

@@ -13,9 +13,9 @@ from autopar import models
 from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.discover import discover
+from autopar.folding.fold import fold
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import fold
-from autopar.formulate.recipes import batch_dims
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load

@@ -20,7 +20,7 @@ from autopar.cli import main
 from autopar.errors import JobError, ProblemError
 from autopar.problem import Problem, Solution, Termination
 from autopar.selection import Known, Selection
-from autopar.solvers.presolve import Size, Step
+from autopar.solvers.reductions.presolve import Size, Step
 
 OPTIMAL = Solution(Termination.OPTIMAL, (1, 1), 1000, 1000)
 WORSE = Solution(Termination.FEASIBLE, (0, 0), 1250, 900)

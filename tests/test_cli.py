@@ -26,7 +26,7 @@ from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
 from autopar.program.records import Category
 from autopar.progress import Progress, silent
-from autopar.search import engine
+from autopar.search import backends
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
 from tests.plans import two_stage_plan, two_variant_plan
 from tests.views import view_of
@@ -120,7 +120,7 @@ def test_grid_search_is_asked_for_unless_it_gets_no_time(api: Api, options: str,
 def test_all_cores_search_that_have_something_to_do(
     api: Api, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
 ) -> None:
-    monkeypatch.setattr(engine, "usable_cores", lambda: cores)
+    monkeypatch.setattr(backends, "usable_cores", lambda: cores)
 
     assert main(["solve", "zoo:gpt2", "--gpus", "8"]) == 0
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from autopar.api import plan_task
+from autopar.configuration import Configuration, Family, configurations, describe
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import is_data_major
-from autopar.formulate.options import all_placements
-from autopar.formulate.recipes import batch_dims
-from autopar.formulate.step import Split, step_time
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.manual_recipes import batch_dims
+from autopar.formulate.op_strategies import all_placements
+from autopar.formulate.step_time import Split, step_time
 from autopar.formulate.tables import Decision, Tables
-from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
-from autopar.search.attempt import Attempt
-from autopar.search.crew import Alone
-from autopar.search.pieces import Piece, Work
-from autopar.search.planner import EARLY
-from autopar.search.space import Configuration, Family, configurations, describe
+from autopar.search.branch_and_bound import EARLY
+from autopar.search.executor import Alone
+from autopar.search.node_solver import Attempt
+from autopar.search.tasks import Piece, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.executions import Execution, model_graph, model_rules, random_plan
@@ -151,9 +151,9 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
 
     That is the bound of the whole space, whether meshes of three axes are searched, not, or for so many pieces of work.
     """
-    monkeypatch.setattr("autopar.search.planner.WEAK", weak)
-    monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
-    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
+    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", weak)
+    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
+    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
     task = _task()
     search = task.search(Effort(top_k=1))
     outcome = search.run(task.space)
@@ -199,8 +199,8 @@ def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
         asked.append(len(begun))
         return []
 
-    monkeypatch.setattr("autopar.search.planner.scouts", no_scouts)
-    monkeypatch.setattr("autopar.search.planner.EARLY", early)
+    monkeypatch.setattr("autopar.search.branch_and_bound.scouts", no_scouts)
+    monkeypatch.setattr("autopar.search.branch_and_bound.EARLY", early)
     task = prepare("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32})
     space = [each for each in task.space if each.num_stages > 1]
 
@@ -213,12 +213,12 @@ def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
 
 
 def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.planner.WEAK", np.inf)
-    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
+    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", np.inf)
+    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
     task = _task()
     bounds = []
     for pieces in (0, 1, 1000):
-        monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
+        monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
         bounds.append(task.search(Effort(top_k=1)).run(task.space).bound)
 
     assert bounds == sorted(bounds)
@@ -227,9 +227,9 @@ def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("pieces", [0, 1000])
 def test_the_report_says_what_is_left_of_them(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.planner.WEAK", np.inf)
-    monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
-    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
+    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", np.inf)
+    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
+    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
     task = _task()
 
     report = plan_task(task, Effort(top_k=1)).search

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.discover import Rule, Strategy, discover
 from autopar.execute import Executor
-from autopar.formulate.options import options
+from autopar.formulate.op_strategies import options
 from autopar.ir.functions import DOMAIN, OPSET, function_proto
 from autopar.sharding import Mesh, Partial, Shard
 from tests.single_ops import (

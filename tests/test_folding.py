@@ -6,23 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from autopar.configuration import Configuration
+from autopar.folding import fold as folding
+from autopar.folding.fold import Folded
 from autopar.formulate import building
-from autopar.formulate import fold as folding
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import Folded
-from autopar.formulate.grouped import grouped_time
-from autopar.formulate.hops import Hops, between
-from autopar.formulate.options import Options
-from autopar.formulate.scheduled import pass_seconds
-from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.op_strategies import Options
+from autopar.formulate.scheduled_step import pass_seconds
+from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Graph, Op
+from autopar.pipeline_partition.interleaved import grouped_time
+from autopar.pipeline_partition.p2p import Hops, between
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
 from autopar.schedule import SCHEDULES
+from autopar.search.lowered_memory import Weighing
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
-from autopar.search.weighing import Weighing
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes

@@ -9,14 +9,14 @@ import pytest
 
 from autopar.cluster import PRESETS
 from autopar.cost import ALONE, Bucketed, CostModel, Fused, Resharder
+from autopar.folding.fold import Producer, Source
+from autopar.folding.graph_facts import element_bytes
+from autopar.formulate.block_memory import block_bytes
 from autopar.formulate.building import build_tables
-from autopar.formulate.facts import element_bytes
-from autopar.formulate.fold import Producer, Source
-from autopar.formulate.memory import block_bytes
-from autopar.formulate.step import Pipeline
-from autopar.formulate.step import Split as Cut
+from autopar.formulate.linear_weights import Weights, problem, stage_mixes, weights
+from autopar.formulate.step_time import Pipeline
+from autopar.formulate.step_time import Split as Cut
 from autopar.formulate.tables import AGAIN, OUTSIDE, Decision, IntArray, Slot, Tables
-from autopar.formulate.weights import Weights, problem, stage_mixes, weights
 from autopar.ir.graph import Op, Phase, Role
 from autopar.recompute import Recompute
 from autopar.sharding import Mesh, Placements, Replicate, local_shape

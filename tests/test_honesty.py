@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from autopar.api import plan_task
+from autopar.configuration import describe
 from autopar.plan import SearchReport
-from autopar.search.space import describe
 from autopar.sizing.fewer import least_seconds
-from autopar.sizing.hope import search_plans
 from autopar.task import Effort, resized
+from autopar.task_search import search_plans
 from tests.enumeration import (
     CLOSE,
     FEWER,

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autopar
+from autopar.configuration import Configuration
 from autopar.errors import ProgramError
-from autopar.formulate.fold import fold
+from autopar.folding.fold import fold
 from autopar.plan import Plan, StagePlan
 from autopar.program.records import Category, Program
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.report import format_explain, format_report, format_timeline
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, Timeline, simulate
 from tests.executions import Execution, interleave, model_graph, model_rules, random_plan

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from autopar.configuration import Configuration
 from autopar.errors import ProgramError
 from autopar.program.records import Collective, Compute, Instruction, SegmentPhase
 from autopar.program.text import format_instruction
 from autopar.runtime import run_step
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial
 from tests.executions import EXECUTOR, TINY, TOLERANCE, Execution, model_rules, random_plan
 from tests.shares import some

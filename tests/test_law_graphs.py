@@ -10,11 +10,11 @@ from hypothesis import currently_in_test_context, event, given, note, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from autopar.configuration import Configuration
 from autopar.discover import discover
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
 from autopar.ir.text import format_graph, parse_graph
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.training import STEP, training_step
 from tests.executions import Execution, random_plan

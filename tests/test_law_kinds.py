@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autopar.configuration import Configuration
 from autopar.discover import discover
 from autopar.plan import Plan
 from autopar.recompute import Recompute
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import TINY, Execution, interleave, model_graph, model_rules, random_plan, solved_plan
 from tests.named_plans import Data, Expert, Free, Megatron, Task, Vocabulary, check_kind, named_plan

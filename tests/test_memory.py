@@ -13,9 +13,9 @@ from autopar.cluster import load_cluster
 from autopar.cost import FSDP, MEGATRON_FP16, MIXED, DtypePolicy, Resharder, Stack
 from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
-from autopar.formulate.fold import fold
-from autopar.formulate.selective import selective_ops
-from autopar.formulate.step import Pipeline
+from autopar.folding.fold import fold
+from autopar.folding.selective_recompute import selective_ops
+from autopar.formulate.step_time import Pipeline
 from autopar.ir.blocks import find_blocks
 from autopar.models import layers
 from autopar.models.builder import Builder

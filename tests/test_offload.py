@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from autopar.cluster import PRESETS, Cluster, cluster_from_dict, parse_cluster
+from autopar.configuration import Configuration
 from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import HIDING
 from autopar.degrees import Degrees
 from autopar.errors import ClusterError, JobError, PlanError, ProgramError
-from autopar.formulate.offload import HostLinks, with_host
-from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.offload_costs import HostLinks, with_host
+from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot
 from autopar.plan import Plan
 from autopar.prediction import Predictor
@@ -22,7 +23,6 @@ from autopar.program.records import HOST_PHASES, Category, Program, Segment, Seg
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.flat import simulate_flat

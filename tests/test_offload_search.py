@@ -13,20 +13,20 @@ from autopar.bench.baselines import BASELINES
 from autopar.bench.baselines.race import Race
 from autopar.bench.records import Result
 from autopar.cluster import PRESETS
+from autopar.configuration import Configuration
 from autopar.errors import InfeasibleError, PinError
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.least_memory_plan import thriftiest
 from autopar.pins import broken, pins_from
 from autopar.pins.reading import pins_of
 from autopar.plan import Plan
 from autopar.progress import never, silent
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.sizing.explain import Limits, explain_infeasible
 from autopar.sizing.records import Infeasibility
-from autopar.sizing.thrift import thriftiest
 from autopar.task import Effort, Task, pinned, prepare
 from tests.executions import COSTS, Execution, found_candidates, model_rules, written
 from tests.formulations import DIMS

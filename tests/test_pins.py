@@ -10,14 +10,14 @@ import pytest
 
 import autopar
 from autopar.api import plan_task
+from autopar.describe.axis_roles import roles_of_axes
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
 from autopar.plan import Plan, SearchReport
-from autopar.search.attempt import MEMORY_GAP
-from autopar.search.roles import roles_of_axes
-from autopar.search.unequal_space import MOST_COUNTS
+from autopar.search.heterogeneous_nodes import MOST_COUNTS
+from autopar.search.node_solver import MEMORY_GAP
 from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS

@@ -13,12 +13,12 @@ from autopar.cli import main
 from autopar.cluster import Cluster, NodeGroup, load_cluster
 from autopar.cost import CostModel, default_limit
 from autopar.degrees import Degrees
+from autopar.describe.one_line import summarise
 from autopar.errors import JobError, TacticError
-from autopar.formulate.recipes import batch_dims
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.plan import Job, ModelInfo, Plan
 from autopar.prediction import Predictor
 from autopar.program.records import Collective, SegmentPhase
-from autopar.search.summary import summarise
 from autopar.tactics.by_degrees import (
     mesh_by_degrees,
     placing_by_degrees,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from autopar.configuration import Configuration
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.program.records import (
@@ -31,7 +32,6 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from tests.executions import Execution, model_rules, random_plan, solved_plan
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
+from autopar.configuration import Configuration
 from autopar.discover import Rules, discover
 from autopar.errors import PlanError, ShardingError
-from autopar.formulate.fold import fold
-from autopar.formulate.handed import hand_overs, instance_names
+from autopar.folding.block_interface import hand_overs, instance_names
+from autopar.folding.fold import fold
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Op, Role, State, Value
 from autopar.plan import DividedNumber, Plan
 from autopar.program.lower import lower
 from autopar.program.records import Compute, Program, SegmentPhase
 from autopar.program.text import format_program, parse_program
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh, local_shape
 from autopar.training import training_step
 from tests.executions import COSTS, Execution, random_feeds, random_plan

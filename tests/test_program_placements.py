@@ -11,7 +11,7 @@ from autopar.cost import Collective as CollectiveKind
 from autopar.discover import Rule, Rules, Strategy
 from autopar.discover.rules import Halo, Local, Replaced, Scaled
 from autopar.errors import ProgramError
-from autopar.formulate.fold import Folded, fold
+from autopar.folding.fold import Folded, fold
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
 from autopar.program.records import (

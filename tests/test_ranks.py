@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from autopar import models
+from autopar.configuration import Configuration
 from autopar.cost import Collective as Kind
 from autopar.degrees import Degrees
 from autopar.discover import discover
@@ -48,7 +49,6 @@ from autopar.ranks.routes import groups_of, refreshes
 from autopar.ranks.table import format_run
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.training import STEP
 from autopar.workload import open_workload

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autopar.configuration import Configuration
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
 from autopar.recompute import Recompute
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import interleave
 from tests.rank_runs import SAMPLES, tiny_plan, tiny_rules, tiny_workload

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.configuration import Configuration
 from autopar.errors import ModelError, ProgramError
 from autopar.execute import run_graph
 from autopar.ir.graph import Role
 from autopar.program.records import Collective, Compute, Program, Segment, SegmentPhase
 from autopar.runtime import run_step
 from autopar.schedule import SCHEDULES
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Replicate
 from autopar.simulate import simulate
 from tests.executions import (

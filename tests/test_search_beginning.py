@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.api import plan_task
-from autopar.search.crew import Alone
-from autopar.search.pieces import Piece, Work
-from autopar.search.space import Configuration, configurations, first_tries, roomy_try
+from autopar.configuration import Configuration, configurations, first_tries, roomy_try
+from autopar.search.executor import Alone
+from autopar.search.tasks import Piece, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 

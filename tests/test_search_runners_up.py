@@ -8,21 +8,21 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
-from autopar.formulate.hops import between
-from autopar.formulate.narrow import narrow
-from autopar.formulate.step import Split, step_time
-from autopar.formulate.weights import problem, weights
+from autopar.configuration import Family, families
+from autopar.describe.axis_roles import roles_of_axes
+from autopar.describe.block_decisions import assemble_blocks
+from autopar.describe.signature import Signature, distinct, signature
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.restrict import narrow
+from autopar.formulate.step_time import Split, step_time
+from autopar.pipeline_partition.p2p import between
 from autopar.plan import StagePlan
 from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
-from autopar.search.attempt import Attempt
-from autopar.search.blocks import assemble_blocks
-from autopar.search.branches import Branch, Keeping, Levels, With, Without, apply, branches_of
+from autopar.search.branch_and_bound import Search
+from autopar.search.branching import Branch, Keeping, Levels, With, Without, apply, branches_of
+from autopar.search.node_solver import Attempt
 from autopar.search.outcome import Candidate, Outcome
-from autopar.search.planner import Search
-from autopar.search.roles import roles_of_axes
-from autopar.search.signature import Signature, distinct, signature
-from autopar.search.space import Family, families
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak, tables
 

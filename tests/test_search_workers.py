@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 
 import autopar
+from autopar.configuration import families
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
-from autopar.search import pieces
-from autopar.search.attempt import Attempt
-from autopar.search.crew import Alone, Crew, Order, Team
-from autopar.search.engine import Engine
+from autopar.search import tasks
+from autopar.search.backends import Engine
+from autopar.search.branch_and_bound import Search
+from autopar.search.executor import Alone, Crew, Order, Team
+from autopar.search.frontier import LAG, Series, horizon, sweep
+from autopar.search.node_solver import Attempt
 from autopar.search.outcome import Outcome
-from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.planner import Search
-from autopar.search.processes import Processes
-from autopar.search.space import families
-from autopar.search.sweep import LAG, Series, horizon, sweep
+from autopar.search.process_executor import Processes
+from autopar.search.tasks import Finding, Piece, Work
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
 
@@ -80,14 +80,14 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts whose tables are written again when they are gone on with end as those that were kept."""
     task, packed = _task(), []
     kept = _run(task)
-    pack = pieces._pack
+    pack = tasks._pack
 
     def note(attempt: Attempt) -> bytes:
         packed.append(attempt)
         return pack(attempt)
 
-    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
-    monkeypatch.setattr(pieces, "_pack", note)
+    monkeypatch.setattr(tasks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(tasks, "_pack", note)
 
     anew = _run(task)
 
@@ -97,7 +97,7 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of blocks spread over stages is packed, and no more than that: packing takes time, too."""
-    monkeypatch.setattr("autopar.search.attempt.SPREAD_STEPS", 1)
+    monkeypatch.setattr("autopar.search.node_solver.SPREAD_STEPS", 1)
     task = prepare("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
     search = task.search(Effort())
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
@@ -110,11 +110,11 @@ def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch)
         while not attempt.exhausted:
             bounds.append(attempt.advance(bounds[-1], FAR))
             if packs:
-                packed = pieces._pack(attempt)
+                packed = tasks._pack(attempt)
                 assert len(packed) < PACKED_BYTES
                 again = search.attempt(family, FAR)
                 assert again is not None
-                attempt = pieces._unpacked(packed, again)
+                attempt = tasks._unpacked(packed, again)
         assert attempt.rounds is not None
         return bounds
 
@@ -447,7 +447,7 @@ def test_engines_that_make_no_sense_are_refused(arguments: dict[str, Any], messa
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install."""
-    monkeypatch.setattr("autopar.search.engine.find_spec", lambda name: None)
+    monkeypatch.setattr("autopar.search.backends.find_spec", lambda name: None)
 
     with pytest.raises(WorkerError, match="Ray is not installed") as caught:
         autopar.solve("zoo:gpt2", engine="ray", **GPT)
@@ -463,7 +463,7 @@ def test_ctrl_c_does_not_reach_what_is_starting() -> None:
     """
     script = """
 from pathlib import Path
-from autopar.search.processes import open_server
+from autopar.search.process_executor import open_server
 open_server()
 for pid in Path("/proc/self/task").glob("*/children"):
     for child in pid.read_text().split():
@@ -489,7 +489,7 @@ def test_ray_finds_what_one_process_finds(capsys: pytest.CaptureFixture[str], mo
     """
     import ray
 
-    from autopar.search.ray_cluster import RayCluster
+    from autopar.search.ray_executor import RayCluster
 
     class Mortal(RayCluster):
         """Actors one of which is killed at its third piece."""
@@ -520,10 +520,10 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
     """One that has something else to do, and one whose nodes have another version of this package or none."""
     import ray
 
-    from autopar.search.ray_cluster import RayCluster
+    from autopar.search.ray_executor import RayCluster
 
     search = _task().search(Effort())
-    monkeypatch.setattr("autopar.search.ray_cluster.FREE_SECONDS", 1.0)
+    monkeypatch.setattr("autopar.search.ray_executor.FREE_SECONDS", 1.0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         busy = ray.remote(num_cpus=1)(threading.Event).remote()
@@ -534,7 +534,7 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
             RayCluster(search, 2, None)
         assert caught.value.hint == "--workers 1"
         for there, message in (("0.0.0", "has autopar 0.0.0"), (None, "has no autopar")):
-            monkeypatch.setattr("autopar.search.ray_cluster.version", _version(there))
+            monkeypatch.setattr("autopar.search.ray_executor.version", _version(there))
             with pytest.raises(WorkerError, match=message) as caught:
                 RayCluster(search, 1, None)
             assert "on every node" in caught.value.hint

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar import least_memory_plan, task_search
 from autopar.api import plan_task
 from autopar.cli import main
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
+from autopar.formulate.block_memory import UNHOSTED
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
-from autopar.formulate.memory import UNHOSTED
-from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.thrift import least_split, state_bytes
+from autopar.formulate.least_memory import least_split, state_bytes
+from autopar.formulate.step_time import Pipeline, Split
+from autopar.least_memory_plan import Looking, Thrifty, held_in_all, shortage, thriftiest
 from autopar.pins import pins_from
 from autopar.progress import Progress, StopCallback, never
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
-from autopar.sizing import hope, thrift
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
-from autopar.sizing.thrift import Looking, Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
 from tests.shares import one_in
@@ -167,7 +167,7 @@ def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> No
     first: Any = SimpleNamespace()
 
     def all_of_it() -> Iterator[None]:
-        answer = yield from thrift._searched(search, [first], 100.0, first, enough, math.inf)
+        answer = yield from least_memory_plan._searched(search, [first], 100.0, first, enough, math.inf)
         found.append(answer[0])
 
     found: list[float] = []
@@ -176,7 +176,7 @@ def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> No
 
     assert max(needs, enough) <= found[0] <= 1.05 * max(needs, enough)
     assert min(search.tried) >= enough
-    assert len(search.tried) <= thrift.STEPS
+    assert len(search.tried) <= least_memory_plan.STEPS
 
 
 def test_a_look_that_time_has_cut_says_so() -> None:
@@ -425,8 +425,8 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
     fits = short_task("mlp-xs", 2)
 
     for own, lost in ((task, True), (fits, False)):
-        watch = hope.Hope(own, lambda _: None, lambda: False)
-        watch._began -= 2 * hope.PATIENCE
+        watch = task_search.Hope(own, lambda _: None, lambda: False)
+        watch._began -= 2 * task_search.PATIENCE
         assert not watch.should_stop()  # nothing was looked at so far
         watch.progress(Progress("begin"))
         asked = 0
@@ -451,14 +451,14 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         yield from ()
         return nothing if len(asked) == 1 else replace(nothing, is_cut=False)
 
-    monkeypatch.setattr(hope, "look", look)
-    watch = hope.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
+    monkeypatch.setattr(task_search, "look", look)
+    watch = task_search.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
-    watch._began -= 2 * hope.PATIENCE
+    watch._began -= 2 * task_search.PATIENCE
 
     assert not watch.should_stop()
     assert not watch.should_stop()  # not so soon again
-    watch._began -= 4 * hope.PATIENCE
+    watch._began -= 4 * task_search.PATIENCE
     assert watch.should_stop()
     assert len(asked) == 2
     assert asked[1] > 1.5 * asked[0]
@@ -474,10 +474,10 @@ def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPat
             yield
         return Thrifty(None, math.inf, 0.0, complete=True, is_cut=False)
 
-    monkeypatch.setattr(hope, "look", look)
-    watch = hope.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
+    monkeypatch.setattr(task_search, "look", look)
+    watch = task_search.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
-    watch._began -= 2 * hope.PATIENCE
+    watch._began -= 2 * task_search.PATIENCE
 
     assert not watch.should_stop()
     assert not watch.should_stop()
@@ -494,7 +494,7 @@ def test_a_search_begins_with_whatfits() -> None:
     task = short_task("mlp-xs", 2, limit)
     told: list[Progress] = []
 
-    outcome = hope.search_plans(
+    outcome = task_search.search_plans(
         task, Effort(top_k=1), progress=told.append, should_stop=lambda: bool(told) and told[-1].incumbent < math.inf
     )
 
@@ -509,10 +509,10 @@ def test_a_search_begins_with_whatfits() -> None:
 
 def test_nothing_that_is_too_large_is_begun_with() -> None:
     for task, is_lost in ((short_task("mlp-xs", 2, 1.0e3), True), (short_task("mlp-xs", 2), False)):
-        watch = hope.Hope(task, lambda _: None, lambda: False)
+        watch = task_search.Hope(task, lambda _: None, lambda: False)
         spare = watch.spare()
         assert (spare is None) == watch.lost == is_lost
-        over = hope.Hope(task, lambda _: None, lambda: False, time.monotonic() - 1.0)
+        over = task_search.Hope(task, lambda _: None, lambda: False, time.monotonic() - 1.0)
         assert over.spare() is None  # nobody looks for it once the search is to have ended
         assert not over.lost
 
@@ -524,9 +524,9 @@ def _unasked(*_: object, **__: object) -> Thrifty:
 def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every configuration needs more, the thriftiest plan is only looked for to say what is missing."""
     for name in ("look", "thriftiest"):
-        monkeypatch.setattr(hope, name, _unasked)
+        monkeypatch.setattr(task_search, name, _unasked)
 
-    outcome = hope.search_plans(short_task("mlp-xs", 2, 1.0e3), Effort())
+    outcome = task_search.search_plans(short_task("mlp-xs", 2, 1.0e3), Effort())
 
     assert outcome.proves_none
 
@@ -542,10 +542,10 @@ def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
         yield from ()
         return Thrifty(None, 0.0, 0.0, complete=True, is_cut=False)
 
-    monkeypatch.setattr(hope, "look", look)
-    watch = hope.Hope(task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0))
+    monkeypatch.setattr(task_search, "look", look)
+    watch = task_search.Hope(task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0))
     watch.progress(Progress("begin"))
-    watch._began -= 2 * hope.PATIENCE
+    watch._began -= 2 * task_search.PATIENCE
 
     assert not watch.should_stop()
     assert asked == ([] if passed else [False])
@@ -557,7 +557,7 @@ def test_a_known_plan_is_taken_when_the_time_is_over(monkeypatch: pytest.MonkeyP
     known = thriftiest(task.opened)
     assert known.candidate is not None
     for name in ("look", "thriftiest"):
-        monkeypatch.setattr(hope, name, _unasked)
+        monkeypatch.setattr(task_search, name, _unasked)
 
     stopped = find_plan(task, Effort(top_k=1), should_stop=lambda: True, known=known)
     hasty, patient = (find_plan(task, Effort(top_k=1, time_limit=own), known=known) for own in (1e-9, None))

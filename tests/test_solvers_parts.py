@@ -9,14 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import FORBIDDEN, Problem
-from autopar.solvers import auto, highs
+from autopar.solvers import auto
+from autopar.solvers.backends import highs
 from autopar.solvers.base import Budget
-from autopar.solvers.dominance import undominated
-from autopar.solvers.eliminate import eliminate, eliminate_all, order_of, thin
-from autopar.solvers.field import Field, prepare
-from autopar.solvers.memory import Memory
-from autopar.solvers.merge import merge
-from autopar.solvers.polytope import linear_program, scale_of
+from autopar.solvers.bounds.local_polytope import linear_program, scale_of
+from autopar.solvers.model.graphical_model import Field, prepare
+from autopar.solvers.model.memory_rows import Memory
+from autopar.solvers.reductions.contraction import merge
+from autopar.solvers.reductions.dominance import undominated
+from autopar.solvers.reductions.elimination import eliminate, eliminate_all, order_of, thin
 from tests.checks import check_exact, choices
 from tests.strategies import problems, tied_problems
 

@@ -12,14 +12,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import FORBIDDEN, Limit, Problem, Termination, Usage
-from autopar.solvers import Solver, auto, components, portfolio
+from autopar.solvers import Solver, auto, portfolio
 from autopar.solvers.auto import Auto
-from autopar.solvers.components import Part, settle, split
-from autopar.solvers.field import Field, prepare
-from autopar.solvers.memory import Memory
-from autopar.solvers.merge import merge
+from autopar.solvers.model.graphical_model import Field, prepare
+from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.portfolio import Portfolio
-from autopar.solvers.presolve import Size, presolve
+from autopar.solvers.reductions import components
+from autopar.solvers.reductions.components import Part, settle, split
+from autopar.solvers.reductions.contraction import merge
+from autopar.solvers.reductions.presolve import Size, presolve
 from tests.checks import check_solution, choices, close
 from tests.instances import knapsack
 from tests.strategies import problems, tied_problems

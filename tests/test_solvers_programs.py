@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from autopar import solvers
 from autopar.problem import Problem, Termination, Usage
-from autopar.solvers import highs, lazy
+from autopar.solvers.backends import highs, lazy_rows
+from autopar.solvers.backends.lazy_rows import MipSolver
 from autopar.solvers.base import Budget
-from autopar.solvers.covers import covers
-from autopar.solvers.field import prepare
-from autopar.solvers.lazy import MipSolver
-from autopar.solvers.memory import Memory
-from autopar.solvers.polytope import linear_program, scale_of
+from autopar.solvers.bounds.cover_cuts import covers
+from autopar.solvers.bounds.local_polytope import linear_program, scale_of
+from autopar.solvers.model.graphical_model import prepare
+from autopar.solvers.model.memory_rows import Memory
 from tests.checks import check_solution, choices, close
 from tests.instances import k_tree, knapsack
 from tests.strategies import problems
@@ -46,7 +46,7 @@ def test_covers_raise_the_bound_of_the_relaxation() -> None:
     plain = linear_program(prepared.field, scale_of(prepared.field)).with_rows(memory, [0])
 
     alone = highs.run(plain, False, budget(problem)).bound
-    relaxed = lazy.relaxation(prepared.field, memory, budget(problem), highs.run, set())
+    relaxed = lazy_rows.relaxation(prepared.field, memory, budget(problem), highs.run, set())
 
     assert alone == pytest.approx(10 * (3 - 5 / 3))
     assert relaxed.plain_outcome.bound == pytest.approx(alone)

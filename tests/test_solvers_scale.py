@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from autopar.problem import Problem, Termination, Usage
 from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
-from autopar.solvers.field import Field, prepare
-from autopar.solvers.flat import Flat, FlatMemory, indicator
-from autopar.solvers.improve import Guide, Improver
-from autopar.solvers.memory import Memory
-from autopar.solvers.merge import Merged, merge
-from autopar.solvers.messages import Messages
-from autopar.solvers.neighbourhood import carve, solve
-from autopar.solvers.polish import Polisher
+from autopar.solvers.bounds.lagrangian_dual import Relaxation, peaks
+from autopar.solvers.bounds.messages import Messages
+from autopar.solvers.local_search.improve import Guide, Improver
+from autopar.solvers.local_search.neighbourhood import carve, solve
+from autopar.solvers.local_search.parallel_search import improve_together
+from autopar.solvers.local_search.polish import Polisher
+from autopar.solvers.local_search.tree_descent import LOOKS, Trees
+from autopar.solvers.model.csr import Flat, FlatMemory, indicator
+from autopar.solvers.model.graphical_model import Field, prepare
+from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.portfolio import Portfolio
-from autopar.solvers.relaxation import Relaxation, peaks
-from autopar.solvers.team import improve_together
-from autopar.solvers.trees import LOOKS, Trees
+from autopar.solvers.reductions.contraction import Merged, merge
 from tests.checks import check_solution, choices, close
 from tests.instances import k_tree
 from tests.strategies import problems

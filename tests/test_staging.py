@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.solvers.staging import solve
-from autopar.solvers.staging_program import solve_cp_sat, solve_highs, survivors
+from autopar.solvers.staging.dynamic_program import solve
+from autopar.solvers.staging.integer_program import solve_cp_sat, solve_highs, survivors
 from autopar.staging import Leg, Staged, Staging
 from tests.stagings import random_staging, routes
 
@@ -104,10 +104,10 @@ def test_stages_of_good_routes_survive(seed: int, room: float) -> None:
 
 def test_what_needs_too_much_memory_is_cut_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for pairs there is no bound, and every stage that could be in a good route is still listed."""
-    monkeypatch.setattr("autopar.solvers.staging.MOST_BYTES", 0)
-    monkeypatch.setattr("autopar.solvers.staging_program.MOST_BYTES", 0)
-    monkeypatch.setattr("autopar.solvers.staging.ROOM", 1)
-    monkeypatch.setattr("autopar.solvers.staging_program.ROOM", 1)
+    monkeypatch.setattr("autopar.solvers.staging.dynamic_program.MOST_BYTES", 0)
+    monkeypatch.setattr("autopar.solvers.staging.integer_program.MOST_BYTES", 0)
+    monkeypatch.setattr("autopar.solvers.staging.dynamic_program.ROOM", 1)
+    monkeypatch.setattr("autopar.solvers.staging.integer_program.ROOM", 1)
     cut = 0
     for seed in range(60):
         problem = random_staging(seed)

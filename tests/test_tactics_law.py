@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.formulate.recipes import batch_dims
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.plan import Job, ModelInfo
 from autopar.sharding import Mesh, parse_placements
 from autopar.sharding import Replicate as Whole

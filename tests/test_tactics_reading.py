@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autopar.configuration import Configuration
 from autopar.errors import TacticError
-from autopar.formulate.recipes import batch_dims
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.plan import Plan
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.tactics import DataParallel, Megatron, Place, Tactic, ZeRO, format_schedule, schedule_from
 from autopar.tactics.draft import Draft

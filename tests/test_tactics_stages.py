@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.bench.specs import spec
 from autopar.errors import TacticError
-from autopar.formulate.fold import BlockKind, Folded
+from autopar.folding.fold import BlockKind, Folded
 from autopar.tactics.stages import blocks_per_stage, even_blocks, even_layers, layers
 from autopar.workload import open_workload
 

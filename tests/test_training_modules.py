@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autopar.configuration import Configuration
 from autopar.discover import discover
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
 from autopar.onnx import load
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.training import STEP, training_step
 from tests.executions import Execution, random_plan

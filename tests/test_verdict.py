@@ -11,9 +11,9 @@ import pytest
 
 import autopar
 from autopar import verdict
+from autopar.describe.signature import Signature
 from autopar.plan import PhaseTime, Plan
 from autopar.search.outcome import Outcome
-from autopar.search.signature import Signature
 from autopar.task import NO_SECONDS, Effort, PhaseClock, Task, prepare
 from tests.formulations import DIMS
 

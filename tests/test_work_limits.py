@@ -7,8 +7,9 @@ import pytest
 
 from autopar import solvers
 from autopar.problem import OPTIMALITY_TOLERANCE, Termination
-from autopar.search import attempt, limits
+from autopar.search import node_solver
 from autopar.search.outcome import Outcome
+from autopar.solvers import limited
 from autopar.solvers.base import Work
 from autopar.task import Effort, prepare
 from tests.checks import check_solution
@@ -79,7 +80,7 @@ def _outcome(time_limit: float | None = None) -> Outcome:
 
 def test_of_a_limit_of_time_no_problem_takes_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is cut has a bound all the same; without a limit none is."""
-    monkeypatch.setattr(attempt, "PRICED_SHARE", 1e-3)
+    monkeypatch.setattr(node_solver, "PRICED_SHARE", 1e-3)
 
     hurried, found = _outcome(600.0), _outcome()
 
@@ -93,7 +94,7 @@ def test_of_a_limit_of_time_no_problem_takes_more_than_a_part(monkeypatch: pytes
 def test_a_slow_machine_finds_the_same_plans(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one that takes minutes from each look at the clock to the next; also where limits of work cut problems."""
     if limit is not None:
-        monkeypatch.setattr(limits, "PLACEMENT_WORK", limit)
+        monkeypatch.setattr(limited, "PLACEMENT_WORK", limit)
 
     found = _outcome()
     _slow(monkeypatch, 60.0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cli import main
+from autopar.configuration import Configuration
 from autopar.errors import PlanError, ProgramError
 from autopar.program.lower import lower
 from autopar.program.records import Category, Compute, Operand, Program, Segment, SegmentPhase
@@ -19,7 +20,6 @@ from autopar.recompute import Recompute
 from autopar.report import format_report
 from autopar.schedule import SCHEDULES, Pass, Schedule, Task, ZeroBubble
 from autopar.schedule.timing import time_tasks
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
 from tests.executions import COSTS, Execution, model_rules, random_plan

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.configuration import Configuration
+from autopar.describe.block_decisions import assemble_blocks
 from autopar.discover import Rules
+from autopar.folding.fold import Folded
 from autopar.formulate.building import build_tables
-from autopar.formulate.fold import Folded
-from autopar.formulate.step import Split, StepTime
+from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import Plan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import COSTS, any_offload, any_recompute, random_choice, written
 

@@ -9,13 +9,13 @@ from operator import mul
 from typing import Any
 
 from autopar.cluster import cluster_from_dict
-from autopar.formulate.fold import Folded
+from autopar.configuration import Configuration, divisors
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.folding.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins import BlockOffload, BlockRecompute, Choices, Pins
 from autopar.plan import Plan
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
-from autopar.search.roles import AxisRole, roles_of_axes
-from autopar.search.space import Configuration, divisors
 from autopar.tactics.stages import layers
 
 MOST_VALUES = 4

@@ -13,7 +13,7 @@ from autopar.alternatives.records import Alternative
 from autopar.alternatives.weigh import WEIGHING_SECONDS, Scale
 from autopar.cost import CostModel
 from autopar.errors import PlanError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Op
 from autopar.pins import Choices, Pins
 from autopar.plan import Plan, Simulated

@@ -17,12 +17,12 @@ from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import Decision, Value, decisions, likest, pinned_to
 from autopar.alternatives.records import Alternative, Limit, Weighing
 from autopar.errors import PinError, PlanError
+from autopar.least_memory_plan import shortage, thriftiest
 from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
 from autopar.sizing.planning import Found, find_plan, quick
-from autopar.sizing.thrift import shortage, thriftiest
 from autopar.task import NO_PINS, Effort, Task, pinned, resized
 from autopar.units import format_bytes
 

@@ -10,7 +10,7 @@ from autopar.errors import JobError
 from autopar.problem import check_together, relative_gap
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.selection import Known, Selection, select
-from autopar.solvers.presolve import Step, presolve
+from autopar.solvers.reductions.presolve import Step, presolve
 
 NEAR = (0.01, 0.001)
 """How far above the best known cost, relative to it, a choice counts as near."""

@@ -17,10 +17,10 @@ from autopar.bench.baselines import by_degrees
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
 from autopar.bench.baselines.race import Race
 from autopar.degrees import Degrees
+from autopar.describe.axis_roles import roles_of_axes
 from autopar.plan import Plan, Rival
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.recompute import Recompute
-from autopar.search.roles import roles_of_axes
 from autopar.task import Effort, Task
 from autopar.verdict import step_seconds
 

@@ -96,7 +96,7 @@ def solve(
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
     from autopar.report import format_report
-    from autopar.search.engine import usual_workers
+    from autopar.search.backends import usual_workers
 
     if request["workers"] is None and request["engine"] == "local" and dump_problem is None:
         request["workers"] = usual_workers()

@@ -6,8 +6,8 @@ any plan, with two devices (or groups that share what ZeRO splits) on the data-p
 event simulator. The number of data-parallel devices only changes how long collectives over their axis take, how much of
 the update a device does and how much of the optimizer's state it holds, which is worked out from the same instructions.
 What is left (pipeline degree, microbatches, schedule, interleaving, recompute) goes through the formula that the
-planner minimises, `autopar.formulate.step`, or for schedules that split the backward through
-`autopar.formulate.scheduled`.
+planner minimises, `autopar.formulate.step_time`, or for schedules that split the backward through
+`autopar.formulate.scheduled_step`.
 
 So an estimate differs from a prediction by what the formula leaves out of the event simulator: buckets that are not
 full, traffic that waits for other traffic, uneven waits in a pipeline. The tests hold it to that.
@@ -26,8 +26,8 @@ from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
 from autopar.estimates.table import Table, schedule_of
-from autopar.formulate.scheduled import scheduled_step
-from autopar.formulate.step import Pipeline, time_of
+from autopar.formulate.scheduled_step import scheduled_step
+from autopar.formulate.step_time import Pipeline, time_of
 from autopar.prediction import Predictor, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from autopar.configuration import divisors
 from autopar.cost import default_limit
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.estimates.estimator import Estimator
 from autopar.prediction import Setting
-from autopar.search.space import divisors
 from autopar.task import job_machine
 
 _WORSE = 2

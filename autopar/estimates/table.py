@@ -13,11 +13,11 @@ from autopar.cost import BUCKET_BYTES, CostModel, Overlap
 from autopar.cost.overlap import bucket_share, state_buffers
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import Scaled
-from autopar.formulate.fold import Folded
-from autopar.formulate.links import NUM_LINKS
-from autopar.formulate.offload import HostLinks, with_host
-from autopar.formulate.scheduled import StageWork, link_jobs
-from autopar.formulate.step import Split, StageTimes, stage_times
+from autopar.folding.fold import Folded
+from autopar.formulate.link_seconds import NUM_LINKS
+from autopar.formulate.offload_costs import HostLinks, with_host
+from autopar.formulate.scheduled_step import StageWork, link_jobs
+from autopar.formulate.step_time import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies

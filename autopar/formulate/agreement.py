@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autopar.errors import PlanError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.plan import BlockPlan, Plan, Variant
 from autopar.sharding import fits, parse_placements
 

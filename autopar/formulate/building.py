@@ -12,13 +12,13 @@ from autopar.cost import ALONE, CostModel, Fused, Resharder
 from autopar.cost.collectives import leaves_node
 from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
-from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
-from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
-from autopar.formulate.handed import is_far
-from autopar.formulate.meaning import meaning
-from autopar.formulate.options import Options, is_partial, local_sizes
-from autopar.formulate.selective import selective_ops
-from autopar.formulate.sharing import Sharing
+from autopar.folding.block_interface import is_far
+from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
+from autopar.folding.graph_facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
+from autopar.folding.selective_recompute import selective_ops
+from autopar.formulate.op_memo import Sharing
+from autopar.formulate.op_strategies import Options, is_partial, local_sizes
+from autopar.formulate.placement_semantics import meaning
 from autopar.formulate.tables import (
     Boundary,
     Bytes,

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
+from autopar.folding.fold import Folded
 from autopar.formulate.building import Restriction, build_tables
 from autopar.formulate.data_major import DataMajor, is_data_major
-from autopar.formulate.fold import Folded
-from autopar.formulate.recipes import BatchDims
+from autopar.formulate.manual_recipes import BatchDims
 from autopar.formulate.tables import Tables
 from autopar.formulate.zero import LEVELS, keep_levels
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.discover import Strategy
+from autopar.folding.fold import Folded
 from autopar.formulate.building import Restriction
-from autopar.formulate.fold import Folded
-from autopar.formulate.options import encode
-from autopar.formulate.recipes import Data, Facts, Placed, wanted
+from autopar.formulate.manual_recipes import Data, Facts, Placed, wanted
+from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Value
 from autopar.sharding import Mesh

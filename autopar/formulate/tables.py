@@ -3,7 +3,7 @@
 A *node* is a decision: the strategy of an op, the placement of a parameter between steps, of a value on its way between
 blocks (*boundary*), or of the copy of a value that several ops of a block share. An *edge* prices the change of
 placement between two nodes. Every price is in seconds for one block instance and belongs to a *slot*: how often it is
-paid depends on the schedule, which only `step.py` knows.
+paid depends on the schedule, which only `step_time.py` knows.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import launched
-from autopar.formulate.facts import host_seconds, host_seconds_again
-from autopar.formulate.flat import FlatTables
-from autopar.formulate.fold import Folded, Producer
-from autopar.formulate.meaning import Meaning
-from autopar.formulate.options import Options
+from autopar.folding.fold import Folded, Producer
+from autopar.folding.graph_facts import host_seconds, host_seconds_again
+from autopar.formulate.op_strategies import Options
+from autopar.formulate.placement_semantics import Meaning
+from autopar.formulate.table_arrays import FlatTables
 from autopar.ir.graph import Value
 from autopar.sharding import Mesh
 
@@ -38,7 +38,7 @@ class Slot(IntEnum):
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
     recomputes selectively. Three are what the host link adds to whole passes: where what a block saves lies in
     host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
-    update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
+    update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload_costs` fills them in).
     """
 
     FORWARD = 0

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.formulate.facts import states_of
-from autopar.formulate.fold import Producer
+from autopar.folding.fold import Producer
+from autopar.folding.graph_facts import states_of
 from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tables
 from autopar.ir.graph import Role
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from autopar.describe.one_line import name_stages
 from autopar.errors import ExportError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks.export_check import outcome_of
 from autopar.frameworks.facts import Facts, read
-from autopar.frameworks.outcome import outcome_of
 from autopar.plan import Exported, Plan
-from autopar.search.summary import name_stages
 from autopar.workload import open_plan
 
 __all__ = ["BY_DEGREES", "BY_PLACEMENTS", "Exported", "Facts", "export", "read", "targets"]

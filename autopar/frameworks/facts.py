@@ -13,8 +13,9 @@ from typing import Any
 import onnx
 
 from autopar import models
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.errors import ExportError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
 from autopar.models.gpt import GptConfig
@@ -23,7 +24,6 @@ from autopar.models.mixtral import MixtralConfig
 from autopar.models.spec import Config
 from autopar.plan import DimSize, Plan
 from autopar.recompute import Recompute
-from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.sharding import Shard, parse_placements
 from autopar.workload import HUGGING_FACE, ZOO
 

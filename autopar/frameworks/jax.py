@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.placements import (

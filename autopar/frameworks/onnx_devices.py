@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.placements import placed_ops, stage_of_block
 from autopar.plan import Exported, Plan

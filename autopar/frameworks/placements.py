@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.ir.blocks import instance_ops
 from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.plan import OpPlacement, Plan

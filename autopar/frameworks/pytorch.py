@@ -1,6 +1,6 @@
 """PyTorch: a plan as DTensor placements, with a script that applies them to a module."""
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.jax import NOT_PREDICTED, common_losses
 from autopar.frameworks.placements import has_chunks, input_placements, parameter_placements

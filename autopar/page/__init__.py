@@ -52,8 +52,8 @@ def look(
         ProgramError: If the plan does not compute the model.
     """
     from autopar.api import lower_plan
+    from autopar.describe.step_parts import axis_roles
     from autopar.page.view import prepare
-    from autopar.search.parts import axis_roles
     from autopar.simulate import simulate
 
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autopar.alternatives import Alternative, Weighing
+from autopar.describe.step_parts import stage_parts
 from autopar.errors import PlanError
 from autopar.page.records import Alternatives, Progress, Ranked, ScalePoint, StageShares, Waterfall, Weighed
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.report.alternatives import ended, limits
 from autopar.report.parts import changed_parts
 from autopar.report.summary import why_stopped
-from autopar.search.parts import stage_parts
 from autopar.simulate import Timeline
 
 

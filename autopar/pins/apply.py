@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from autopar.configuration import Configuration
 from autopar.discover import Rules
 from autopar.errors import PinError
+from autopar.folding.expert_parameters import experts_of
+from autopar.folding.fold import Folded
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import is_data_major
-from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.restrict import SEQUENCE_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
-from autopar.search.experts import experts_of
-from autopar.search.space import Configuration
 
 
 def constrain(

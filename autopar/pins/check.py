@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from autopar.formulate.fold import Folded
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.folding.fold import Folded
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.space import is_mesh
 from autopar.plan import Plan
 from autopar.recompute import Hosted, Recompute
-from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.tactics.stages import layers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import PinError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.pins.records import RANGED, BlockOffload, BlockRecompute, Item, Pins
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from autopar.tactics.stages import layers

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.sharding import Placements, Shard, parse_placements

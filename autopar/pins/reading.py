@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autopar.discover import Rules
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Pins
 from autopar.plan import Plan
 from autopar.recompute import Hosted

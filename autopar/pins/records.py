@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
+from autopar.configuration import divisors
 from autopar.errors import PinError
-from autopar.search.space import divisors
 from autopar.tactics import Tactic, schedule_to
 
 ROLES = ("dp", "ep", "cp", "tp")

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from autopar.discover import Rules, Strategy
 from autopar.errors import PinError, TacticError
-from autopar.formulate.fold import Folded
-from autopar.formulate.options import encode
-from autopar.formulate.recipes import Data, Facts, Placed, Tensor, wanted
+from autopar.folding.expert_parameters import experts_of
+from autopar.folding.fold import Folded
+from autopar.formulate.manual_recipes import Data, Facts, Placed, Tensor, wanted
+from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
 from autopar.pins.records import ROLES, Pins
-from autopar.search.experts import experts_of
 from autopar.sharding import Mesh
 from autopar.tactics import Replicate, Shard, Tactic
 from autopar.tactics.apply import Applier

@@ -6,13 +6,13 @@ from itertools import product
 from math import prod
 
 from autopar.cluster import Cluster
+from autopar.configuration import GROUP_NODES, Configuration, data_major_meshes, divisors, meshes
 from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.pins.unequal import EQUAL_ONLY
-from autopar.search.space import GROUP_NODES, Configuration, data_major_meshes, divisors, meshes
-from autopar.search.submeshes import Unequal
+from autopar.search.submesh_space import Unequal
 from autopar.sharding import Axis, Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autopar.pins.records import ROLES, Pins
-from autopar.search.submeshes import Unequal
+from autopar.search.submesh_space import Unequal
 
 EQUAL_ONLY = ("mesh", "within_node", "chunks", "sequence_parallel", *ROLES)
 """Decisions about the one mesh that equal stages have: whoever speaks of them means equal stages."""

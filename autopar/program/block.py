@@ -15,9 +15,9 @@ import numpy as np
 
 from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
-from autopar.formulate.fold import BlockKind, Folded
-from autopar.formulate.handed import HandOver
-from autopar.formulate.split import weight_ops
+from autopar.folding.block_interface import HandOver
+from autopar.folding.fold import BlockKind, Folded
+from autopar.folding.weight_gradients import weight_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
 from autopar.program.again import run_again

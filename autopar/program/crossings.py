@@ -12,8 +12,8 @@ from autopar.cluster import Cluster
 from autopar.cost import Handed, Holding
 from autopar.cost.handover import pieces
 from autopar.errors import PlanError, ShardingError
-from autopar.formulate.fold import Folded
-from autopar.formulate.handed import instance_names
+from autopar.folding.block_interface import instance_names
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Role
 from autopar.program.records import (
     Crossing,

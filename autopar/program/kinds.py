@@ -1,6 +1,6 @@
 """The numbers of kinds of blocks in programs."""
 
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 
 
 def program_kind(folded: Folded, variant: int, kind: int) -> int:

@@ -7,9 +7,9 @@ from functools import lru_cache
 from autopar.cost import CostModel, DtypePolicy, Resharder
 from autopar.cost.reshard import bucketed
 from autopar.errors import PlanError
-from autopar.formulate.facts import element_bytes
-from autopar.formulate.fold import Folded
-from autopar.formulate.handed import HandOver, hand_overs, instance_names
+from autopar.folding.block_interface import HandOver, hand_overs, instance_names
+from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import element_bytes
 from autopar.plan import OFFLOADS, BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
 from autopar.program.crossings import find_crossings

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import JobError
-from autopar.formulate.fold import Folded
-from autopar.formulate.handed import instance_names
+from autopar.folding.block_interface import instance_names
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph
 from autopar.program.records import Compute, CrossingTable, Program, Segment, SegmentPhase, StageProgram
 from autopar.training.losses import LOSS_SCALE

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost.collectives import widest_tier
+from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import AxisUse, BlockPlan, Plan, Simulated
 from autopar.report.parts import time_parts, why_lost
@@ -21,7 +22,6 @@ from autopar.report.summary import (
     notes,
 )
 from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten, wrap
-from autopar.search.summary import name_stages
 from autopar.sharding import Axis
 from autopar.units import format_bytes, format_seconds
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.report.summary import describe_job, describe_model, verdict
-from autopar.search.summary import name_stages
 from autopar.sharding import parse_placements
 
 if TYPE_CHECKING:

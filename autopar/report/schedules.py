@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autopar.errors import ProgramError
-from autopar.formulate.scheduled import StageWork, scheduled_step
+from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.report.text import format_share, format_table
 from autopar.schedule import SCHEDULES, Pass, Schedule
 from autopar.simulate.pipeline import Run, run_pipeline

@@ -10,7 +10,7 @@ from autopar.selection import Known, Selection
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
-    from autopar.solvers.presolve import Size, Step
+    from autopar.solvers.reductions.presolve import Size, Step
 
 STEPS_HEADER = ("presolve", "nodes", "strategies", "edges", "times", "seconds")
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autopar.errors import ModelError, ProgramError
 from autopar.execute import Executor
-from autopar.formulate.fold import Folded
-from autopar.formulate.handed import instance_names
+from autopar.folding.block_interface import instance_names
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph, Role
 from autopar.program.records import (
     Collective,

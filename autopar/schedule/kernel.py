@@ -200,7 +200,7 @@ def _least_cut(
     sums: Floats,
     overlap: bool,
 ) -> float:
-    """Return the least seconds of a step over all cuts of a chain into stages, as of `chains.least_of_cuts`.
+    """Return the least seconds of a step over all cuts of a chain into stages; see `autopar.bounds.chain_cuts`.
 
     Args:
         stage: Stage of each task; tasks come after those they wait for, and in the order of their group.

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from autopar.formulate.step import Split, StepTime
+from autopar.configuration import Configuration, Family
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.describe.block_decisions import assemble_blocks
+from autopar.describe.signature import Signature, distinct, signature
+from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import Hosted, format_recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
-from autopar.search.roles import AxisRole, roles_of_axes
-from autopar.search.signature import Signature, distinct, signature
-from autopar.search.space import Configuration, Family
 
 if TYPE_CHECKING:  # it knows this module
-    from autopar.search.pieces import Finding
-    from autopar.search.unequal_space import UnequalSpace
+    from autopar.search.heterogeneous_nodes import UnequalSpace
+    from autopar.search.tasks import Finding
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""

@@ -1,7 +1,7 @@
 """The best plans besides the best one: each the best of those akin to no better one, and what is proven.
 
 What is left when a plan is set aside with all that are akin to it is covered by the *branches* of its configuration
-(`branches.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
+(`branching.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
 known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
 (1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
 or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven. Configurations
@@ -15,16 +15,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autopar.configuration import Family
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
-from autopar.search.branches import Branch, Keeping, Sequential, branches_of
-from autopar.search.course import PATIENCE
+from autopar.search.branching import Branch, Keeping, Sequential, branches_of
+from autopar.search.frontier import Series
 from autopar.search.outcome import Candidate, Outcome, Stage, Standing
-from autopar.search.pieces import Cell, Finding, Piece, Work
-from autopar.search.space import Family
-from autopar.search.sweep import Series
+from autopar.search.phases import PATIENCE
+from autopar.search.tasks import Cell, Finding, Piece, Work
 
 if TYPE_CHECKING:  # it knows this module
-    from autopar.search.planner import Search
+    from autopar.search.branch_and_bound import Search
 
 SHARE = 0.5
 """Work spent on other plans than the best, relative to that on the best."""

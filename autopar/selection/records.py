@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from autopar.problem import Choice, Solution
 
 if TYPE_CHECKING:  # the program that waits does not need the solvers, which take a while to import
-    from autopar.solvers.conflict import Conflict
-    from autopar.solvers.presolve import Step
+    from autopar.solvers.bounds.infeasibility_proof import Conflict
+    from autopar.solvers.reductions.presolve import Step
 
 
 @dataclass(frozen=True, slots=True)

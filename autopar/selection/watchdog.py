@@ -33,8 +33,8 @@ from autopar.selection.records import (
 )
 
 if TYPE_CHECKING:
-    from autopar.solvers.conflict import Conflict
-    from autopar.solvers.presolve import Step
+    from autopar.solvers.bounds.infeasibility_proof import Conflict
+    from autopar.solvers.reductions.presolve import Step
 
 _LAST_WORDS = 0.8
 """Seconds kept for printing a choice and for the end of both processes; one of gigabytes takes a while to die."""

@@ -9,8 +9,8 @@ from autopar import iopddl, solvers
 from autopar.errors import AutoparError
 from autopar.problem import Choice, Problem, Termination, check
 from autopar.selection.records import Better, Done, Explained, Loaded, Reductions, Refused, Request
-from autopar.solvers.conflict import explain
-from autopar.solvers.presolve import presolve
+from autopar.solvers.bounds.infeasibility_proof import explain
+from autopar.solvers.reductions.presolve import presolve
 
 
 def serve(descriptor: int) -> None:

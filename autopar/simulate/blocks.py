@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import fsum
 
-from autopar.formulate.memory import State
+from autopar.formulate.block_memory import State
 from autopar.program.records import Offload, Operand, Segment, SegmentPhase, Table, kept_values
 from autopar.recompute import Recompute
 from autopar.simulate.liveness import Lifetimes, lifetimes, liveness_peak

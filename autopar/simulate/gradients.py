@@ -6,8 +6,8 @@ this traffic is fitted in afterwards: per link first in, first out, interrupted 
 for, or a transfer between stages, has the link.
 
 What does not overlap whatever the room (`exposed_share` of a stack) is paid where the formula of
-`autopar.formulate.step` pays it: of traffic per microbatch in the backward, of reductions after the last one. Both slow
-the backward beside which they run.
+`autopar.formulate.step_time` pays it: of traffic per microbatch in the backward, of reductions after the last one. Both
+slow the backward beside which they run.
 """
 
 from collections import defaultdict

@@ -2,7 +2,8 @@
 
     resident + what other microbatches have left behind + the fullest moment of the running task + buffers
 
-`blocks.py` says what a block keeps and needs. Buffers are there while tasks run, whichever task it is:
+`describe/block_decisions.py` says what a block keeps and needs. Buffers are there while tasks run, whichever task it
+is:
 
 - Parameters that are stored in shards are gathered by block: those of the block that runs and of the next one
   (`GATHERED_BLOCKS`) are there together.

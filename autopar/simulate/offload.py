@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.formulate.offload import HostLinks
+from autopar.formulate.offload_costs import HostLinks
 from autopar.program.block import LoweredKind
 from autopar.program.records import SegmentPhase
 from autopar.simulate.layout import Costs, lay_out

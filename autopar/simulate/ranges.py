@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autopar.formulate.fold import Folded
-from autopar.formulate.memory import ChainBytes, FloatArray, Holding, SharedBytes, State
+from autopar.folding.fold import Folded
+from autopar.formulate.block_memory import ChainBytes, FloatArray, Holding, SharedBytes, State
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
 from autopar.program.records import Category

@@ -1,8 +1,8 @@
 """Why no plan fits: what is missing where, what excludes each other, and the cheapest ways out, each simulated.
 
-Whether a changed request has a plan is decided by the thriftiest one that is found (`thrift.py`): a plan that fits is
-found, one that does not exist is not; what is proven is said apart. The conflict is found by a deletion filter: every
-pin and the number of GPUs is dropped in turn, and left out if nothing fits without it either.
+Whether a changed request has a plan is decided by the thriftiest one that is found (`least_memory_plan.py`): a plan
+that fits is found, one that does not exist is not; what is proven is said apart. The conflict is found by a deletion
+filter: every pin and the number of GPUs is dropped in turn, and left out if nothing fits without it either.
 
 What is missing, and how much memory would do, is told of one plan: the thriftiest one, unless searches with as much
 memory as that needs, and then with less and less, find one that needs less, or about as much and takes less time.
@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
-from autopar.formulate.memory import UNHOSTED
+from autopar.formulate.block_memory import UNHOSTED
+from autopar.least_memory_plan import Thrifty, held_in_all, shortage, thriftiest
 from autopar.pins import Item, Pins
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
+from autopar.shortage import Shortage
 from autopar.sizing.planning import Found, find_plan, quick
-from autopar.sizing.records import Infeasibility, Relaxation, Shortage
-from autopar.sizing.thrift import Thrifty, held_in_all, shortage, thriftiest
+from autopar.sizing.records import Infeasibility, Relaxation
 from autopar.task import Effort, Task, pinned, resized
 from autopar.units import format_bytes
 

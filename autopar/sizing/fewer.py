@@ -15,10 +15,10 @@ from autopar.plan import HistoryPoint, PhaseTime, Plan, Remark, SearchReport
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.remarks import why_idle
-from autopar.search.engine import HERE, Engine
+from autopar.search.backends import HERE, Engine
 from autopar.simplicity import NEAR
-from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, resized
+from autopar.task_search import search_plans
 from autopar.units import format_seconds
 from autopar.verdict import conclude, searching, step_seconds
 

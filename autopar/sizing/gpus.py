@@ -26,18 +26,18 @@ from typing import Any
 import numpy as np
 
 from autopar.cluster import Cluster, load_cluster
+from autopar.configuration import Configuration
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
-from autopar.formulate.memory import UNHOSTED
+from autopar.formulate.block_memory import UNHOSTED
+from autopar.least_memory_plan import held_in_all, thriftiest
 from autopar.pins import read_pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
-from autopar.search.planner import Search
-from autopar.search.space import Configuration
+from autopar.search.branch_and_bound import Search
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.planning import find_plan, quick
 from autopar.sizing.records import Looked, Sizing
-from autopar.sizing.thrift import held_in_all, thriftiest
 from autopar.task import Effort, Task, prepare, resized
 from autopar.units import format_bytes, format_seconds
 from autopar.workload import default_batch

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 
 from autopar.collector import seldom_collected
 from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.least_memory_plan import Thrifty
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Candidate, Outcome
-from autopar.sizing.hope import search_plans
-from autopar.sizing.thrift import Thrifty
 from autopar.task import Effort, PhaseClock, Task
+from autopar.task_search import search_plans
 from autopar.verdict import conclude
 
 

@@ -8,8 +8,8 @@ from typing import assert_never
 
 from autopar.discover import Strategy
 from autopar.errors import TacticError
+from autopar.folding.expert_parameters import experts_of
 from autopar.ir.graph import Phase, Role, Value
-from autopar.search.experts import experts_of
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.key_heads import copy_key_heads
 from autopar.tactics.propagate import Conflict, propagate

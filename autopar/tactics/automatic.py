@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import solvers
+from autopar.bounds.roofline import floor
+from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
 from autopar.formulate.building import build_tables
-from autopar.formulate.options import encode
-from autopar.formulate.step import Pipeline as Flow
+from autopar.formulate.linear_weights import problem, weights
+from autopar.formulate.op_strategies import encode
+from autopar.formulate.step_time import Pipeline as Flow
 from autopar.formulate.tables import Decision, Tables
-from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
-from autopar.search.attempt import Attempt
-from autopar.search.floor import floor
-from autopar.search.limits import solve_limited
-from autopar.search.planner import Search
-from autopar.search.space import Configuration
+from autopar.search.branch_and_bound import Search
+from autopar.search.node_solver import Attempt
+from autopar.solvers.limited import solve_limited
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
 
 HIDDEN = (1.0, 0.5, 0.0)

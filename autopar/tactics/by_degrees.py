@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby, pairwise
 from math import prod
 
+from autopar.configuration import divisors
 from autopar.degrees import Degrees
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.recompute import Recompute as Flavour
-from autopar.search.space import divisors
 from autopar.sharding import Axis, Mesh
 from autopar.tactics.records import (
     ContextParallel,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.cost import Collective, DtypePolicy
-from autopar.formulate.facts import element_bytes
+from autopar.folding.graph_facts import element_bytes
 from autopar.ir.graph import Role
 from autopar.sharding import Placement, Placements, Shard, local_shape
 from autopar.tactics.state import is_partial, is_whole

@@ -9,9 +9,9 @@ from itertools import chain, product
 from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.errors import PlanError, TacticError
-from autopar.formulate.fold import Folded
-from autopar.formulate.selective import selective_ops
-from autopar.formulate.step import Pipeline as Flow
+from autopar.folding.fold import Folded
+from autopar.folding.selective_recompute import selective_ops
+from autopar.formulate.step_time import Pipeline as Flow
 from autopar.plan import OFFLOADS, BlockPlan, Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
 from autopar.recompute import FLAVOURS, format_recompute, parse_recompute

@@ -5,8 +5,8 @@ from itertools import product
 
 from autopar.discover import Rules
 from autopar.errors import PlanError, TacticError
-from autopar.formulate.fold import Folded
-from autopar.formulate.placing import op_placement
+from autopar.folding.fold import Folded
+from autopar.formulate.op_placement import op_placement
 from autopar.plan import OpPlacement, Plan
 from autopar.sharding import parse_placements
 from autopar.tactics.apply import Applier, Splitting

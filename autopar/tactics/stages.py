@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from autopar.errors import TacticError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 
 
 def layers(folded: Folded) -> list[int]:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.discover import Rules, Strategy
-from autopar.formulate.fold import Folded, Source, boundary_groups
-from autopar.formulate.meaning import Meaning, meaning
-from autopar.formulate.options import Options, options
+from autopar.folding.fold import Folded, Source, boundary_groups
+from autopar.formulate.op_strategies import Options, options
+from autopar.formulate.placement_semantics import Meaning, meaning
 from autopar.ir.graph import Op, Phase, Role
 from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
 

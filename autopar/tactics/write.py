@@ -7,8 +7,8 @@ unless all readers pass them on.
 from collections.abc import Mapping, Sequence
 
 from autopar.discover import Strategy
-from autopar.formulate.fold import BlockKind, Source
-from autopar.formulate.placing import op_placement
+from autopar.folding.fold import BlockKind, Source
+from autopar.formulate.op_placement import op_placement
 from autopar.ir.graph import Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
 from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements

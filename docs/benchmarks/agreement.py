@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from autopar.api import plan_task
-from autopar.search.space import Configuration
+from autopar.configuration import Configuration
 from autopar.sharding import Mesh
 from autopar.task import Effort, prepare
 

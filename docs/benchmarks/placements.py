@@ -3,7 +3,7 @@
     python docs/benchmarks/placements.py > docs/benchmarks/placements.md
 
 Of some pipelines that are not plain, blocks of the most frequent kind are priced as they are when the pipelines are
-first bounded (`autopar/search/spreader.py`), by one process. Each problem is written and solved as one of those that
+first bounded (`autopar/bounds/priced_cuts.py`), by one process. Each problem is written and solved as one of those that
 are akin, and solved by itself, after one round of both that counts for nothing; costs that differ by more than the gap
 asked for end the program.
 """
@@ -14,11 +14,11 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
+from autopar.bounds.priced_cuts import Spreader, levels_of
+from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
-from autopar.search.attempt import BLOCK_GAP, Attempt
-from autopar.search.planner import Search
-from autopar.search.space import Family, families
-from autopar.search.spreader import Spreader, levels_of
+from autopar.search.branch_and_bound import Search
+from autopar.search.node_solver import BLOCK_GAP, Attempt
 from autopar.solvers.auto import Auto
 from autopar.task import Effort, prepare
 

@@ -141,9 +141,9 @@ def planned(name: str, limit: float | None) -> dict[str, object]:
     start = time.monotonic()
 
     from autopar.api import plan_task
+    from autopar.configuration import Configuration
     from autopar.progress import Progress
-    from autopar.search.engine import Engine
-    from autopar.search.space import Configuration
+    from autopar.search.backends import Engine
     from autopar.sharding import Mesh
     from autopar.task import Effort, prepare
 

@@ -12,10 +12,10 @@ from functools import partial
 
 from autopar.api import plan_task
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
-from autopar.search.submeshes import nearest
-from autopar.search.unequal import UnequalAttempt
-from autopar.solvers.staging import solve
-from autopar.solvers.staging_program import program, solve_cp_sat, solve_highs
+from autopar.search.heterogeneous_stages import UnequalAttempt
+from autopar.search.submesh_space import nearest
+from autopar.solvers.staging.dynamic_program import solve
+from autopar.solvers.staging.integer_program import program, solve_cp_sat, solve_highs
 from autopar.staging import Staged
 from autopar.task import Effort, prepare
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from autopar.cluster.presets import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import discover
-from autopar.formulate.fold import fold
-from autopar.formulate.recipes import batch_dims
+from autopar.folding.fold import fold
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.models.builder import Builder
 from autopar.partitioning import partition_steps
 from autopar.plan import Job, ModelInfo

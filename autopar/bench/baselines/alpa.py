@@ -24,25 +24,25 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.configuration import Configuration
 from autopar.discover import Strategy
 from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import is_data_major
-from autopar.formulate.options import encode
-from autopar.formulate.step import Split
+from autopar.formulate.linear_weights import StageMix, problem, stage_mixes, weights
+from autopar.formulate.op_strategies import encode
+from autopar.formulate.step_time import Split
 from autopar.formulate.tables import Decision, Tables
-from autopar.formulate.weights import StageMix, problem, stage_mixes, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.attempt import Attempt
+from autopar.search.branch_and_bound import Search
 from autopar.search.history import History
-from autopar.search.limits import PLACEMENT_SECONDS
+from autopar.search.node_solver import Attempt
 from autopar.search.outcome import Candidate, Outcome
-from autopar.search.pieces import Finding
-from autopar.search.planner import Search
-from autopar.search.space import Configuration
+from autopar.search.tasks import Finding
+from autopar.solvers.limited import PLACEMENT_SECONDS
 from autopar.tactics.state import sharded_dim
 
 Mask = NDArray[np.bool_]

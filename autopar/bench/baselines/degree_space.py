@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
+from autopar.configuration import divisors
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.space import divisors
 from autopar.sharding import Mesh
 from autopar.tactics.draft import Draft
 from autopar.tactics.records import ContextParallel, ExpertParallel, Megatron, SequenceParallel, Tactic

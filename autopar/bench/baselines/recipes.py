@@ -7,12 +7,12 @@ exactly, which is kinder to them than any hand would be.
 import math
 import time
 
-from autopar.formulate.recipes import BatchDims, recipes
+from autopar.configuration import Configuration, families
+from autopar.formulate.manual_recipes import BatchDims, recipes
 from autopar.progress import Progress
+from autopar.search.branch_and_bound import Search
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
-from autopar.search.planner import Search
-from autopar.search.space import Configuration, families
 
 
 def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:

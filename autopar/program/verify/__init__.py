@@ -2,7 +2,7 @@
 
 from autopar.discover import Rules
 from autopar.errors import ProgramError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.program.records import Program, Segment, SegmentPhase, Table, saved_for
 from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from autopar.errors import ProgramError
-from autopar.formulate.fold import Folded
-from autopar.formulate.handed import instance_names
+from autopar.folding.block_interface import instance_names
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Role
 from autopar.program.records import Crossing, Operand, Program, Segment, SegmentPhase, lies_alike
 from autopar.sharding import Placements, format_placements

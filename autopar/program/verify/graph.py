@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autopar.discover import Rules
 from autopar.errors import ProgramError
-from autopar.formulate.fold import BlockKind, Folded
+from autopar.folding.fold import BlockKind, Folded
 from autopar.ir.graph import Op, Role
 from autopar.program.kinds import graph_kind
 from autopar.program.records import (

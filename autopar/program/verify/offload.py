@@ -1,7 +1,7 @@
 """What goes to host memory comes back: copies are in pairs, and with what stays on the device nothing is missing."""
 
 from autopar.errors import ProgramError
-from autopar.formulate.fold import Folded
+from autopar.folding.fold import Folded
 from autopar.ir.graph import Role
 from autopar.program.records import (
     HOST_PHASES,

@@ -1,0 +1,386 @@
+"""The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cost import Overlap, Stack
+from autopar.errors import JobError
+from autopar.formulate.data_major import DATA_MAJOR, is_data_major
+from autopar.formulate.step_time import Pipeline
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.sharding import Mesh
+from autopar.units import format_seconds
+
+GROUP_NODES = 4
+"""Nodes that the two free axes of a mesh of three span at most."""
+
+NEIGHBOURS = 8
+"""Devices that the minor axis of a mesh has at most where nodes have fewer: tensor parallelism of eight is customary,
+and over nodes of one or two devices it leaves them."""
+
+PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
+"""Schedules in which a pass goes through all groups of devices before the last one is busy."""
+
+CHUNKS = (2, 4, 8)
+"""Stages per group of devices that are tried where they are interleaved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One point of the outer space; everything else (placements, stage boundaries, recompute) is decided inside it.
+
+    Attributes:
+        num_stages: Pipeline degree.
+        mesh: Devices of one stage.
+        num_microbatches: Microbatches per step.
+        schedule: Order of microbatches.
+        num_chunks: Stages per group of devices, which take turns on it.
+    """
+
+    num_stages: int
+    mesh: Mesh
+    num_microbatches: int
+    schedule: str
+    num_chunks: int = 1
+
+    def __str__(self) -> str:
+        turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
+        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}{turns}"
+
+    def pipeline(self, stack: Stack) -> Pipeline:
+        """Return how a step is cut in time under a software stack."""
+        return Pipeline(
+            self.num_stages * self.num_chunks,
+            self.num_microbatches,
+            self.schedule,
+            Overlap.of(stack),
+            stack["step_seconds"],
+            self.num_chunks,
+            stack["interleave_overhead"],
+        )
+
+
+Family = tuple[Configuration, ...]
+"""Configurations that differ in the schedule only."""
+
+
+def families(space: Sequence[Configuration]) -> list[Family]:
+    """Return the configurations that differ in the schedule only, together: placements are looked for once for all.
+
+    Those with plain schedules are a family of their own, whose bound is tighter than that of the others, and so are
+    those that split the backward, in which collectives have less to hide behind, and those with several stages per
+    group, which need not be neighbours.
+    """
+    found: dict[tuple[int, Mesh, int, bool, bool, bool], list[Configuration]] = {}
+    for each in space:
+        kind = each.schedule in PLAIN, SCHEDULES[each.schedule].splits, each.num_chunks > 1
+        found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
+    return [tuple(family) for family in found.values()]
+
+
+def alike(families: Iterable[Family], spreads: Callable[[Configuration], bool]) -> list[tuple[Family, ...]]:
+    """Return the families whose blocks take as much in every pass, together; the others alone.
+
+    Args:
+        families: The families.
+        spreads: Whether blocks of a configuration are spread over its stages: what is found of blocks holds for all of
+            these then.
+    """
+    found: dict[tuple[object, ...], list[Family]] = {}
+    for number, family in enumerate(families):
+        first = family[0]
+        alone = -1 if all(map(spreads, family)) else number
+        splits = SCHEDULES[first.schedule].splits
+        found.setdefault((first.num_stages, first.mesh, first.num_microbatches, splits, alone), []).append(family)
+    return [tuple(together) for together in found.values()]
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
+    """Yield the meshes of one stage: one axis of all devices, and two of which the minor one lies within a node.
+
+    Where nodes are small it may have up to `NEIGHBOURS` devices.
+
+    Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor
+    parallelism, for 64-way data parallelism and for anything between. The latter takes two collectives there, one per
+    axis. Over one axis it takes one, whose rings run on the links within nodes and between them at once
+    (`autopar.cost.collectives`), so that plans which do the same with all devices of a stage are best on one axis.
+
+    >>> [str(mesh) for mesh in meshes(16, 8)]
+    ['inner=16', 'outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
+    >>> [str(mesh) for mesh in meshes(4, 8)], [str(mesh) for mesh in meshes(4, 1)]
+    (['inner=4', 'outer=2×inner=2'], ['inner=4', 'outer=2×inner=2'])
+    """
+    yield Mesh.of(inner=num_devices)
+    for inner in divisors(num_devices):
+        if 1 < inner < num_devices and inner <= max(devices_per_node, NEIGHBOURS):
+            yield Mesh.of(outer=num_devices // inner, inner=inner)
+
+
+def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
+    """Yield the meshes of three axes whose major one is data parallel (`autopar.formulate.data_major`).
+
+    The two minor axes are free and span a few nodes at most: what takes more devices than that is data parallel.
+
+    >>> [str(mesh) for mesh in data_major_meshes(16, 8)]
+    ['dp=4×outer=2×inner=2', 'dp=2×outer=4×inner=2', 'dp=2×outer=2×inner=4']
+    """
+    for inner in divisors(num_devices):
+        if not 1 < inner <= max(devices_per_node, NEIGHBOURS):
+            continue
+        for outer in divisors(num_devices // inner):
+            dp = num_devices // (inner * outer)
+            if outer > 1 and dp > 1 and inner * outer <= max(GROUP_NODES * devices_per_node, NEIGHBOURS):
+                yield Mesh.of(**dict(zip(DATA_MAJOR, (dp, outer, inner), strict=True)))
+
+
+def configurations(
+    *, gpus: int, devices_per_node: int, num_blocks: int, global_batch: int, batch_of_model: int | None, mode: str
+) -> list[Configuration]:
+    """Return the outer space of a job.
+
+    Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
+    divisors of the global batch; on a mesh with a data-parallel axis those that leave it samples to split. Every
+    schedule is listed where it makes a difference. One stage has nothing to order; one microbatch passes through GPipe
+    as through 1F1B and through ZB-H2 as through ZB-H1. Interleaved stages need a whole number of rounds.
+
+    Args:
+        gpus: Number of devices.
+        devices_per_node: Devices of one node of the cluster.
+        num_blocks: Length of the chain of blocks.
+        global_batch: Samples per step.
+        batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
+        mode: "train" or "infer".
+
+    Raises:
+        JobError: If the batch cannot be cut to the model's.
+    """
+    if batch_of_model is not None:
+        if global_batch % batch_of_model:
+            raise JobError(
+                f"the model works on {batch_of_model} samples at a time, which does not divide "
+                f"the global batch {global_batch}",
+                hint=f"--global-batch {-(-global_batch // batch_of_model) * batch_of_model}",
+            )
+        counts = [global_batch // batch_of_model]
+    else:
+        counts = divisors(global_batch)
+    return [
+        Configuration(num_stages, mesh, count, schedule, chunks)
+        for num_stages in divisors(gpus)
+        if num_stages <= num_blocks
+        for mesh in (
+            *meshes(gpus // num_stages, devices_per_node),
+            *data_major_meshes(gpus // num_stages, devices_per_node),
+        )
+        for count in counts
+        if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
+        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks)
+    ]
+
+
+def first_tries(
+    space: list[Configuration], global_batch: int, least_bytes: Callable[[Configuration], float]
+) -> list[Configuration]:
+    """Return per number of stages, from few to many, the configuration most like what is set up by hand.
+
+    Its mesh divides parameters about as well as any and has two axes if it can, as many plans by hand do different
+    things within rows of devices and across them; the minor axis is the largest there is, and a microbatch has about
+    one sample for each row.
+
+    Args:
+        space: Configurations.
+        global_batch: Samples per step.
+        least_bytes: Returns the least that a device of a configuration holds of parameters and their like.
+    """
+    sizes = [least_bytes(configuration) for configuration in space]
+    least: dict[int, float] = {}
+    for configuration, size in zip(space, sizes, strict=True):
+        least[configuration.num_stages] = min(size, least.get(configuration.num_stages, math.inf))
+
+    def unlike(configuration: Configuration) -> tuple[float, ...]:
+        *rows, inner = configuration.mesh.shape
+        samples = global_batch / configuration.num_microbatches
+        fewest = configuration.num_microbatches < configuration.num_stages
+        return (not rows, -inner, fewest, abs(math.log(samples / math.prod(rows))))
+
+    best: dict[int, Configuration] = {}
+    for configuration, size in zip(space, sizes, strict=True):
+        if size <= 2 * least[configuration.num_stages]:
+            known = best.setdefault(configuration.num_stages, configuration)
+            if unlike(configuration) < unlike(known):
+                best[configuration.num_stages] = configuration
+    return [best[stages] for stages in sorted(best)]
+
+
+def roomy_try(
+    space: list[Configuration], global_batch: int, seems_roomy: Callable[[Configuration], bool]
+) -> Configuration | None:
+    """Return the configuration to try before all that is set up by hand; None if there is none of that kind.
+
+    It has as few stages as seem to leave room for all that blocks keep, a sample or more for every device, so that data
+    parallelism over all of them is among its plans, and as few microbatches as that allows. Its mesh is like those of
+    `first_tries`.
+
+    Args:
+        space: Configurations.
+        global_batch: Samples per step.
+        seems_roomy: Returns whether a device seems to have room for all that blocks keep.
+    """
+
+    def order(configuration: Configuration) -> tuple[float, ...]:
+        *rows, inner = configuration.mesh.shape
+        return (configuration.num_stages, not rows, -inner, configuration.num_microbatches)
+
+    chosen: dict[int, Mesh] = {}
+    for configuration in sorted(space, key=order):
+        mesh = chosen.setdefault(configuration.num_stages, configuration.mesh)
+        if configuration.mesh != mesh or global_batch < configuration.num_microbatches * mesh.size:
+            continue
+        if seems_roomy(configuration):
+            return configuration
+    return None
+
+
+def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: int) -> Iterator[tuple[str, int]]:
+    """Yield the schedules that make a difference, and their stages per group of devices."""
+    if mode == "infer":
+        yield "forward-only", 1
+        return
+    yield "1f1b", 1
+    if num_stages == 1:
+        return
+    if num_microbatches > 1:
+        yield "gpipe", 1
+    yield "zb-h1", 1  # of one microbatch, too: the group before waits for half a backward
+    if num_microbatches > 1:
+        yield "zb-h2", 1
+    if 2 * num_stages <= num_blocks:
+        yield "zb-v", 2
+    if num_microbatches % num_stages == 0:
+        yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
+
+
+def describe(
+    space: list[Configuration],
+    flavours: Sequence[Recompute] = ON_DEVICE,
+    *,
+    hosts_optimizer: bool = False,
+    num_nodes: int = 1,
+) -> tuple[str, ...]:
+    """Return the space in words, for the report.
+
+    Args:
+        space: The configurations.
+        flavours: What blocks may keep of their forward.
+        hosts_optimizer: Whether the optimizer's state may lie in host memory.
+        num_nodes: Nodes that the devices lie in: of several it matters which devices a stage and an axis have.
+    """
+    alike = (
+        "equal blocks are sharded alike; values keep one placement between blocks",
+        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+    )
+    if not space:
+        return alike
+    stages = sorted({configuration.num_stages for configuration in space})
+    counts = sorted({configuration.num_microbatches for configuration in space})
+    chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
+    turns = f" (v = {', '.join(map(str, chunks))})"
+    where = " of consecutive devices" if num_nodes > 1 and stages[-1] > 1 else ""
+    names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
+    grids, data_major = (
+        [
+            "×".join(map(str, shape))
+            for shape in sorted({c.mesh.shape for c in space if is_data_major(c.mesh) == wanted})
+        ]
+        for wanted in (False, True)
+    )
+    *others, last = [str(own) for own in flavours if own is not Recompute.OFFLOAD] or [str(Recompute.NONE)]
+    recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
+    hosted = "activation offload per block, " if Recompute.OFFLOAD in flavours else ""
+    hosted += "optimizer offload per stage, " if hosts_optimizer else ""
+    return (
+        f"pipeline stages {', '.join(map(str, stages))}{where}, cut at any block; schedule {', '.join(names)}",
+        f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
+        *_data_major_words(data_major, num_nodes),
+        *_left_out_words(space, data_major),
+        f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
+        *((f"{hosted}each device up to its share of its host's memory",) if hosted else ()),
+        *alike,
+    )
+
+
+def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ...]:
+    """Return what is said of configurations that are left, most of them on meshes of three axes; `floor` in seconds."""
+    if not closed:
+        return ()
+    where = "on meshes of three axes whose major one is data parallel"
+    if not all(is_data_major(own.mesh) for own in closed):
+        where += f" ({sum(is_data_major(own.mesh) for own in closed)}) and of schedules that are not plain"
+    return (
+        f"not searched to the end: {len(closed)} configurations {where}; no plan there is faster than "
+        f"{format_seconds(floor)}, which the gap takes into account",
+    )
+
+
+def left_words(left: int) -> tuple[str, ...]:
+    """Return what is said of configurations that were put aside; `left` is their number."""
+    if not left:
+        return ()
+    return (
+        f"put aside: {left} configurations, none of which limits the bound, after work on others like them found no "
+        "better plan (a time limit has them worked on until it ends)",
+    )
+
+
+def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor: float) -> tuple[str, ...]:
+    """Return what is said of host memory where it was opened in need, or not at all.
+
+    Args:
+        needed: What may lie there since nothing was found that fits without.
+        reserve: What may not, since something was.
+        floor: Seconds that a plan with that takes at least.
+    """
+    found = []
+    if needed:
+        found.append(f"opened: {_offloads(needed)}, since no plan was found that fits without")
+    if reserve:
+        found.append(
+            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan of equal stages "
+            f"with it is faster than {format_seconds(floor)}"
+        )
+    return tuple(found)
+
+
+def _offloads(hosted: Collection[Hosted]) -> str:
+    names = {Hosted.ACTIVATIONS: "activation offload", Hosted.OPTIMIZER: "optimizer offload"}
+    return " and ".join(name for own, name in names.items() if own in hosted)
+
+
+def _data_major_words(grids: Sequence[str], num_nodes: int) -> tuple[str, ...]:
+    if not grids:
+        return ()
+    span = f", which span {GROUP_NODES} nodes at most" if num_nodes > GROUP_NODES else ""
+    return (
+        f"meshes of three axes whose major one is data parallel {', '.join(grids)}; every discovered sharding of every "
+        f"op on the other two{span}",
+    )
+
+
+def _left_out_words(space: Sequence[Configuration], data_major: Sequence[str]) -> tuple[str, ...]:
+    """Return what plans by degrees can be that no configuration is."""
+    if all(own.num_stages * own.mesh.size == 1 for own in space):
+        return ()
+    axes = ", meshes of three axes whose major one is not data parallel, and meshes of four" if data_major else ""
+    return (f"left out: plans on numbers of GPUs that are not named here{axes}",)

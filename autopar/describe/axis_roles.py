@@ -1,0 +1,229 @@
+"""What every mesh axis of a plan does, in the field's words.
+
+The solver decides op by op what a mesh axis does; the word says what it does to most of the elements: an axis that
+splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
+parallel (expert parallel where it splits the experts of a mixture), one that splits dim 1 of most activations is
+context parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
+this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
+parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
+
+An axis of any role may split experts besides, as frameworks do with data parallel devices.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from autopar.folding.expert_parameters import experts_of
+from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import states_of
+from autopar.ir.graph import Op, Phase, Role
+from autopar.plan import BlockPlan
+from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
+
+_SOME = 0.05
+"""Share of the parameters that makes an axis more than idle."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Elements by how one axis places them."""
+
+    total: float = 0.0
+    split: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+    spatial: float = 0.0
+    terms: float = 0.0
+
+    def add(self, placement: Placement, elements: float, rank: int) -> None:
+        """Count elements of a tensor of `rank` dims."""
+        self.total += elements
+        if isinstance(placement, Shard):
+            self.split += elements
+            self.first += elements * (placement.dim == 0)
+            self.second += elements * (placement.dim == 1)
+            self.spatial += elements * (placement.dim >= 2 and rank >= 4)
+        self.terms += elements * isinstance(placement, Partial)
+
+    def most(self, part: float) -> bool:
+        """Whether a part is more than half."""
+        return self.total > 0 and part > 0.5 * self.total
+
+
+@dataclass(slots=True)
+class AxisTallies:
+    """What one axis does to activations, parameters used and stored, gradient sums, updates and boundaries."""
+
+    activations: Tally
+    used: Tally
+    experts: Tally
+    stored: Tally
+    gradients: Tally
+    updates: Tally
+    boundaries: Tally
+
+    @classmethod
+    def empty(cls) -> "AxisTallies":
+        """Return tallies of nothing."""
+        return cls(*(Tally() for _ in range(7)))
+
+    @property
+    def role(self) -> str:
+        """What the axis is called."""
+        if self.activations.most(self.activations.first):
+            return "dp"
+        if self.experts.most(self.experts.first) and not self.used.most(self.used.split):
+            return "ep"
+        if self.used.most(self.used.split):
+            return "tp"
+        if self.activations.most(self.activations.second):
+            return "cp"
+        if self.activations.most(self.activations.spatial):
+            return "spatial"
+        # A stage may have products with parameters of others alone, split where these are copied.
+        shared = self.activations.split + self.activations.terms
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(shared) else "idle"
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO level it amounts to."""
+        if self.stored.most(self.stored.split) and not self.used.most(self.used.split):
+            return 3
+        if self.gradients.most(self.gradients.split):
+            return 2
+        return 1 if self.updates.most(self.updates.split) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRole:
+    """What an axis does.
+
+    Attributes:
+        axis: The axis.
+        role: "dp", "tp", "ep", "cp", "spatial" or "idle".
+        zero: The ZeRO level it amounts to, 0 to 3.
+        in_part: Whether it is tensor parallel in less than half of the parameters.
+        sequence_parallel: Whether values between blocks are split along dim 1.
+        experts: Whether it splits most of what experts have where that is used, expert by expert.
+    """
+
+    axis: Axis
+    role: str
+    zero: int
+    in_part: bool
+    sequence_parallel: bool
+    experts: bool
+
+
+def expert_degree(roles: Iterable[AxisRole]) -> int:
+    """Return over how many devices axes deal out experts."""
+    return prod(found.axis.size for found in roles if found.experts)
+
+
+def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Folded) -> tuple[AxisRole, ...]:
+    """Return what each mesh axis of a plan does.
+
+    Args:
+        mesh: The axes.
+        blocks: Placements per distinct block.
+        folded: The graph of one microbatch, by distinct blocks.
+    """
+    axes = [AxisTallies.empty() for _ in mesh]
+    for block in blocks:
+        _tally(axes, block, folded)
+    return tuple(
+        AxisRole(
+            axis,
+            tallies.role,
+            tallies.zero,
+            in_part=not tallies.used.most(tallies.used.split),
+            sequence_parallel=tallies.boundaries.most(tallies.boundaries.second),
+            experts=tallies.experts.most(tallies.experts.first),
+        )
+        for axis, tallies in zip(mesh, axes, strict=True)
+    )
+
+
+def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
+    graph = folded.graph
+    weight = float(len(block.instances))
+    states = states_of(folded)
+    ops = folded.kinds[block.kind].ops
+    activations, experts = activations_of(folded, block.kind), experts_of(folded)
+    split_in_use: dict[str, set[int]] = {}
+
+    def add(field: str, name: str, text: str, without: Set[int] = frozenset()) -> None:
+        value = graph.values[name]
+        for index, (tallies, placement) in enumerate(zip(axes, _parsed(text), strict=True)):
+            if index not in without:
+                getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
+
+    for op, placed in zip(ops, block.ops, strict=True):
+        if op.phase is not Phase.FORWARD:
+            continue
+        for name, text in zip(op.inputs, placed.inputs, strict=True):
+            if not text or name not in states.parameters:
+                continue
+            split = {index for index, placement in enumerate(_parsed(text)) if isinstance(placement, Shard)}
+            split_in_use.setdefault(name, set()).update(split)
+            if len(graph.values[name].shape) > 1:
+                add("used", name, text)
+            if name in experts:
+                add("experts", name, text)
+    for state in block.states:
+        add("stored", state.value, state.placement)
+    for departure in block.departures:
+        if departure.value in activations:  # gradients of shared parameters leave blocks, too
+            add("boundaries", departure.value, departure.placement)
+    for op, placed in zip(ops, block.ops, strict=True):
+        for name, text in zip(op.outputs, placed.outputs, strict=True):
+            if not name or not text:
+                continue
+            role = states.written[name].role if name in states.written else None
+            if role in (Role.GRADIENT, Role.PARAMETER):
+                # What an op has only a part of anyway (tensor parallelism, experts) is not shared by ZeRO.
+                field = "gradients" if role is Role.GRADIENT else "updates"
+                add(field, name, text, split_in_use.get(states.owners[name], frozenset()))
+            elif name in activations:
+                add("activations", name, text)
+
+
+def activations_of(folded: Folded, kind: int) -> frozenset[str]:
+    """Return the values that the forward of a kind of block computes of data, dim 0 of which may be the batch."""
+    return _activations(folded.pattern, kind)
+
+
+@lru_cache(maxsize=256)
+def _activations(folded: Folded, kind: int) -> frozenset[str]:
+    graph, ops = folded.graph, folded.kinds[kind].ops
+    derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
+    # Rows of experts lie expert by expert: their dims say nothing of the batch.
+    derived |= _inside_experts(ops, experts_of(folded), derived)
+    made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
+    return frozenset(name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float)
+
+
+def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:
+    """Return the values of a block that no data goes into, such as the transpose of a tied embedding."""
+    found = set(known)
+    for op in ops:
+        if all(name in found for name in op.inputs if name):
+            found.update(op.outputs)
+    return found
+
+
+def _inside_experts(ops: Iterable[Op], experts: Set[str], derived: Set[str]) -> set[str]:
+    """Return the values of a block that only what experts made goes into."""
+    found: set[str] = set()
+    for op in ops:
+        data = [name for name in op.inputs if name and name not in derived]
+        if not experts.isdisjoint(op.inputs) or (data and all(name in found for name in data)):
+            found.update(op.outputs)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Placements:
+    return parse_placements(text)

@@ -1,0 +1,67 @@
+"""Where a step goes, in the field's words: what each mesh axis does names the communication over it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.folding.fold import Folded
+from autopar.plan import Plan
+from autopar.simulate import StageTimeline, Timeline
+
+DATA_PARALLEL = "dp communication"
+"""Gathers of parameters that compute waits for, gradients that the backward does not hide, gathers of the update."""
+
+
+def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[str, float], ...]:
+    """Return the parts of the step of the busiest stage in seconds; they add up to the step.
+
+    Args:
+        plan: The plan.
+        timeline: Its simulation.
+        folded: The graph of one of its microbatches.
+    """
+    busiest = timeline.busiest
+    return stage_parts(busiest, axis_roles(plan, folded)[busiest.index])
+
+
+def axis_roles(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
+    """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches.
+
+    A data-parallel axis that deals out experts is called by these: what compute waits for over it are tokens on their
+    way to experts and back.
+    """
+    plans = {number: plan.of_variant(number) if plan.variants else plan for number in range(len(plan.all_variants))}
+    roles = {
+        number: {role.axis.name: _waited_for(role) for role in roles_of_axes(each.mesh, each.blocks, folded)}
+        for number, each in plans.items()
+    }
+    return tuple(roles[stage.variant] for stage in plan.stages)
+
+
+def _waited_for(role: AxisRole) -> str:
+    return "ep" if role.experts and role.role == "dp" else role.role
+
+
+def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
+    """Return the parts of the step of a stage in seconds; they add up to the step.
+
+    Args:
+        stage: Its simulation.
+        roles: What each mesh axis of the stage does.
+    """
+    waited: defaultdict[str, float] = defaultdict(float)
+    for axis, seconds in stage.axis_seconds:
+        role = roles.get(axis, axis)
+        waited[f"{axis if role == 'idle' else role} communication"] += seconds
+    waited[DATA_PARALLEL] += stage.gradient_seconds + stage.gather_seconds
+    parts = (
+        ("compute", stage.compute_seconds - stage.again_seconds),
+        ("recompute", stage.again_seconds),
+        *sorted(waited.items(), key=lambda part: -part[1]),
+        ("pp communication", stage.wait_seconds),
+        ("host memory", stage.copy_seconds),
+        ("bubble", stage.bubble_seconds),
+        ("optimizer", stage.update_seconds),
+        ("launches, overlap", stage.delay_seconds),
+    )
+    return tuple((name, seconds) for name, seconds in parts if seconds > 0)

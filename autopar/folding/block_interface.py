@@ -1,0 +1,173 @@
+"""Which values neighbouring blocks hand to each other, and under which names every block knows them.
+
+Segments belong to kinds of blocks, so what a kind sends must be what every successor expects: output i of one block is
+input i of the next. A value can be handed over by position if, in every instance of every kind involved, it is made in
+one block and read in the neighbouring one. Others (skip connections, the gradient of a tied embedding, what all layers
+read) are *far*: the block that makes them exports them, and the blocks that read them find them by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autopar.folding.fold import Folded
+from autopar.ir.blocks import instance_ops
+from autopar.ir.graph import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Names of the values that enter and leave a kind, as its representative knows them.
+
+    Attributes:
+        forward_in: Received from the block before in the forward pass, by position.
+        forward_out: Sent to the next block in the forward pass, by position.
+        backward_in: Received from the next block in the backward pass, by position.
+        backward_out: Sent to the block before in the backward pass, by position.
+        far: Made here and read by blocks that do not receive it by position.
+    """
+
+    forward_in: tuple[str, ...]
+    forward_out: tuple[str, ...]
+    backward_in: tuple[str, ...]
+    backward_out: tuple[str, ...]
+    far: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A value at the edge of a kind, by its name in the representative."""
+
+    kind: int
+    value: str
+    leaves: bool
+
+
+def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
+    """Return for every block of the chain the names of its values by their names in the representative of its kind.
+
+    Names that an instance shares with its representative (a tied parameter, the model's inputs) are listed, too.
+    """
+    return _instance_names(folded.pattern)
+
+
+@lru_cache(maxsize=4)
+def _instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
+    names: list[Mapping[str, str]] = []
+    for kind, ops in zip(folded.chain, instance_ops(folded.graph), strict=True):
+        known: dict[str, str] = {}
+        for model, own in zip(folded.kinds[kind].ops, ops, strict=True):
+            for name, instance in zip((*model.inputs, *model.outputs), (*own.inputs, *own.outputs), strict=True):
+                if name:
+                    same = known.setdefault(name, instance)
+                    assert same == instance, f"{name} of kind {kind} is both {same} and {instance} in one block"
+        names.append(known)
+    return tuple(names)
+
+
+def hand_overs(folded: Folded) -> Mapping[int, HandOver]:
+    """Return what every kind receives, sends and exports."""
+    return _hand_overs(folded.pattern)
+
+
+def is_far(folded: Folded, kind: int, value: str) -> bool:
+    """Whether a value that reaches a kind from another block was exported, so that it is there before it is needed."""
+    own = hand_overs(folded)[kind]
+    return value not in own.forward_in and value not in own.backward_in
+
+
+@lru_cache(maxsize=16)
+def _hand_overs(folded: Folded) -> Mapping[int, HandOver]:
+    names = instance_names(folded)
+    home = {value: op.block for op in folded.graph.ops for value in op.outputs if value}
+    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it enters by
+    for block, known in enumerate(names):
+        for name, value in known.items():
+            if home.get(value, block) != block:
+                readers.setdefault(value, {})[block] = _Port(folded.chain[block], name, leaves=False)
+
+    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, and the port it leaves by
+    for kind in folded.kinds:
+        for model in (value for op in kind.ops for value in op.outputs if value):
+            instances = [(block, names[block][model]) for block in kind.instances]
+            if any(value in readers for _, value in instances):
+                port = _Port(kind.id, model, leaves=True)
+                made.update((value, (block, port)) for block, value in instances)
+
+    channels = _Channels()
+    is_backward: dict[_Port, bool] = {}
+    for value, (block, port) in made.items():
+        is_backward[port] = folded.producers[value].phase is Phase.BACKWARD
+        near = block - 1 if is_backward[port] else block + 1
+        entered = readers.get(value, {})
+        for reader, entry in entered.items():
+            is_backward[entry] = is_backward[port]
+            if reader == near:
+                channels.join(port, entry)
+            else:
+                channels.refuse(entry)
+        if near not in entered:
+            channels.refuse(port)
+
+    by_position = channels.valid()
+    sides: dict[tuple[int, bool, bool], dict[int, str]] = {}
+    for port, channel in by_position.items():
+        sides.setdefault((port.kind, port.leaves, is_backward[port]), {})[channel] = port.value
+    far: dict[int, dict[str, None]] = {kind.id: {} for kind in folded.kinds}
+    for value, (_, port) in made.items():
+        if any(entry not in by_position for entry in readers.get(value, {}).values()):
+            far[port.kind][port.value] = None
+
+    def side(kind: int, *, leaves: bool, backward: bool) -> tuple[str, ...]:
+        return tuple(name for _, name in sorted(sides.get((kind, leaves, backward), {}).items()))
+
+    return {
+        kind.id: HandOver(
+            forward_in=side(kind.id, leaves=False, backward=False),
+            forward_out=side(kind.id, leaves=True, backward=False),
+            backward_in=side(kind.id, leaves=False, backward=True),
+            backward_out=side(kind.id, leaves=True, backward=True),
+            far=tuple(far[kind.id]),
+        )
+        for kind in folded.kinds
+    }
+
+
+class _Channels:
+    """Ports that must have the same position because a value passes between them, in any instance."""
+
+    def __init__(self) -> None:
+        self._parent: dict[_Port, _Port] = {}
+        self._refused: set[_Port] = set()
+
+    def _root(self, port: _Port) -> _Port:
+        parent = self._parent.setdefault(port, port)
+        while parent != self._parent[parent]:
+            parent = self._parent[parent]
+        return parent
+
+    def join(self, first: _Port, second: _Port) -> None:
+        """Note that a value passes from one port to the other."""
+        self._parent[self._root(second)] = self._root(first)
+
+    def refuse(self, port: _Port) -> None:
+        """Note that a value passes through a port from or to no neighbour."""
+        self._root(port)
+        self._refused.add(port)
+
+    def valid(self) -> dict[_Port, int]:
+        """Return the channels, numbered in order, of the ports through which values can pass by position.
+
+        A channel has at most one port per kind and side, as a kind cannot send or receive two values at one position.
+        """
+        numbers: dict[_Port, int] = {}
+        ports: dict[int, list[_Port]] = {}
+        for port in self._parent:
+            number = numbers.setdefault(self._root(port), len(numbers))
+            ports.setdefault(number, []).append(port)
+        kept: dict[_Port, int] = {}
+        for number, members in ports.items():
+            distinct = {(port.kind, port.leaves) for port in members}
+            if len(distinct) == len(members) and self._refused.isdisjoint(members):
+                kept.update((port, number) for port in members)
+        return kept

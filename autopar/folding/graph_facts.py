@@ -1,0 +1,205 @@
+"""What is known of a folded graph whatever the mesh: bytes per element, fused ops, what the host launches.
+
+All of it is found once per graph, for there are many meshes; what does not depend on the number of samples either is
+found once for all microbatch sizes. What is returned is kept, and not to be changed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
+from autopar.folding.fold import Folded, Producer, Source
+from autopar.ir.graph import Graph, Op, Phase, Role, State
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """The persistent tensors of a step, by what is asked of them.
+
+    Attributes:
+        written: By what is stored, those that a step changes.
+        parameters: Names of parameters before the step.
+        owners: By what is stored, the parameter it belongs to.
+        updates: The parameters that stand for others of their kind and that a step changes.
+    """
+
+    written: Mapping[str, State]
+    parameters: frozenset[str]
+    owners: Mapping[str, str]
+    updates: tuple[State, ...]
+
+
+def states_of(folded: Folded) -> States:
+    """Return the persistent tensors of a graph."""
+    return _states(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _states(folded: Folded) -> States:
+    states, distinct = folded.graph.states, {parameter.value.name for parameter in folded.parameters}
+    return States(
+        {state.output: state for state in states if state.output != state.input},
+        frozenset(state.input for state in states if state.role is Role.PARAMETER),
+        {state.output: state.owner for state in states},
+        tuple(own for own in states if own.input in distinct and own.output != own.input),
+    )
+
+
+def gradient_terms(folded: Folded) -> frozenset[Producer]:
+    """Return the values that are only added up to the gradient of a parameter: terms of it, one per reader."""
+    return _gradient_terms(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _gradient_terms(folded: Folded) -> frozenset[Producer]:
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    used: dict[Producer, set[tuple[int, int]]] = {}
+    for use in folded.uses:
+        if use.producer.source is Source.OP:
+            used.setdefault(use.producer, set()).add((use.consumer.kind, use.consumer.position))
+    ops = {(kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)}
+    terms = {one for one in used if ops[one.kind, one.position].phase is Phase.BACKWARD}
+    ends = {place for place, op in ops.items() if not sums.isdisjoint(op.outputs)}
+    while True:  # chains of sums may lead from block to block, so that all are terms until shown not to be
+        adding = {(one.kind, one.position) for one in terms if ops[one.kind, one.position].kind == "Add"}
+        left = {one for one in terms if used[one] <= ends | adding}
+        if left == terms:
+            return frozenset(terms)
+        terms = left
+
+
+def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Return the bytes per element of every value in memory and on the wire.
+
+    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
+    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
+    """
+    return _element_bytes(folded.pattern, policy)
+
+
+@lru_cache(maxsize=32)
+def _element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
+    graph = folded.graph
+    resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
+    sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
+    for output, parameter in sums.items():
+        summing = folded.producers.get(output)
+        if summing is None:  # nothing is added to it
+            continue
+        for name in filter(None, summing.inputs):
+            users = folded.readers[name]
+            makers = [folded.producers[name]] if name in folded.producers else []
+            if name != parameter and all(op.block == summing.block for op in (*users, *makers)):
+                resident[name] = wire[name] = policy.gradient_wire
+    return resident, wire
+
+
+def read_bytes(folded: Folded, policy: DtypePolicy) -> Mapping[str, float]:
+    """Return the bytes per element of every value as forward and backward read it."""
+    return _read_bytes(folded.pattern, policy)
+
+
+@lru_cache(maxsize=32)
+def _read_bytes(folded: Folded, policy: DtypePolicy) -> dict[str, float]:
+    resident, wire = element_bytes(folded, policy)
+    states = [state for state in folded.graph.states if state.role is Role.PARAMETER]
+    return {**resident, **{name: wire[name] for state in states for name in (state.input, state.output)}}
+
+
+def moved_bytes(folded: Folded, policy: DtypePolicy) -> Mapping[str, float]:
+    """Return the bytes per element of every value as kernels move it, gradients as they are stored."""
+    return _moved_bytes(folded.pattern, policy)
+
+
+@lru_cache(maxsize=32)
+def _moved_bytes(folded: Folded, policy: DtypePolicy) -> dict[str, float]:
+    return policy.graph_read_bytes(folded.graph)
+
+
+@lru_cache(maxsize=32)
+def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
+    """Return by name the ops that are not kernels of their own; not to be changed."""
+    values = folded.graph.values
+    names = {name for kind in folded.kinds for op in kind.ops for name in (*op.inputs, *op.outputs) if name}
+    ranks = {name: len(values[name].shape) for name in names}
+    return {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+
+
+@lru_cache(maxsize=32)
+def op_host_seconds(folded: Folded, costs: CostModel) -> Mapping[str, float]:
+    """Return by name the seconds in which the host launches the kernels of each op of a forward or a backward."""
+    values, fused, seconds = folded.graph.values, fused_ops(folded, costs), {}
+    for op in (op for kind in folded.kinds for op in kind.ops if op.phase is not Phase.UPDATE):
+        rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+        seconds[op.name] = costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
+    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    each, seconds = op_host_seconds(folded, costs), np.zeros((len(folded.kinds), 2))
+    for kind in folded.kinds:
+        for op in kind.ops:
+            seconds[kind.id, int(op.phase is Phase.BACKWARD)] += each.get(op.name, 0.0)
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
+    """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
+    each, seconds = op_host_seconds(folded, costs), np.zeros(len(folded.kinds))
+    for kind, positions in zip(folded.kinds, selective, strict=True):
+        seconds[kind.id] = sum(each[kind.ops[position].name] for position in positions)
+    return seconds
+
+
+def covering_ops(folded: Folded) -> frozenset[str]:
+    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+
+    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
+    collectives run beside it.
+    """
+    return _covering_ops(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _covering_ops(folded: Folded) -> frozenset[str]:
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    readers = folded.readers
+    found = []
+    for kind in folded.kinds:
+        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        for op in reversed(kind.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            ends: frozenset[str] = frozenset()
+            for name in filter(None, op.outputs):
+                users = readers.get(name, [])
+                if name in sums:
+                    reached[name] = frozenset({name})
+                elif any(user.block != op.block for user in users):
+                    reached[name] = frozenset({name, ""})
+                else:
+                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
+                    reached[name] = frozenset().union(*uses)
+                ends |= reached[name]
+            if len(ends) == 1 and ends <= sums:
+                found.append(op.name)
+    return frozenset(found)
+
+
+def whole_shapes(graph: Graph, op: Op) -> tuple[list[NDArray[np.int64] | None], list[NDArray[np.int64] | None]]:
+    """Return the global shapes of inputs and outputs as arrays of one strategy, (1, rank) each; None if absent."""
+
+    def shapes(names: tuple[str, ...]) -> list[NDArray[np.int64] | None]:
+        return [np.array([graph.values[name].shape], dtype=np.int64) if name else None for name in names]
+
+    return shapes(op.inputs), shapes(op.outputs)

@@ -1,0 +1,358 @@
+"""Strategies of one op on a mesh: the products over mesh axes of the strategies discovered for one axis.
+
+Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial, 2 + d Shard(d); which reduction and
+how many chunks is a matter of the value (`placement_semantics.py`). A tensor's placements are the digits of one number
+in base rank + 2, major axis first; arrays of such numbers are what the tables of a problem are indexed with.
+
+A product is a strategy of the mesh if its parts can stand together: everything divides evenly, a dim whose blocks need
+rows of their neighbours is split by one axis only, no number of the op is replaced by two others, and if devices run
+another op that has to know where their block starts, then all axes that split that dim say so. A kind for inputs with
+fewer rows than devices (`Local.fewer`) is left out where these rows divide: sharding them, too, costs no more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.discover import Halo, Scaled, Strategy
+from autopar.ir.graph import Graph, Op
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
+
+IntArray = NDArray[np.int64]
+
+
+def encode(placement: Placement) -> int:
+    """Return a placement's digit."""
+    match placement:
+        case Replicate():
+            return 0
+        case Partial():
+            return 1
+        case Shard(dim):
+            return 2 + dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halos:
+    """What devices send their neighbours before an op.
+
+    Attributes:
+        input: Index of the input.
+        axis: Index of the mesh axis.
+        elements: (S,) elements one device sends; 0 in strategies without.
+    """
+
+    input: int
+    axis: int
+    elements: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What one op can do on a mesh; S strategies.
+
+    Attributes:
+        inputs: Per input: (S,) placement numbers; None for an absent or free input.
+        outputs: Per output: (S,) placement numbers; None for an unwanted one.
+        local_inputs: Per input: (S, rank) local shapes, rows of neighbours included; None for an absent one.
+        local_outputs: Per output: (S, rank) local shapes; None for an unwanted one.
+        on_one_axis: The strategies on a single axis that are combined.
+        combined: (S, axes) index into `on_one_axis` per mesh axis.
+        halos: Rows of neighbours, by input and axis.
+        local_kinds: (S,) index into `on_one_axis` of a strategy that says what a device runs in place of the op; -1
+            where it runs the op.
+    """
+
+    inputs: tuple[IntArray | None, ...]
+    outputs: tuple[IntArray | None, ...]
+    local_inputs: tuple[IntArray | None, ...]
+    local_outputs: tuple[IntArray | None, ...]
+    on_one_axis: tuple[Strategy, ...]
+    combined: IntArray
+    halos: tuple[Halos, ...]
+    local_kinds: IntArray
+
+    @property
+    def count(self) -> int:
+        """Number of strategies."""
+        return len(self.combined)
+
+    def by_axis(self, strategy: int) -> tuple[Strategy, ...]:
+        """Return what a strategy does on each mesh axis."""
+        return tuple(self.on_one_axis[index] for index in self.combined[strategy])
+
+    def select(self, keep: NDArray[np.bool_] | IntArray) -> "Options":
+        """Return the options with these strategies only."""
+
+        def pick(arrays: tuple[IntArray | None, ...]) -> tuple[IntArray | None, ...]:
+            return tuple(None if array is None else array[keep] for array in arrays)
+
+        return Options(
+            pick(self.inputs),
+            pick(self.outputs),
+            pick(self.local_inputs),
+            pick(self.local_outputs),
+            self.on_one_axis,
+            self.combined[keep],
+            tuple(Halos(item.input, item.axis, item.elements[keep]) for item in self.halos),
+            self.local_kinds[keep],
+        )
+
+
+def options(
+    graph: Graph,
+    op: Op,
+    strategies: Sequence[Strategy],
+    mesh: Mesh,
+    free: frozenset[str],
+    allowed: Sequence[NDArray[np.bool_]] | None = None,
+) -> Options:
+    """Return what an op can do on a mesh, given what it can do on one axis.
+
+    Strategies that place every tensor alike are listed once.
+
+    Args:
+        graph: The graph of the op.
+        op: The op.
+        strategies: What it can do on one axis.
+        mesh: The devices.
+        free: Values that lie wherever they are needed.
+        allowed: Per axis, which of the strategies it may take; None for all. An axis that may take none is free.
+    """
+    names = (*op.inputs, *op.outputs)
+    shapes = [graph.values[name].shape if name else () for name in names]
+    offsets = np.cumsum([0, *(len(shape) for shape in shapes)])
+    sizes_D = np.array([size for shape in shapes for size in shape], dtype=np.int64)
+    placed_PT = [(*strategy.inputs, *strategy.outputs) for strategy in strategies]  # P strategies on one axis
+    codes_PT = np.array([[encode(placement) for placement in row] for row in placed_PT], dtype=np.int64)
+
+    ways = [np.asarray(own, np.int64) for own in _by_axis(len(strategies), mesh, allowed)]
+    combos_SA = np.stack(np.meshgrid(*ways, indexing="ij"), axis=-1).reshape(-1, len(ways))
+    digits_SAT = codes_PT[combos_SA]  # S strategies, A axes, T tensors
+    tensor_D = np.repeat(np.arange(len(shapes)), [len(shape) for shape in shapes])  # D dims of all tensors
+    code_D = 2 + np.arange(offsets[-1]) - offsets[tensor_D]
+    axis_A = np.array(mesh.shape, dtype=np.int64)
+    divisors_SD = np.where(digits_SAT[:, :, tensor_D] == code_D, axis_A[:, None], 1).prod(axis=1)
+    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
+    valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
+    valid &= _stands_together(strategies, combos_SA, digits_SAT)
+    valid &= _too_few_rows(strategies, combos_SA, divisors_SD, sizes_D, offsets)
+    for (tensor, dim), halos in _by_dim(strategies).items():
+        before_after = np.array([max(halo.before, halo.after) if halo else 0 for halo in halos])[combos_SA].max(axis=1)
+        valid &= sizes_D[offsets[tensor] + dim] // divisors_SD[:, offsets[tensor] + dim] >= before_after
+
+    base_T = np.array([len(shape) + 2 for shape in shapes], dtype=np.int64)
+    numbers_ST = np.zeros((len(combos_SA), len(names)), dtype=np.int64)
+    for digits_ST in digits_SAT.transpose(1, 0, 2):
+        numbers_ST = numbers_ST * base_T + digits_ST
+    kept = np.flatnonzero(valid)
+    kept = kept[_first_of_each(numbers_ST[kept], base_T ** len(mesh.axes))]
+
+    numbers_ST, combos_SA = numbers_ST[kept], combos_SA[kept]
+    local_SD = sizes_D[None, :] // divisors_SD[kept]
+    sent = _extend(strategies, combos_SA, local_SD, offsets)
+    placed: list[IntArray | None] = []
+    local: list[IntArray | None] = []
+    for tensor, name in enumerate(names):
+        local.append(local_SD[:, offsets[tensor] : offsets[tensor + 1]] if name else None)
+        placed.append(numbers_ST[:, tensor] if name and name not in free else None)
+    split = len(op.inputs)
+    own = np.array([index if strategy.local else -1 for index, strategy in enumerate(strategies)], dtype=np.int64)
+    return Options(
+        tuple(placed[:split]),
+        tuple(placed[split:]),
+        tuple(local[:split]),
+        tuple(local[split:]),
+        tuple(strategies),
+        combos_SA,
+        sent,
+        own[combos_SA].max(axis=1),
+    )
+
+
+def _first_of_each(rows: IntArray, bases: IntArray) -> IntArray:
+    """Return where each row, its numbers below `bases`, is first, in order."""
+    if prod(bases.tolist()) < np.iinfo(np.int64).max:  # rows are the digits of one number
+        keys = np.zeros(len(rows), dtype=np.int64)
+        for base, column in zip(bases.tolist(), rows.T, strict=True):
+            keys = keys * base + column
+        _, first = np.unique(keys, return_index=True)
+    else:
+        _, first = np.unique(rows, axis=0, return_index=True)
+    return np.sort(first)
+
+
+def _chunks_divide(
+    placed_PT: Sequence[tuple[Placement, ...]],
+    combos_SA: IntArray,
+    divisors_SD: IntArray,
+    sizes_D: IntArray,
+    offsets: IntArray,
+) -> NDArray[np.bool_]:
+    """Return for each combination whether its axes agree on the chunks of every dim and those can be split."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    chunked = {
+        (tensor, placement.dim)
+        for row in placed_PT
+        for tensor, placement in enumerate(row)
+        if isinstance(placement, Shard) and placement.chunks > 1
+    }
+    for tensor, dim in sorted(chunked):
+        own = [row[tensor] for row in placed_PT]
+        counts = np.array([p.chunks if isinstance(p, Shard) and p.dim == dim else 0 for p in own])[combos_SA]
+        most = counts.max(axis=1)
+        index = offsets[tensor] + dim
+        valid &= ((counts == 0) | (counts == most[:, None])).all(axis=1)
+        valid &= sizes_D[index] % (divisors_SD[:, index] * np.maximum(most, 1)) == 0
+    return valid
+
+
+def _by_dim(strategies: Sequence[Strategy]) -> dict[tuple[int, int], list[Halo | None]]:
+    """Return the halo that each strategy puts around each (input, dim) that any of them puts one around."""
+    dims = dict.fromkeys((halo.input, halo.dim) for strategy in strategies for halo in strategy.halos)
+    return {
+        key: [next((h for h in strategy.halos if (h.input, h.dim) == key), None) for strategy in strategies]
+        for key in dims
+    }
+
+
+def _stands_together(strategies: Sequence[Strategy], combos_SA: IntArray, digits_SAT: IntArray) -> NDArray[np.bool_]:
+    """Return for each combination whether its halos, replaced numbers and local kinds are compatible."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    for (tensor, dim), halos in _by_dim(strategies).items():
+        needed = np.array([halo is not None for halo in halos])[combos_SA].any(axis=1)
+        valid &= ~needed | ((digits_SAT[:, :, tensor] == 2 + dim).sum(axis=1) == 1)
+    for attr, entry in dict.fromkeys((n.attr, n.entry) for strategy in strategies for n in strategy.replaced):
+        own = [[n.value for n in strategy.replaced if (n.attr, n.entry) == (attr, entry)] for strategy in strategies]
+        has = np.array([bool(values) for values in own])[combos_SA]
+        values = np.array([values[0] if values else 0 for values in own])[combos_SA]
+        first = np.take_along_axis(values, has.argmax(axis=1)[:, None], axis=1)
+        valid &= (~has | (values == first)).all(axis=1)
+    num_kinds = np.zeros(len(combos_SA), dtype=np.int64)
+    for local in dict.fromkeys(strategy.local for strategy in strategies if strategy.local is not None):
+        has = np.array([strategy.local == local for strategy in strategies])[combos_SA]
+        shards = digits_SAT[:, :, local.input] == 2 + local.dim
+        valid &= ~has.any(axis=1) | (has == shards).all(axis=1)
+        num_kinds += has.any(axis=1)
+    return valid & (num_kinds <= 1)
+
+
+def _too_few_rows(
+    strategies: Sequence[Strategy], combos_SA: IntArray, divisors_SD: IntArray, sizes_D: IntArray, offsets: IntArray
+) -> NDArray[np.bool_]:
+    """Return for each combination whether local kinds for inputs with too few rows are used only for such."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    for local in dict.fromkeys(strategy.local for strategy in strategies if strategy.local is not None):
+        if local.fewer is not None:
+            has = np.array([strategy.local == local for strategy in strategies])[combos_SA].any(axis=1)
+            devices = divisors_SD[:, offsets[local.input] + local.dim]
+            valid &= ~has | (sizes_D[offsets[local.fewer] + local.dim] % devices > 0)
+    return valid
+
+
+def _extend(
+    strategies: Sequence[Strategy], combos_SA: IntArray, local_SD: IntArray, offsets: IntArray
+) -> tuple[Halos, ...]:
+    """Add to local shapes the rows that come from neighbours; return what is sent, in the order of the dims."""
+    sent: list[Halos] = []
+    for (tensor, dim), halos in sorted(_by_dim(strategies).items()):
+        rows_SA = np.array([halo.before + halo.after if halo else 0 for halo in halos], dtype=np.int64)[combos_SA]
+        index, span = offsets[tensor] + dim, slice(offsets[tensor], offsets[tensor + 1])
+        others = local_SD[:, span].prod(axis=1) // local_SD[:, index]
+        sent.extend(Halos(tensor, axis, rows * others) for axis, rows in enumerate(rows_SA.T) if rows.any())
+        local_SD[:, index] += rows_SA.sum(axis=1)
+    return tuple(sent)
+
+
+def _divides_numbers(
+    graph: Graph, op: Op, on_one_axis: Sequence[Strategy], combos: IntArray, mesh: Mesh
+) -> NDArray[np.bool_]:
+    """Return for each combination (S, axes) whether the numbers inside the op that it divides are divisible."""
+    valid = np.ones(len(combos), dtype=bool)
+    for number in dict.fromkeys(scaled for strategy in on_one_axis for scaled in strategy.scaled):
+        divides = np.array([number in strategy.scaled for strategy in on_one_axis])
+        divisors = np.where(divides[combos], np.array(mesh.shape, dtype=np.int64), 1).prod(axis=1)
+        valid &= number_inside(graph, op, number) % divisors == 0
+    return valid
+
+
+def number_inside(graph: Graph, op: Op, number: Scaled) -> int:
+    """Return a number inside an op."""
+    if isinstance(number.source, int):
+        return int(graph.constants[op.inputs[number.source]].reshape(-1)[number.entry])
+    value = op.attr(number.source)
+    entry = value[number.entry] if isinstance(value, tuple) else value
+    assert isinstance(entry, int), f"{number} of {op.name} is no integer"
+    return entry
+
+
+def all_placements(
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    mesh: Mesh,
+    *,
+    partial: bool,
+    allowed: Sequence[NDArray[np.bool_]] | None = None,
+) -> IntArray:
+    """Return the numbers of all placements of a tensor that divide evenly, with or without partial ones.
+
+    Args:
+        shape: Global shape.
+        chunks: Per dim, in how many chunks it is cut before it is sharded.
+        mesh: The devices.
+        partial: Whether to list partial ones.
+        allowed: Per axis, which codes it may have; None for all. An axis that may have none is free.
+    """
+    rank = len(shape)
+    numbers = []
+    for digits in product(*_by_axis(rank + 2, mesh, allowed)):
+        if not partial and 1 in digits:
+            continue
+        left = list(shape)
+        number = 0
+        for digit, axis in zip(digits, mesh.axes, strict=True):
+            number = number * (rank + 2) + digit
+            if digit >= 2:
+                if left[digit - 2] % (axis.size * chunks[digit - 2]):
+                    break
+                left[digit - 2] //= axis.size
+        else:
+            numbers.append(number)
+    return np.array(numbers, dtype=np.int64)
+
+
+def _by_axis(count: int, mesh: Mesh, allowed: Sequence[NDArray[np.bool_]] | None) -> list[Sequence[int]]:
+    """Return which of `count` things each axis may take: those allowed, all if none is or nothing is said."""
+    every: Sequence[int] = range(count)
+    if allowed is None:
+        return [every] * len(mesh.axes)
+    return [np.flatnonzero(own).tolist() or every for own in allowed]
+
+
+def is_partial(numbers: IntArray, rank: int, num_axes: int) -> NDArray[np.bool_]:
+    """Return for each placement number of a tensor whether it is partial on any axis.
+
+    >>> is_partial(np.array([0, 1, 4]), rank=2, num_axes=2)
+    array([False,  True,  True])
+    """
+    found = np.zeros(len(numbers), dtype=bool)
+    left = numbers
+    for _ in range(num_axes):
+        left, digits = np.divmod(left, rank + 2)
+        found |= digits == 1
+    return found
+
+
+def local_sizes(shape: Sequence[int], numbers: IntArray, mesh: Mesh) -> NDArray[np.float64]:
+    """Return the elements one device holds for each placement number (Replicate and Partial hold all)."""
+    rank = len(shape)
+    left = numbers.copy()
+    sizes = np.full(len(numbers), float(np.prod(shape, dtype=np.float64)))
+    for axis in reversed(mesh.axes):
+        left, digits = np.divmod(left, rank + 2)
+        sizes = np.where(digits >= 2, sizes / axis.size, sizes)
+    return sizes

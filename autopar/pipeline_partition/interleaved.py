@@ -1,0 +1,419 @@
+"""Cuts for the schedules that have no closed form: stages in turn on groups of devices, and backwards in two passes.
+
+The chain is cut so that the slowest stage is as fast as can be, so that the slowest stages of all chunks together are,
+and, where blocks are not shared out evenly, so that larger stages follow each other (`waves.py`), whatever they hold.
+Then every group of devices chooses what the blocks of its stages recompute: with a price on bytes every stage takes the
+mixture of least seconds and price, and the least price at which the group fits is found by bisection; on from there,
+and from what just does not fit, it is told stage by stage. Where that is faster,
+the optimizer's state of all its stages goes to host memory. The seconds of the step are those of the longest path
+through its tasks (`formulate/scheduled_step.py`), the bytes of a group those of the fullest moment of its order. The
+fastest cut is taken, and may be made faster by moving blocks from stage to stage.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from random import Random
+
+import numpy as np
+
+from autopar.cost.overlap import state_buffers
+from autopar.formulate.block_memory import ChainBytes, FloatArray
+from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.scheduled_step import StageWork, scheduled_step, works_of
+from autopar.formulate.step_time import Hop, Pipeline, Split, StepTime
+from autopar.formulate.tables import Slot
+from autopar.pipeline_partition.block_ranges import IntArray, windows
+from autopar.pipeline_partition.p2p import Hops, between
+from autopar.pipeline_partition.recompute_pareto import Mixtures, mixtures
+from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
+from autopar.pipeline_partition.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES, chunks_of
+from autopar.schedule.holding import moments
+
+PRICES = 24
+"""Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
+
+STEPS = 64
+"""In how many steps the seconds of blocks are told apart where a chain is cut."""
+
+RUNS = 3
+"""Of the cuts whose larger stages follow each other, how many of the fastest are filled."""
+
+FEWEST_RUNS, MOST_RUNS, RUN_TASKS = 8, 48, 1_000_000
+"""Places of larger stages that are compared at least and at most, and tasks of all these steps together."""
+
+MOST_SHIFTS, PATIENCE = 400, 80
+"""Cuts that are looked at to make one faster, and how many in a row that are not."""
+
+
+def grouped_time(
+    passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop
+) -> StepTime:
+    """Return the step time of a split under any schedule; arguments as of `Groups`, the hop as of `step_time`."""
+    splits = SCHEDULES[pipeline.schedule].splits
+    return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
+
+
+def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: Hop) -> StepTime:
+    hops: tuple[float | FloatArray, float | FloatArray] = (hop, hop)
+    if isinstance(hop, np.ndarray):  # from each stage but the last one on, and from each but the first one back
+        hops = np.append(hop[:, 0], 0.0), np.append(0.0, hop[:, 1])
+    seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, hops)
+    each = np.array([work.forward + work.backward + work.weight for work in works])
+    return StepTime(seconds + pipeline.fixed, seconds, 0.0, each)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a stage of a group keeps: the flavours of its blocks, and whether the optimizer's state is away."""
+
+    flavours: tuple[Recompute, ...]
+    away: bool
+
+
+class Groups:
+    """What groups of devices choose under cuts of a chain; what several cuts have in common is worked on once.
+
+    Args:
+        passes: (kinds, 3) seconds of one instance, `autopar.formulate.scheduled_step.pass_seconds`.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+        memory: What ranges of the chain of blocks hold, with the backward split if the schedule splits it.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        hop: Seconds of handing one microbatch on or back: between any stages, or by where the chain is cut.
+        constraints: Cuts, recompute and what may lie in host memory.
+    """
+
+    def __init__(
+        self,
+        passes: FloatArray,
+        totals: FloatArray,
+        memory: ChainBytes,
+        pipeline: Pipeline,
+        limit: float,
+        hop: Hops | float,
+        constraints: Constraints = FREE,
+    ) -> None:
+        self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
+        self._pipeline, self._limit, self._hop, self._constraints = pipeline, min(limit, UNLIMITED), hop, constraints
+        self._joint = totals.copy()
+        self._joint[:, Slot.BACKWARD] = passes[:, 1] + passes[:, 2]
+        self._schedule = SCHEDULES[pipeline.schedule]
+        self._chunks = chunks_of(self._schedule.groups(pipeline.num_groups, pipeline.num_chunks))
+        self._edges = constraints.edges(len(memory.chain))
+        self._longest = 0
+
+    def best(self, cutoff: float = math.inf) -> tuple[Split, StepTime] | None:
+        """Return a good split into stages and its step time; None if none is found that fits.
+
+        Of choices that differ little cuts are the same: how blocks compare to the longest one is told in steps.
+
+        Args:
+            cutoff: Seconds of a step that is too slow: nothing need be found then.
+        """
+        chain, pipeline = self._memory.chain, self._pipeline
+        seconds = (self._joint[:, Slot.FORWARD] + self._joint[:, Slot.BACKWARD])[: max(chain) + 1]
+        steps = np.ceil(seconds / seconds.max() * STEPS) if seconds.max() > 0 else np.ones(len(seconds))
+        cuts = _cuts(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, tuple(self._edges))
+        if not cuts:
+            return None
+        passes = self._passes[: max(chain) + 1]
+        passes = np.ceil(passes / seconds.max() * STEPS) if seconds.max() > 0 else np.ones_like(passes)
+        size = pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks
+        runs = _runs(tuple(map(tuple, passes.tolist())), chain, pipeline.schedule, *size, tuple(self._edges))
+        cuts = tuple(dict.fromkeys((*cuts, *runs)))
+        self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
+        best = None
+        for ranges in cuts:
+            found = self._filled(ranges, cutoff)
+            if found is not None and (best is None or found[1].seconds < best[1].seconds):
+                best, cutoff = found, min(cutoff, found[1].seconds)
+        return best
+
+    def shifted(
+        self, found: tuple[Split, StepTime], should_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Split, StepTime]:
+        """Return a split that is no slower than a given one: moves from stage to stage that make it faster are kept.
+
+        Moves are drawn, the same ones each time.
+
+        Args:
+            found: The split and its step time.
+            should_stop: Whether to end before nothing is found any more.
+        """
+        ranges, edges, best = found[0].ranges, self._edges, found
+        place = {edge: number for number, edge in enumerate(edges)}
+        sizes = [place[stop] - place[start] for start, stop in ranges]
+        self._reach(2 * max(stop - start for start, stop in ranges))
+        draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
+        for _ in range(MOST_SHIFTS):
+            if idle == PATIENCE or should_stop():
+                break
+            idle += 1
+            moved = _moved(sizes, draw)
+            cut = tuple(pairwise(edges[number] for number in (0, *accumulate(moved))))
+            if tuple(moved) in tried or max(stop - start for start, stop in cut) > self._longest:
+                continue
+            tried.add(tuple(moved))
+            other = self._filled(cut, best[1].seconds)
+            if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
+                best, sizes, idle = other, moved, 0
+        return best
+
+    def _reach(self, longest: int) -> None:
+        """Get ready for stages of so many blocks."""
+        longest = min(_rounded(longest), len(self._memory.chain))
+        if longest <= self._longest:
+            return
+        memory, pipeline, constraints = self._memory, self._pipeline, self._constraints
+        self._longest = longest
+        self._windows = windows(symbols_for(memory, constraints), longest, pipeline.num_stages == 1)
+        self._mixed = mixtures(
+            self._windows,
+            self._joint,
+            memory,
+            pipeline.overlap,
+            self._limit,
+            (1, pipeline.num_microbatches),
+            constraints,
+            pipeline.num_chunks,
+        )
+        self._here, self._there = may_lie(self._windows, constraints)
+        self._stages: dict[int, _Stage] = {}
+        self._chosen: dict[tuple[int, ...], tuple[list[_Chosen], ...]] = {}
+        self._works: dict[tuple[int, _Chosen], StageWork] = {}
+
+    def _filled(self, ranges: Ranges, cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the split of a cut, with what its groups choose, and its step time.
+
+        None if one does not fit, or is at work for so long. Groups choose in two ways, each of which may be faster: who
+        waits for whom depends on whether groups run again the same stages.
+        """
+        each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
+        best = self._filled_by(0, ranges, each, cutoff)
+        other = self._filled_by(1, ranges, each, cutoff if best is None else min(cutoff, best[1].seconds))
+        if best is None or other is None:
+            return best or other
+        return min(best, other, key=lambda found: found[1].seconds)
+
+    def _filled_by(self, way: int, ranges: Ranges, each: Sequence[int], cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the same where groups choose in one way: early groups, which hold most, mostly tell."""
+        count, fixed = self._pipeline.num_microbatches, self._pipeline.fixed
+        found: dict[int, tuple[_Chosen, StageWork]] = {}
+        for group, chunks in enumerate(self._chunks):
+            key = (group, *(each[stage] for stage in chunks))
+            if key not in self._chosen:
+                self._chosen[key] = self._choose(group, key[1:])
+            if not self._chosen[key]:
+                return None
+            chosen = self._chosen[key][way]
+            busy = 0.0
+            for stage, what in zip(chunks, chosen, strict=True):
+                work = self._work(each[stage], ranges[stage], what)
+                found[stage] = what, work
+                busy += work.forward + work.backward + work.weight
+            if count * busy * (1 - ROUNDING) + fixed >= cutoff:
+                return None
+        every = [found[stage] for stage in range(len(ranges))]
+        recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
+        split = Split(ranges, recompute, offload if any(offload) else ())
+        return split, _time([work for _, work in every], self._pipeline, between(split, self._hop))
+
+    def _stage(self, window: int) -> "_Stage":
+        if window not in self._stages:
+            start, stop = int(self._windows.start[window]), int(self._windows.stop[window])
+            self._stages[window] = _Stage.of(self._mixed, self._memory, start, stop, window)
+        return self._stages[window]
+
+    def _work(self, window: int, blocks: tuple[int, int], what: _Chosen) -> StageWork:
+        """Return what a stage takes."""
+        if (window, what) not in self._works:
+            split = Split(((0, blocks[1] - blocks[0]),), (what.flavours,), (what.away,))
+            chain = self._memory.chain[slice(*blocks)]
+            (work,) = works_of(self._passes, self._totals, chain, split, splits=self._schedule.splits)
+            self._works[window, what] = work
+        return self._works[window, what]
+
+    def _choose(self, group: int, each: tuple[int, ...]) -> tuple[list[_Chosen], ...]:
+        """Return what the stages of a group keep, given their windows, chosen in two ways; nothing if nothing fits."""
+        pipeline = self._pipeline
+        rows = moments(self._schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
+        own = [self._stage(window) for window in each]
+        ways = (
+            tuple(not self._here[window] for window in each),
+            tuple(bool(self._there[window]) for window in each),
+            self._shared(each),
+        )
+        best: dict[int, tuple[float, list[int], tuple[bool, ...]]] = {}
+        for hosted in dict.fromkeys(ways):
+            copies = sum(stage.copying for stage, away in zip(own, hosted, strict=True) if away)
+            for number, taken in enumerate(_fastest(own, rows, self._limit, self._memory.host_room, hosted)):
+                again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
+                added = pipeline.num_microbatches * again + copies
+                if number not in best or added < best[number][0]:
+                    best[number] = added, taken, hosted
+        return tuple(
+            [
+                _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
+                for stage, mixture, away in zip(own, taken, hosted, strict=True)
+            ]
+            for _, taken, hosted in best.values()
+        )
+
+    def _shared(self, each: tuple[int, ...]) -> tuple[bool, ...]:
+        """Return of which stages the optimizer's state lies in host memory if that has no room for that of all."""
+        room, away = self._memory.host_room, list[bool]()
+        for window in each:
+            state = self._stage(window).state
+            is_away = not self._here[window] or (bool(self._there[window]) and state <= room)
+            room -= state if is_away else 0.0
+            away.append(is_away)
+        return tuple(away)
+
+
+def _rounded(longest: int) -> int:
+    """Return a number that is hardly larger, and the same for many: windows are found once for each.
+
+    >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
+    [7, 72, 72, 256]
+    """
+    step = 1 << max(0, longest.bit_length() - 4)
+    return -(-longest // step) * step
+
+
+def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
+    """Return the sizes of stages after one or two moves of a part that leave every stage one."""
+    found = list(sizes)
+    for _ in range(draw.choice((1, 1, 2))):
+        source, target = draw.randrange(len(found)), draw.randrange(len(found))
+        if found[source] > 1:
+            found[source] -= 1
+            found[target] += 1
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _cuts(
+    seconds: tuple[float, ...], chain: tuple[int, ...], num_groups: int, num_chunks: int, edges: tuple[int, ...]
+) -> tuple[Ranges, ...]:
+    """Return cuts that are good if all of them fit, given the seconds of each kind; none if there are too few parts."""
+    stages = num_groups * num_chunks
+    if len(edges) <= stages:
+        return ()
+    blocks = np.array(seconds)[np.asarray(chain)]
+    waves = cuts_in_waves(blocks, num_groups, num_chunks, edges)
+    return tuple(dict.fromkeys((cut_evenly(blocks, stages, edges), *waves)))
+
+
+@lru_cache(maxsize=1024)
+def _runs(
+    passes: tuple[tuple[float, ...], ...],
+    chain: tuple[int, ...],
+    schedule: str,
+    num_groups: int,
+    num_microbatches: int,
+    num_chunks: int,
+    edges: tuple[int, ...],
+) -> tuple[Ranges, ...]:
+    """Return the fastest cuts whose larger stages follow each other if all of them fit, given passes of each kind."""
+    blocks = np.array(passes)[np.asarray(chain)]
+    tasks = len(blocks[0]) * num_groups * num_chunks * num_microbatches
+    most = min(MOST_RUNS, max(FEWEST_RUNS, RUN_TASKS // tasks))
+    sums, found = np.concatenate([np.zeros((1, len(blocks[0]))), np.cumsum(blocks, axis=0)]), []
+    for ranges in cuts_in_runs(blocks.sum(axis=1), num_groups * num_chunks, edges, most):
+        works = [StageWork(*each) for each in np.diff(sums[[0, *(stop for _, stop in ranges)]], axis=0).tolist()]
+        found.append((scheduled_step(schedule, num_groups, num_microbatches, works), ranges))
+    return tuple(ranges for _, ranges in sorted(found)[:RUNS])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    """A stage and its mixtures that could fit; (mixtures,) arrays, and bytes that all of them have.
+
+    Of `sizes`, (mixtures, 5), the columns are those of `moments`.
+    """
+
+    window: int
+    numbers: IntArray
+    sizes: FloatArray
+    again: FloatArray
+    transit: FloatArray
+    hosted: FloatArray
+    resident: float
+    gathered: float
+    reducing: float
+    received: float
+    update: float
+    state: float
+    copying: float
+
+    @classmethod
+    def of(cls, mixed: Mixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
+        late, weight = memory.put_off(start, stop)
+        numbers, fixed = np.flatnonzero(np.isfinite(mixed.running[window])), mixed.fixed
+        kept, running = mixed.kept[window, numbers], mixed.running[window, numbers]
+        every = np.ones(len(numbers))
+        return cls(
+            window=window,
+            numbers=numbers,
+            sizes=np.stack([kept, late * every, running, running, weight * every], axis=1),
+            again=mixed.again[window, numbers],
+            transit=mixed.transit[window, numbers],
+            hosted=mixed.hosted[window, numbers],
+            resident=float(fixed.resident[window]),
+            gathered=float(fixed.gathered[window]),
+            reducing=float(fixed.reducing[window]),
+            received=float(fixed.received[window]),
+            update=float(fixed.update[window]),
+            state=float(fixed.state[window]),
+            copying=float(mixed.copying[window]),
+        )
+
+
+def _fastest(
+    stages: Sequence[_Stage], rows: FloatArray, limit: float, host_room: float, offload: Sequence[bool]
+) -> tuple[list[int], ...]:
+    """Return the mixtures of a group's stages that are fastest together, nearly, in two ways; none if none fit.
+
+    Args:
+        stages: The stages of the group.
+        rows: (moments, 5 stages) what is held while tasks run, see `moments`.
+        limit: Bytes per device.
+        host_room: Bytes of host memory per device.
+        offload: Of which stages the optimizer's state lies there.
+    """
+    from autopar.pipeline_partition.interleaved_kernel import (
+        fastest_together,  # compiling is loaded when it is needed only
+    )
+
+    if not all(len(stage.numbers) for stage in stages):
+        return ()
+    counts = rows.reshape(len(rows), len(stages), 5)
+    states = [stage.state if away else 0.0 for stage, away in zip(stages, offload, strict=True)]
+    fixed = sum(stage.resident for stage in stages) - sum(states)
+    beside = max(stage.gathered for stage in stages) + max(stage.reducing for stage in stages)
+    beside += sum(stage.received for stage in stages)
+    update = max(stage.update + float(state_buffers(state)) for stage, state in zip(stages, states, strict=True))
+    held = np.maximum(counts[..., 0].max(axis=0), 1.0)
+    if fixed + update > limit:
+        return ()
+    most = max(len(stage.numbers) for stage in stages)
+    sizes = np.zeros((len(stages), most, 5))
+    again, priced, transit, away = np.zeros((4, len(stages), most))
+    order = np.zeros((len(stages), most), dtype=np.int64)
+    for own, (stage, count) in enumerate(zip(stages, held, strict=True)):
+        number = len(stage.numbers)
+        sizes[own, :number], again[own, :number], transit[own, :number] = stage.sizes, stage.again, stage.transit
+        priced[own, :number] = count * stage.sizes[:, 0] + stage.sizes[:, 2] + stage.transit
+        away[own, :number] = (count + 1) * stage.hosted
+        order[own, :number] = np.argsort(stage.again, kind="stable")
+    number_of = np.array([len(stage.numbers) for stage in stages])
+    bytes_of = sizes, again, priced, transit, away, order
+    found, *taken = fastest_together(
+        counts, number_of, *bytes_of, limit - fixed - beside, host_room - sum(states), PRICES, ROUNDING
+    )
+    return tuple(list(map(int, own)) for own in taken) if found else ()

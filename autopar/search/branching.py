@@ -1,0 +1,223 @@
+"""What else a plan may do than a given one: the branches that together cover all plans that are not akin to it.
+
+A no-good cut on a plan's signature is a disjunction: other plans order microbatches otherwise, or recompute more, or
+use one of the mesh axes for something else. Each of these is a *branch*, a restriction that tables, constraints and
+families can express, so that the best plan of a branch and its bound are found as those of a configuration are.
+
+Branches are clear-cut. On a branch without data parallelism on an axis nothing is split along the batch there, on one
+of ZeRO-1 every parameter that can be has that level. Plans that are half of this and half of that (an axis that splits
+some of the activations along the batch, ZeRO for every other parameter) count as akin to what they are near to.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.configuration import Family
+from autopar.describe.axis_roles import AxisRole, activations_of
+from autopar.describe.signature import LEVELLED
+from autopar.folding.expert_parameters import experts_of
+from autopar.folding.fold import Folded
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.data_major import is_data_major
+from autopar.formulate.manual_recipes import placed_on
+from autopar.formulate.restrict import Mask, narrow
+from autopar.formulate.tables import Decision, Node, Tables
+from autopar.formulate.zero import LEVELS, keep_levels
+from autopar.ir.graph import Phase, Role
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.outcome import Candidate, draft_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Keeping:
+    """Every layer recomputes more than a flavour does."""
+
+    than: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sequential:
+    """Values between blocks are split along dim 1 by an axis, wherever they can be, or nowhere."""
+
+    axis: int
+    split: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Levels:
+    """Every parameter has one of some levels of ZeRO on each of some axes, as far as it can be split there."""
+
+    axes: tuple[int, ...]
+    levels: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Without:
+    """An axis does nothing of what makes a role."""
+
+    axis: int
+    role: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class With:
+    """An axis does what makes a role, wherever it can."""
+
+    axis: int
+    role: str
+
+
+Branch = Keeping | Sequential | Levels | Without | With
+
+ROLES = ("dp", "tp", "ep", "cp", "spatial")
+"""What an idle axis could do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """How plans of a family may differ from one of them.
+
+    Attributes:
+        others: Configurations with another schedule.
+        branches: What may be otherwise, whatever the schedule.
+    """
+
+    others: Family
+    branches: tuple[Branch, ...]
+
+
+def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branches:
+    """Return how plans of a family may differ from one of them, other than those that are akin to it.
+
+    Args:
+        candidate: The plan.
+        family: Configurations that differ from its own in the schedule only.
+        folded: The graph of one of its microbatches.
+    """
+    draft = candidate.draft or draft_of(candidate)
+    own, mesh = draft.signature, candidate.configuration.mesh
+    others = tuple(each for each in family if own.schedule and each.schedule != own.schedule)
+    trains = SCHEDULES[candidate.configuration.schedule].trains
+    axes = [(axis, role) for axis, role in enumerate(draft.roles) if role.axis.size > 1]
+    found: list[Branch] = list(_levels(axes)) if trains else []  # those that cost least come first
+    found += [Sequential(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
+    if trains and Recompute(own.recompute) in ON_DEVICE[:-1]:
+        found.append(Keeping(own.recompute))
+    free = [(axis, role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
+    found += [Without(axis, role.role) for axis, role in free if role.role != "idle"]
+    found += [With(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
+    if experts_of(folded):  # what is dealt out by axes that have another role, too
+        others_too = [(axis, role.experts) for axis, role in free if role.role not in ("ep", "idle")]
+        found += [Without(axis, "ep") if deals else With(axis, "ep") for axis, deals in others_too]
+    return Branches(others, tuple(found))
+
+
+def _levels(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
+    """Yield how the highest level of ZeRO of a role may be another one: lower on all of its axes, or higher on one."""
+    for name in sorted(LEVELLED):
+        own = {axis: role.zero for axis, role in axes if role.role == name}
+        highest = max(own.values(), default=0)
+        if own and highest:
+            yield Levels(tuple(own), frozenset(range(highest)))
+        if higher := LEVELS - frozenset(range(highest + 1)):
+            yield from (Levels((axis,), higher) for axis in own)
+
+
+def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints) -> tuple[Tables, Constraints] | None:
+    """Return the tables and constraints of what branches leave; None if that is nothing."""
+    masks: dict[int, Mask] = {}
+    for branch in branches:
+        match branch:
+            case Keeping():
+                constraints = _keeping(branch, tables.folded, constraints)
+                if any(own.isdisjoint(constraints.flavours()) for own in constraints.keeps):
+                    return None
+            case Sequential():
+                _join(masks, _sequence(branch, tables))
+            case Without():
+                _join(masks, ((index, ~doing) for index, doing in _doing(branch, tables)))
+            case With():
+                able = [(index, doing) for index, doing in _doing(branch, tables) if doing.any()]
+                if not able:
+                    return None
+                _join(masks, iter(able))
+            case Levels():
+                pass  # after the masks, as its tables are over the strategies that are left
+    narrowed = narrow(tables, masks)
+    if narrowed is None:
+        return None
+    for branch in branches:
+        if isinstance(branch, Levels):
+            for axis in branch.axes:
+                narrowed = keep_levels(narrowed, branch.levels, axis)
+    return narrowed, constraints
+
+
+def _join(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
+    for index, mask in more:
+        masks[index] = masks[index] & mask if index in masks else mask
+
+
+def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Constraints:
+    counts = [kind.count for kind in folded.kinds]
+    repeated = max(counts) > 1
+    more = frozenset((*ON_DEVICE[ON_DEVICE.index(Recompute(branch.than)) + 1 :], Recompute.OFFLOAD))
+    keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(folded.chain)
+    left = (
+        own & more if counts[kind] > 1 or not repeated else own for own, kind in zip(keeps, folded.chain, strict=True)
+    )
+    return replace(constraints, keeps=tuple(left))
+
+
+def _sequence(branch: Sequential, tables: Tables) -> Iterator[tuple[int, Mask]]:
+    for index, node in enumerate(tables.nodes):
+        if node.decision is Decision.BOUNDARY:
+            ((_, codes, _),) = placed_on(tables, node, branch.axis)
+            split = codes == _SECOND
+            if not branch.split:
+                yield index, ~split
+            elif split.any():
+                yield index, split
+
+
+_FIRST, _SECOND = 2, 3
+"""Codes of being split along dim 0 and along dim 1."""
+
+
+def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]:
+    """Yield for every forward op the strategies in which an axis does something of what makes a role."""
+    graph = tables.folded.graph
+    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+    activations = {kind.id: activations_of(tables.folded, kind.id) for kind in tables.folded.kinds}
+    for index, node in enumerate(tables.nodes):
+        if node.decision is Decision.OP:
+            op = tables.folded.kinds[node.kind].ops[node.position]
+            if op.phase is Phase.FORWARD:
+                yield index, _strategies(branch, tables, node, parameters, activations[node.kind])
+
+
+def _strategies(
+    branch: Without | With, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
+) -> Mask:
+    values = tables.folded.graph.values
+    mask = np.zeros(node.count, dtype=bool)
+    for name, codes, is_output in placed_on(tables, node, branch.axis):
+        rank = len(values[name].shape)
+        made, used = is_output and name in activations, not is_output and name in parameters
+        match branch.role:
+            case "dp" if made:
+                mask |= codes == _FIRST
+            case "cp" if made:
+                mask |= codes == _SECOND
+            case "spatial" if made and rank >= 4:
+                mask |= codes > _SECOND
+            case "tp" if used and rank > 1:
+                mask |= codes >= _FIRST
+            case "ep" if used and name in experts_of(tables.folded):
+                mask |= codes == _FIRST
+            case _:
+                pass
+    return mask

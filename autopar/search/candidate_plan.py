@@ -1,0 +1,24 @@
+"""Writing a candidate down as a plan."""
+
+from autopar.describe.one_line import summarise_roles
+from autopar.plan import Job, ModelInfo, Plan
+from autopar.search.outcome import Candidate, draft_of
+
+
+def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
+    """Return the plan of a candidate, not yet simulated."""
+    configuration = candidate.configuration
+    draft = candidate.draft or draft_of(candidate)
+    plan = Plan(
+        model=model,
+        job=job,
+        summary="",
+        mesh=configuration.mesh.axes,
+        stages=draft.stages,
+        schedule=configuration.schedule,
+        num_microbatches=configuration.num_microbatches,
+        blocks=draft.blocks,
+        objective=candidate.objective,
+        variants=draft.variants,
+    )
+    return summarise_roles(plan, draft.roles, *draft.variant_roles)

@@ -1,0 +1,196 @@
+"""Which pipelines whose stages have meshes of their own are looked at, and how far (`heterogeneous_stages.py`).
+
+They are opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, or slower
+than that if devices differ: else there is little to gain. Numbers of microbatches are bounded, those of the least
+floors; plans are looked for where they may be better by enough.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.heterogeneous_stages import UnequalAttempt
+from autopar.search.outcome import Outcome
+from autopar.search.submesh_space import Submesh, Unequal, nearest
+from autopar.units import format_seconds
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.branch_and_bound import Search
+
+WEAK = 1.15
+"""Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
+
+MOST_COUNTS = 3
+"""Numbers of microbatches that are worked on: those of the least floors."""
+
+MOST_BLOCKS = 256
+"""Longer chains are not looked at where nodes are alike: what every range of blocks takes and holds on every mesh comes
+to gigabytes, and the more blocks there are the less is gained, for equal stages can be nearly as even."""
+
+
+@dataclass(slots=True)
+class UnequalSpace:
+    """What became of the space of unequal stages.
+
+    Attributes:
+        space: As declared.
+        opened: Numbers of microbatches that were looked at.
+        floor: No plan of those that were not has a lower objective, in seconds; infinity without any.
+        bound: No plan of those that were has a lower objective, in seconds; infinity without any.
+        submeshes: The meshes that stages could have.
+        why: Why the others were not looked at.
+    """
+
+    space: Unequal
+    opened: tuple[int, ...] = ()
+    floor: float = math.inf
+    bound: float = math.inf
+    submeshes: tuple[Submesh, ...] = ()
+
+    def words(self, best: float) -> tuple[str, ...]:
+        """Return in words what was looked for and what was not, given the best objective in seconds."""
+        space, found = self.space, []
+        stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
+        if self.opened:
+            grids = dict.fromkeys("×".join(map(str, submesh.mesh.shape)) for submesh in self.submeshes)
+            found.append(
+                f"{stages}, {', '.join(grids)}; {', '.join(map(str, self.opened))} microbatches; {space.schedule}"
+            )
+        if math.isfinite(self.floor):
+            rest = [count for count in space.microbatches if count not in self.opened]
+            lead = "excluded by their bound" if self.floor >= best else "not opened"
+            found.append(
+                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} device{'s' if space.sizes[-1] > 1 else ''}, "
+                f"and {', '.join(map(str, rest))} "
+                f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
+            )
+        return tuple(found)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"{first}" if first == last else f"{first} to {last}" if last - first < len(numbers) else str(list(numbers))
+
+
+class UnequalSearch:
+    """Bounds plans on unequal stages, and looks for better ones.
+
+    Args:
+        search: What it is part of.
+        outcome: What was found on equal stages; added to.
+        stops: Whether to stop now, with what there is.
+        end: Returns when to end, on the monotonic clock.
+
+    Attributes:
+        bound: No plan of those that may be better has a lower objective, in seconds: their floor if there was no time
+            to look at them, infinity if there are none.
+    """
+
+    def __init__(self, search: "Search", outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]) -> None:
+        self._search, self._outcome, self._stops, self._end = search, outcome, stops, end
+        self.bound = math.inf
+        self._bounds: dict[int, float] = {}
+        self._waiting: dict[int, UnequalAttempt] = {}
+        self._space = None if search.batch_dims is not None else search.unequal
+        self._looked = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is decided what to look at."""
+        return self._outcome.unequal is not None
+
+    @property
+    def left(self) -> int:
+        """How many numbers of microbatches may have a better plan that was not looked for."""
+        return sum(map(self._is_rival, self._waiting))
+
+    def glance(self) -> None:
+        """Bound all that wait by what ops take alone."""
+        self._open()
+        for count, work in self._waiting.items():
+            self._raise(count, work.glance())
+
+    def look(self, near: float = OPTIMALITY_TOLERANCE) -> None:
+        """Bound all that wait, and look for plans where these may be better than the best one by more than a share.
+
+        Args:
+            near: The share; the others wait for another look.
+        """
+        self._open()
+        self._looked = True
+        outcome = self._outcome
+        for count, work in tuple(self._waiting.items()):
+            if self._stops():
+                break
+            enough = outcome.best * (1 - near)
+            bound = self._raise(count, work.run(outcome, near))
+            if bound < enough or not self._is_rival(count):
+                del self._waiting[count]
+                outcome.solved += bound < outcome.best
+                outcome.pruned += bound >= outcome.best
+            lowest = min(outcome.closed_floor, self.bound)
+            done = len(self._bounds) - len(self._waiting)
+            self._search.tell(outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+
+    def _open(self) -> None:
+        """Decide what to look at: again if the best plan on equal stages has become another since it was glanced at."""
+        search, outcome, space = self._search, self._outcome, self._space
+        if space is None or self._looked or (outcome.unequal is not None and self._stops()):
+            return
+        best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
+        submeshes = nearest(space.submeshes, min(best, space.devices / 2))
+        if outcome.unequal is not None and submeshes == outcome.unequal.submeshes:
+            return
+        found = outcome.unequal = UnequalSpace(space)
+        floors = {count: least_unequal(search, space, count) for count in space.microbatches}
+        is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
+        closed = is_long and not search.costs.cluster.groups
+        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
+        self.bound = min((floors[count] for count in opened), default=math.inf)
+        self._bounds, self._waiting = {}, {}
+        if self._stops() or not opened:
+            found.floor = min(floors.values())
+            return
+        found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
+        found.opened, found.bound, found.submeshes = tuple(sorted(opened)), self.bound, submeshes
+        for count in opened:
+            self._bounds[count] = floors[count]
+            self._waiting[count] = UnequalAttempt(search, submeshes, space, count, self._stops, self._end)
+
+    def _raise(self, count: int, bound: float) -> float:
+        """Take down a bound of so many microbatches, and return the best one known."""
+        found = self._outcome.unequal
+        assert found is not None, "what waits is part of a space"
+        self._bounds[count] = max(self._bounds[count], bound)
+        self.bound = found.bound = min(self._bounds.values())
+        return self._bounds[count]
+
+    def _is_rival(self, count: int) -> bool:
+        """Whether there may be a better plan with so many microbatches."""
+        return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
+
+
+def least_unequal(search: "Search", space: Unequal, count: int) -> float:
+    """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
+
+    A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its
+    own seconds 1 + (m - 1) n / N times, wherever it is.
+    """
+    each = []
+    for submesh in space.submeshes:
+        seconds = search.floors[submesh.group].op_seconds(submesh.mesh, search.global_batch / count)
+        each.append(seconds * (1 + (count - 1) * submesh.mesh.size / space.devices))
+    least = np.min(each, axis=0)
+    return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
+
+
+def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
+    """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
+    weak = 1.0 if cluster.groups else WEAK
+    below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
+    return [count for _, count in below[:MOST_COUNTS]]

@@ -1,0 +1,334 @@
+"""Work on pipelines whose stages have meshes and placements of their own, with one number of microbatches.
+
+1. What a block takes at least on each mesh makes a staging problem (`autopar.staging`), the optimum of which is a lower
+   bound on all such pipelines: hand-overs and tails are free.
+2. If that is not enough, choices of placements on every mesh, from the fastest to those that hold least, make the
+   staging problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added,
+   and the problem is solved again, until that gives no better route.
+
+Which numbers of microbatches are worked on says `heterogeneous_nodes.py`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.configuration import Configuration
+from autopar.describe.axis_roles import roles_of_axes
+from autopar.describe.signature import signature
+from autopar.formulate.block_memory import KEPT, RESIDENT
+from autopar.formulate.step_time import Pipeline, Split
+from autopar.formulate.tables import Tables
+from autopar.pipeline_partition.block_ranges import symbols_of, windows
+from autopar.plan import BlockPlan, StagePlan, Variant
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.recompute import ON_DEVICE, Recompute, format_recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.mesh_placements import (
+    MOST_CHOICES,
+    Placed,
+    least_alone,
+    least_seconds,
+    pareto_choices,
+    range_choice,
+    undominated,
+)
+from autopar.search.outcome import Candidate, Draft, Outcome
+from autopar.search.stage_chains import Options, distinct_legs, options_of, start_places
+from autopar.search.submesh_space import Submesh, Unequal
+from autopar.search.tasks import Finding
+from autopar.solvers.limited import solve_limited
+from autopar.solvers.staging import dynamic_program as dynamic
+from autopar.solvers.staging.integer_program import survivors
+from autopar.staging import FloatArray, Route, Staging
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.branch_and_bound import Search
+
+MOST_WORK = 4e10
+"""Units of work on one number of microbatches from which on no further choices of placements are looked for."""
+
+ROUNDS = 4
+"""Times a staging problem is solved, each time with choices for the stages that were found the last time."""
+
+
+class UnequalAttempt:
+    """Work on unequal stages with one number of microbatches.
+
+    Args:
+        search: What it is part of.
+        submeshes: The meshes that stages may have.
+        space: What else is declared.
+        count: The number of microbatches.
+        stops: Whether to stop now.
+        end: Returns when to end, on the monotonic clock.
+
+    Attributes:
+        work: Units of work of all placement problems so far.
+    """
+
+    def __init__(
+        self,
+        search: "Search",
+        submeshes: tuple[Submesh, ...],
+        space: Unequal,
+        count: int,
+        stops: Callable[[], bool],
+        end: Callable[[], float],
+    ) -> None:
+        search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
+        self._search, self._space, self._count, self._end = search, space, count, end
+        self._asked = stops
+        self._folded = search.folded(search.global_batch // count)
+        self._trains = SCHEDULES[space.schedule].trains
+        self._cut, self._told = 0, 0.0
+        self.work = 0.0
+        self._rules = search.rules(self._folded)
+        self._submeshes = submeshes
+        self._tables: dict[Submesh, Tables] = {}
+        self._glanced: float | None = None
+        self._bounded = 0.0
+
+    def glance(self) -> float:
+        """Return a lower bound on all plans that takes no staging problem: each op is at its fastest on some mesh.
+
+        A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: a block adds
+        its own seconds 1 + (m - 1) n / N times, wherever it is.
+        """
+        if self._glanced is None:
+            chosen = np.full(len(self._folded.kinds), np.inf)
+            for submesh in self._submeshes:
+                if self._asked():
+                    return 0.0
+                tables = self._written(submesh)
+                if tables is not None:
+                    times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
+                    chosen = np.minimum(chosen, times * least_alone(tables))
+            counts = np.array([kind.count for kind in self._folded.kinds])
+            self._glanced = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
+        return self._glanced
+
+    def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
+        """Return a lower bound on all plans, and add the best one to what was found.
+
+        Args:
+            outcome: What was found.
+            near: How much better, relative, plans have to be at most than the best one for one to be looked for.
+        """
+        bound, enough = self.glance(), outcome.best * (1 - near)
+        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._stops():
+            self._bounded = self._bounded or self._bound(outcome.best)
+            bound = max(bound, self._bounded)
+        if bound >= enough or self._stops():
+            self._tables = {}  # megabytes each, which may not be asked for again
+            outcome.take(self._finding(bound, None), self._search.keep)
+            return bound
+        placed, cutoff = self._placed(), self._search.threshold(outcome)
+        for _ in range(ROUNDS):
+            if not placed or self._stops():
+                break
+            options = self._options(placed)
+            found = dynamic.solve(options.staging, cutoff, self._asked)
+            if not found.route:
+                break
+            cutoff = found.seconds
+            outcome.take(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
+            placed = self._with_own(options, found.route)
+            if len(placed) == len(options.placed):
+                break
+        outcome.take(self._finding(bound, None), self._search.keep)
+        return bound
+
+    def _finding(self, bound: float, best: Candidate | None) -> Finding:
+        """Return what came of the work since the last one."""
+        found = Finding(bound, best, self._cut, work=self.work - self._told)
+        self._cut, self._told = 0, self.work
+        return found
+
+    def _stops(self) -> bool:
+        """Whether to stop now, since somebody wants to or as much work was done as there may be."""
+        return self._asked() or self.work >= MOST_WORK
+
+    def options(self) -> Options | None:
+        """Return what stages can be chosen from at first; None if there is nothing."""
+        placed = self._placed()
+        return self._options(placed) if placed else None
+
+    def _options(self, placed: Sequence[Placed]) -> Options:
+        return options_of(
+            placed,
+            self._pipeline(self._stages),
+            frozenset(self._space.stages),
+            self._search.costs,
+            self._space.devices,
+            self._search.memory_limit,
+            self._search.constraints,
+        )
+
+    def _with_own(self, options: Options, route: Route) -> list[Placed]:
+        """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
+        found = list(options.placed)
+        for leg in route:
+            submesh = options.placed[leg.option].submesh
+            tables = self._tables[submesh]
+            counts = np.bincount(self._folded.chain[leg.start : leg.stop], minlength=len(self._folded.kinds))
+            choice = range_choice(tables, self._pipeline(len(route)), counts, self._solve)
+            if choice is not None and all((own.submesh, own.choice) != (submesh, choice) for own in found):
+                found.append(Placed.of(submesh, tables, choice, trains=self._trains))
+        return found
+
+    @property
+    def _stages(self) -> int:
+        """How many stages there may be on the meshes that are left."""
+        devices = self._space.devices
+        smallest = min((submesh.mesh.size for submesh in self._tables), default=devices)
+        return max(1, min(max(self._space.stages), devices // smallest))
+
+    def _pipeline(self, num_stages: int) -> Pipeline:
+        mesh = next(iter(self._tables)).mesh
+        configuration = Configuration(num_stages, mesh, self._count, self._space.schedule)
+        return configuration.pipeline(self._search.costs.stack)
+
+    def _solve(self, instance: Problem, cutoff: float) -> Solution:
+        search = self._search
+        found = solve_limited(
+            search.solver, instance, self._end(), cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
+        )
+        self._cut += found.cut
+        self.work += found.work
+        return found.solution
+
+    def _bound(self, best: float) -> float:
+        """Return a lower bound on all plans, and let go of the meshes that none has that is better than the best."""
+        self._write()
+        if not self._tables:
+            return math.inf
+        relaxed = self.relaxed()
+        bound = dynamic.solve(relaxed, best, self._asked).bound
+        if bound < best < math.inf and not self._asked():
+            used = {leg.option for _, leg in survivors(relaxed, best, one_each=True)}
+            self._submeshes = tuple(own for number, own in enumerate(self._tables) if number in used)
+            self._tables = {own: self._tables[own] for own in self._submeshes}
+        return bound
+
+    def _write(self) -> None:
+        """Have the decisions on all meshes on which there are any."""
+        if not self._tables:
+            found = {submesh: self._written(submesh) for submesh in self._submeshes}
+            self._tables = {submesh: tables for submesh, tables in found.items() if tables is not None}
+
+    def _written(self, submesh: Submesh) -> Tables | None:
+        """Return the decisions on a mesh; None if constraints exclude them."""
+        search = self._search
+        costs = search.costs.on(submesh.devices)
+        return search.constraints.tables(self._folded, self._rules, submesh.mesh, costs)
+
+    def relaxed(self) -> Staging:
+        """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
+        self._write()
+        chain, limit = np.asarray(self._folded.chain), self._search.memory_limit
+        found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
+        pipeline, stages, options = self._pipeline(self._stages), self._stages, len(self._tables)
+        flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(stages))], dtype=np.float64)
+        seconds = np.empty((stages, options, len(found.start), 1))
+
+        def sums(kinds: FloatArray) -> FloatArray:
+            total = np.concatenate([[0.0], np.cumsum(kinds[chain])])
+            return np.asarray(total[found.stop] - total[found.start])
+
+        for number, tables in enumerate(self._tables.values()):
+            least = least_seconds(tables, self._solve, self._stops)
+            resident, kept = _least_bytes(tables, trains=self._trains)
+            held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
+            seconds[:, number, :, 0] = np.where(held <= limit, sums(least)[None], np.inf)
+        devices = self._space.devices
+        return Staging(
+            at=np.where(self._search.constraints.ranges(*found.at.shape), found.at, -1),
+            sizes=np.array([submesh.mesh.size for submesh in self._tables]),
+            starts=start_places(list(self._tables), devices),
+            seconds=seconds,
+            lead=np.zeros_like(seconds),
+            slow=np.zeros_like(seconds),
+            tails=np.zeros_like(seconds),
+            ends=np.zeros(options, dtype=np.int64),
+            classes=np.zeros(len(chain), dtype=np.int64),
+            ahead=np.zeros((1, 1, 1, devices)),
+            back=np.zeros((1, 1, 1, devices)),
+            counts=frozenset(self._space.stages),
+            follow=self._count - 1.0,
+            fixed=pipeline.fixed,
+        )
+
+    def _placed(self) -> list[Placed]:
+        """Return what stages can be chosen from."""
+        self._write()
+        search = self._search
+        found: list[Placed] = []
+        flavours = search.constraints.flavours()
+        fastest = search.constraints.fastest(self._folded.chain, len(self._folded.kinds))
+        for submesh, tables in self._tables.items():
+            if found and self._stops():
+                break
+            even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
+            choices = pareto_choices(
+                tables, self._pipeline(even), search.memory_limit, flavours, fastest, self._solve, self._stops
+            )
+            each = [Placed.of(submesh, tables, choice, trains=self._trains) for choice in choices]
+            found += undominated(each)[:MOST_CHOICES]
+        return found
+
+    def candidate(self, options: Options, route: Route) -> Candidate:
+        """Return the plan of a route before it is written down."""
+        used = distinct_legs(route)
+        first, flavours = options.placed[used[0]], options.flavours(route)
+        configuration = Configuration(len(route), first.submesh.mesh, self._count, self._space.schedule)
+        stages = tuple(
+            StagePlan(
+                (leg.start, leg.stop),
+                (leg.device, leg.device + options.placed[leg.option].submesh.mesh.size),
+                format_recompute(recompute),
+                used.index(leg.option),
+            )
+            for leg, recompute in zip(route, flavours, strict=True)
+        )
+        variants = tuple(Variant(own.submesh.mesh.axes, own.blocks) for own in map(options.placed.__getitem__, used))
+        roles = tuple(
+            roles_of_axes(variant.mesh, _held(variant, number, stages), self._folded)
+            for number, variant in enumerate(variants)
+        )
+        draft = Draft(
+            stages,
+            variants[0].blocks,
+            roles[0],
+            signature(configuration, stages, variants[0].blocks, roles[0], roles[1:]),
+            variants[1:],
+            roles[1:],
+        )
+        split = Split(tuple((leg.start, leg.stop) for leg in route), flavours)
+        return Candidate(configuration, first.tables, first.choice, split, options.time(route), draft)
+
+
+def _held(variant: Variant, number: int, stages: Sequence[StagePlan]) -> tuple[BlockPlan, ...]:
+    """Return the placements of a variant, of the blocks that its stages hold."""
+    held = {block for stage in stages if stage.variant == number for block in range(*stage.blocks)}
+    blocks = (
+        replace(block, instances=tuple(index for index in block.instances if index in held)) for block in variant.blocks
+    )
+    return tuple(block for block in blocks if block.instances)
+
+
+def _least_bytes(tables: Tables, *, trains: bool) -> tuple[FloatArray, FloatArray]:
+    """Return the least that a block keeps all the time, and for each microbatch in flight, by kind, (kinds,) each."""
+    resident = np.zeros(len(tables.folded.kinds))
+    kept = {flavour: resident.copy() for flavour in (ON_DEVICE if trains else (Recompute.NONE,))}
+    for item in tables.bytes:
+        least = float(item.amounts.min())
+        if item.memory in RESIDENT:
+            resident[item.kind] += least
+        for flavour, amounts in kept.items():
+            if item.memory in KEPT[flavour]:
+                amounts[item.kind] += least
+    return resident, np.min(list(kept.values()), axis=0)

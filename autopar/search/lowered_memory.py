@@ -1,0 +1,136 @@
+"""What the blocks of a choice hold, hand over and copy to the host, lowered, as the simulator counts it."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.describe.block_decisions import assemble_blocks
+from autopar.formulate.block_memory import ChainBytes, FloatArray
+from autopar.formulate.offload_costs import HostLinks, with_host
+from autopar.formulate.step_time import Pipeline, Split
+from autopar.formulate.tables import Slot, Tables
+from autopar.pipeline_partition.block_ranges import IntArray
+from autopar.pipeline_partition.p2p import Hops
+from autopar.plan import BlockPlan
+from autopar.problem import Choice
+from autopar.program.block import LoweredKind
+from autopar.program.lower import lower_blocks
+from autopar.recompute import ON_DEVICE, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.simulate.offload import host_links
+from autopar.simulate.ranges import chain_bytes
+
+HERE = -1
+"""In place of a tier, where nothing is sent."""
+
+
+class Weighing:
+    """Weighs choices; that of the last one is kept.
+
+    Args:
+        tables: What choices are of.
+        pipeline: The stages.
+        size: Devices of a stage.
+        flavours: What blocks may keep of their forward.
+        host_room: Bytes of host memory per device.
+        offloads: Whether anything may lie there.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        pipeline: Pipeline,
+        size: int,
+        flavours: Sequence[Recompute] = ON_DEVICE,
+        host_room: float = math.inf,
+        offloads: bool = False,
+    ) -> None:
+        self._tables, self._pipeline, self._size = tables, pipeline, size
+        self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
+        self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
+        self._lowered: dict[bool, dict[BlockPlan, LoweredKind]] = {}  # of the last choice: the next has most of them
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what another process needs: what is kept is quickly found again."""
+        return {**vars(self), "_weighed": None, "_lowered": {}}
+
+    def forget(self) -> None:
+        """Let go of what is kept of the last choice: megabytes, where others are worked on meanwhile."""
+        self._weighed, self._lowered = None, {}
+
+    def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
+        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
+        return self._weigh(choice, splits=splits)[0]
+
+    def copied(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
+        """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there.
+
+        Args:
+            choice: The choice.
+            totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+            passes: (kinds, 3) seconds of its passes, `scheduled.pass_seconds`.
+            splits: Whether the backward is split.
+        """
+        _, links = self._weigh(choice, splits=splits)
+        if links is None:
+            return totals
+        whole = totals.copy()
+        whole[:, Slot.BACKWARD] = passes[:, 1]  # what is fetched runs beside the backward as it is, split or not
+        found = with_host(whole, links, self._pipeline.overlap)
+        found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
+        return found
+
+    def _weigh(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
+        """Return the bytes of ranges of blocks, and the time of their copies if anything may lie in host memory."""
+        if self._weighed is None or self._weighed[0] != choice:
+            self._weighed = choice, {}
+        known = self._weighed[1]
+        if splits not in known:
+            folded, trains = self._tables.folded, SCHEDULES[self._pipeline.schedule].trains
+            blocks = assemble_blocks(self._tables, choice)
+            before = self._lowered.get(splits)
+            lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits, known=before)
+            self._lowered[splits] = {block: lowered[block.kind] for block in blocks}
+            memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room)
+            known[splits] = memory, host_links(lowered, self._tables.costs) if self._offloads else None
+        return known[splits]
+
+    def peak(self, choice: Choice, split: Split) -> float:
+        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        memory, away = self.bytes(choice, splits=False), split.offload or (False,) * len(split.ranges)
+        stages = zip(split.ranges, split.recompute, away, strict=True)
+        return max(
+            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, offload=hosted)
+            for stage, (blocks, flavours, hosted) in enumerate(stages)
+        )
+
+    def hops(self, choice: Choice, pipeline: Pipeline) -> Hops | float:
+        """Return the seconds of handing one microbatch from stage to stage under a schedule; 0 if there is one group.
+
+        Args:
+            choice: The choice.
+            pipeline: The stages; its groups are those of all schedules.
+        """
+        if pipeline.num_groups == 1:
+            return 0.0
+        costs, memory = self._tables.costs, self.bytes(choice, splits=False)
+        met = self._met(pipeline)
+        tiers = sorted(set(met.tolist()))
+        taken = [
+            [[costs.send_seconds(amount, tier) if tier != HERE else 0.0 for amount in amounts] for tier in tiers]
+            for amounts in (memory.arriving.tolist(), memory.returning.tolist())
+        ]
+        ahead, back = np.array(taken)
+        trains = SCHEDULES[pipeline.schedule].trains
+        return Hops(np.array(memory.chain), np.searchsorted(tiers, met), ahead, back if trains else np.zeros_like(back))
+
+    def _met(self, pipeline: Pipeline) -> IntArray:
+        """Return on which tier each stage and the next one meet, (stages - 1,); `HERE` if they are on one group."""
+        cluster, size, met = self._tables.costs.cluster, self._size, dict[tuple[int, int], int]()
+        groups = SCHEDULES[pipeline.schedule].groups(pipeline.num_groups, pipeline.num_chunks)
+        for pair in set(pairwise(groups)):
+            one, other = (np.arange(group * size, (group + 1) * size) for group in pair)
+            met[pair] = int(cluster.tiers_between(one, other).max()) if pair[0] != pair[1] else HERE
+        return np.array([met[pair] for pair in pairwise(groups)])

@@ -1,0 +1,139 @@
+"""Better plans near a good one: one decision is changed, and what is around it follows.
+
+Prices find the choices at the corners of what is possible. Between them a plan may shard some parameters of a layer and
+not the others, which is never the best at any prices. Each decision of the best plan is changed to each of its other
+strategies in turn, the decisions around it are taken anew at the prices of the best bound, and what comes out is timed
+by the formula, unless these prices, which are below that, are too high already.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+
+import numpy as np
+
+from autopar.formulate.block_memory import FloatArray
+from autopar.formulate.tables import Decision, Tables
+from autopar.problem import Choice, Problem
+
+ROUNDS = 2
+"""How often the decisions around a changed one are taken anew, each given the others."""
+
+CHANGES = 5000
+"""How many changes are looked at: of models that repeat one block twice as many as there are, a few seconds' worth."""
+
+SHARE, WORTH = 1000, 1e-4
+"""Of so many changes in a row some have to save as much, relative, or no more are looked at: a model whose blocks all
+differ has thousands of decisions that hardly count."""
+
+BETTER = 1e-9
+"""Better by less, relative, is rounding."""
+
+
+class Neighbourhood:
+    """Choices near others, at the prices of a placement problem.
+
+    Args:
+        tables: The decisions.
+        instance: What they cost.
+    """
+
+    def __init__(self, tables: Tables, instance: Problem) -> None:
+        self._nodes = tables.nodes
+        self._instance, self._costs = instance, instance.node_costs
+        self._priced: tuple[Choice, float] = (), math.inf
+        self._around: list[list[tuple[int, FloatArray, float]]] = [[] for _ in tables.nodes]
+        ends = zip(instance.edge_nodes.tolist(), instance.edge_table_ids.tolist(), instance.edge_weights, strict=True)
+        for (first, second), table, weight in ends:
+            prices = np.asarray(instance.edge_tables[table], dtype=np.float64)
+            self._around[first].append((second, prices, float(weight)))
+            self._around[second].append((first, prices.T, float(weight)))
+
+    @property
+    def order(self) -> list[int]:
+        """The decisions, those about parameters first."""
+        return sorted(range(len(self._nodes)), key=lambda index: self._nodes[index].decision is not Decision.PARAMETER)
+
+    def changed(self, choice: Choice, index: int, limit: float) -> Iterator[Choice | None]:
+        """Yield the choices in which one decision is another; None for those whose price is not below a limit."""
+        for strategy in range(self._nodes[index].count):
+            if strategy != choice[index]:
+                found, touched = self._moved(choice, index, strategy)
+                yield found if found is not None and self._cost(choice, found, touched) < limit else None
+
+    def _cost(self, choice: Choice, other: Choice, touched: Sequence[int]) -> float:
+        """Return what a choice costs that differs in some decisions from one that is asked for again and again."""
+        if self._priced[0] is not choice:
+            self._priced = choice, self._instance.cost(choice)
+        total = self._priced[1]
+        if math.isinf(total):
+            return self._instance.cost(other)
+        changed = {node for node in touched if choice[node] != other[node]}
+        for node in changed:
+            total += float(self._costs[node][other[node]] - self._costs[node][choice[node]])
+            for end, table, weight in self._around[node]:
+                if weight and (end not in changed or end > node):  # of two that changed their edge counts once
+                    before, after = table[choice[node], choice[end]], table[other[node], other[end]]
+                    total += weight * float(after - before)
+        return total
+
+    def _moved(self, choice: Choice, index: int, strategy: int) -> tuple[Choice | None, Sequence[int]]:
+        """Return a choice with another strategy, None if there is none, and the decisions that were taken anew."""
+        new = list(choice)
+        new[index] = strategy
+        near = [other for other, *_ in self._around[index]]
+        far = [other for node in near for other, *_ in self._around[node]]
+        follow = [node for node in dict.fromkeys([*near, *far]) if node != index]
+        for _ in range(ROUNDS):
+            for node in follow:
+                new[node] = int(self._prices(new, node).argmin())
+        touched = (index, *follow)
+        possible = all(np.isfinite(self._prices(new, node)[new[node]]) for node in touched)
+        return tuple(new) if possible else None, touched
+
+    def _prices(self, choice: Sequence[int], node: int) -> FloatArray:
+        """Return what each strategy of a node costs beside the others of a choice."""
+        found = np.array(self._costs[node], dtype=np.float64)
+        for other, table, weight in self._around[node]:
+            if weight:
+                found += weight * table[:, choice[other]]
+            else:
+                found[~np.isfinite(table[:, choice[other]])] = np.inf
+        return found
+
+
+def descend(
+    start: Choice,
+    near: Neighbourhood,
+    constant: float,
+    seconds: Callable[[Choice], float],
+    stops: Callable[[], bool],
+) -> Iterator[Choice]:
+    """Yield ever better choices, until none near the last one is better or enough were looked at.
+
+    Args:
+        start: Where to begin.
+        near: What is near, at prices that are below `seconds` for every choice.
+        constant: What the prices leave out.
+        seconds: Times a choice.
+        stops: Whether to stop.
+    """
+    choice, best, unchanged, left = start, seconds(start), 0, CHANGES
+    before = best
+    for index in cycle(near.order):
+        for other in near.changed(choice, index, best * (1 - BETTER) - constant):
+            left -= 1
+            if not left or stops():
+                return
+            if left % SHARE == 0:
+                if best > before * (1 - WORTH):
+                    return
+                before = best
+            found = math.inf if other is None else seconds(other)
+            if other is not None and found < best * (1 - BETTER):
+                choice, best, unchanged = other, found, 0
+                yield choice
+                break
+        unchanged += 1
+        if unchanged > len(start):
+            return

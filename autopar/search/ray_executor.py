@@ -1,0 +1,204 @@
+"""A crew of Ray actors, on this machine or on a cluster.
+
+Ray starts an actor that died again, on another node if need be, and does what it was doing again; what was done on a
+configuration before goes along with its next piece. Every node needs this package, in the same version, which is asked
+for first: else pieces would fail one by one, wherever they happen to be done.
+"""
+
+import pickle
+import socket
+import sys
+import time
+from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from autopar.collector import uncollected
+from autopar.errors import WorkerError
+from autopar.search.executor import MAX_DEATHS, Order, Team
+from autopar.search.tasks import Finding, Piece, Workbench
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.branch_and_bound import Search
+
+KNOCK_SECONDS = 5.0
+"""How long a cluster may take to accept a connection."""
+
+ANSWER_SECONDS = 60.0
+"""How long its nodes may take to say what they have."""
+
+FREE_SECONDS = 10.0
+"""How long its CPUs may be somebody else's: those of a search that has just ended are free a moment later."""
+
+LOOK_SECONDS = 0.2
+"""How often it is asked whether they are."""
+
+
+class Bench:
+    """A worker: an actor with a second thread, in which it hears that it is to stop."""
+
+    def __init__(self, search: bytes) -> None:
+        self._is_stopped = False
+        self._bench = Workbench.unpacked(search, lambda: self._is_stopped)
+
+    def do(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
+        """Do a piece."""
+        return self._bench.do(piece, seconds, state)
+
+    def stop(self) -> None:
+        """Have what is being done end soon."""
+        self._is_stopped = True
+
+
+class RayCluster(Team):
+    """Ray actors.
+
+    Args:
+        search: What is searched.
+        size: Number of actors; None for as many as there are CPUs.
+        address: Of a running cluster; None for one on this machine, of so many CPUs.
+
+    Raises:
+        WorkerError: If the cluster cannot be reached, has too few CPUs, or a node lacks this package.
+    """
+
+    def __init__(self, search: "Search", size: int | None, address: str | None) -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(size, address)
+        try:
+            size = _workers(size)
+            _check_nodes()
+        except WorkerError:
+            self._leave()
+            raise
+        super().__init__(size)
+        # Ray says on standard output that something is tried again, and results of the search belong there.
+        self._quiet = redirect_stdout(sys.stderr)
+        self._quiet.__enter__()
+        with uncollected():
+            packed = pickle.dumps(search.portable())
+        self._search = ray.put(packed)  # held: an actor that is started again asks for it
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(Bench)
+        self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
+        self._running: dict[Any, int] = {}
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """See `Crew.wait`."""
+        if not self._running:
+            return []
+        done, _ = ray.wait(list(self._running), timeout=seconds)
+        found = []
+        for reference in done:
+            worker = self._running.pop(reference)
+            try:
+                finding = ray.get(reference)
+            except ray.exceptions.RayActorError as error:
+                where = self._orders[worker][0].piece.configuration[0]
+                raise WorkerError(
+                    f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
+                    hint="see the logs of the Ray cluster, or use fewer --workers",
+                ) from error
+            found.append(self._taken(worker, finding))
+        return found
+
+    def stop(self) -> None:
+        """See `Crew.stop`."""
+        for actor in self.actors:
+            actor.stop.remote()
+
+    def close(self) -> None:
+        """See `Crew.close`."""
+        for actor in self.actors:
+            ray.kill(actor)
+        self._quiet.__exit__(None, None, None)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._ours:
+            ray.shutdown()
+
+    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+        # An actor that was started again knows nothing of the cell, so that what was done goes along always.
+        state = self._states.get(order.piece.on)
+        self._running[self.actors[worker].do.remote(order.piece, order.left, state)] = worker
+
+
+def _knock(address: str | None) -> None:
+    """Find out whether anybody listens at an address of the form HOST:PORT; Ray itself would try for minutes.
+
+    Raises:
+        OSError: If nobody does.
+    """
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+
+
+def _workers(size: int | None) -> int:
+    """Return how many actors there will be: as many as asked for, or as there are CPUs that are free.
+
+    Raises:
+        WorkerError: If there are fewer.
+    """
+    num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    if size is not None and size > num_cpus:
+        raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
+    end = time.monotonic() + FREE_SECONDS
+    while (free := int(ray.available_resources().get("CPU", 0))) < (size or num_cpus) and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    if free < (size or 1):
+        raise WorkerError(
+            f"{free} of the {num_cpus} CPUs of the Ray cluster are free, of {size or 1} that workers need",
+            hint=f"--workers {free}" if free else "wait for what runs there, or leave --engine ray out",
+        )
+    return size or free
+
+
+def _check_nodes() -> None:
+    """Find out whether every node has this package, in the version that is here.
+
+    Raises:
+        WorkerError: If one has not, or does not answer.
+    """
+    here = version("autopar")
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    asked = []
+    for node in nodes:
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked.append(ray.remote(num_cpus=0, scheduling_strategy=where)(version).remote("autopar"))
+    for node, answer in zip(nodes, asked, strict=True):
+        name = node["NodeManagerAddress"]
+        try:
+            there = ray.get(answer, timeout=ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerError(f"node {name} of the Ray cluster does not answer", hint="see its logs") from None
+        except (PackageNotFoundError, ray.exceptions.RayError) as error:
+            is_absent = isinstance(error, PackageNotFoundError)
+            raise WorkerError(
+                f"node {name} of the Ray cluster {'has no autopar' if is_absent else f'cannot run anything: {error}'}",
+                hint=f"install autopar {here} on every node, for the Python that runs Ray there",
+            ) from None
+        if there != here:
+            raise WorkerError(
+                f"node {name} of the Ray cluster has autopar {there}, here it is {here}",
+                hint="install the same version on every node",
+            )
+
+
+def _connect(size: int | None, address: str | None) -> None:
+    """Connect to a cluster, or start one."""
+    try:
+        _knock(address)
+        if address is None:  # whatever RAY_ADDRESS says, which is what "auto" is for
+            ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except Exception as error:  # what `ray.init` raises has no class of its own, as when a node is slow to start
+        raise WorkerError(
+            f"no Ray cluster at {address!r}: {error}" if address else f"Ray cannot be started: {error}",
+            hint="start one with `ray start --head`, or leave --ray-address out",
+        ) from error

@@ -1,0 +1,206 @@
+"""Choices of placements on several meshes as a staging problem, and its routes as stages.
+
+A range of blocks takes of an option what `autopar.pipeline_partition.stage_cuts` says of it as a stage: the fastest
+mixture of recompute that fits, and the one whose reductions end earliest. What neighbours hand to each other takes what
+`CostModel.hand_over_seconds` says, as in the simulator.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from autopar.cost import CostModel
+from autopar.errors import ShardingError
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.step_time import Pipeline, Split, StageTimes, StepTime, stage_times, time_of
+from autopar.formulate.tables import Slot
+from autopar.pipeline_partition.block_ranges import Windows, windows
+from autopar.pipeline_partition.stage_cuts import UNLIMITED, FittingStages, fitting_stages, symbols_for
+from autopar.program.crossings import handed
+from autopar.program.records import SegmentPhase
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.mesh_placements import Placed
+from autopar.search.submesh_space import Submesh
+from autopar.staging import BoolArray, FloatArray, IntArray, Route, Staging
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """A staging problem and what its options are.
+
+    Attributes:
+        staging: The problem.
+        placed: Its options.
+        fitting: What stages of each can hold, by number of stages before them in the longest pipeline.
+        pipeline: The longest pipeline.
+    """
+
+    staging: Staging
+    placed: tuple[Placed, ...]
+    fitting: tuple[FittingStages, ...]
+    pipeline: Pipeline
+
+    def flavours(self, route: Route) -> tuple[tuple[Recompute, ...], ...]:
+        """Return what each block of each stage keeps."""
+        found = []
+        for level, leg in zip(reversed(range(len(route))), route, strict=True):
+            fitting, window = self.fitting[leg.option], int(self.staging.at[leg.start, leg.stop - leg.start - 1])
+            mixture = int(fitting.taken[self.staging.levels - 1 - level, window, leg.column])
+            found.append(fitting.mixtures.flavours(window, mixture))
+        return tuple(found)
+
+    def time(self, route: Route) -> StepTime:
+        """Return the step time of a route by the planner's formula, with the pace that hand-overs leave."""
+        each = [
+            stage_times(
+                own.totals,
+                own.memory.chain[leg.start : leg.stop],
+                Split(((0, leg.stop - leg.start),), (flavours,)),
+                self.pipeline.overlap,
+            )
+            for leg, flavours in zip(route, self.flavours(route), strict=True)
+            for own in (self.placed[leg.option],)
+        ]
+        names = [field.name for field in fields(StageTimes)]
+        stages = StageTimes(*(np.concatenate([getattr(one, name) for one in each]) for name in names))
+        hops = np.array([self.staging.hop(one, other) for one, other in pairwise(route)]).reshape(-1, 2)
+        return time_of(stages, replace(self.pipeline, num_stages=len(route)), hops)
+
+
+def options_of(
+    placed: Sequence[Placed],
+    pipeline: Pipeline,
+    counts: frozenset[int],
+    costs: CostModel,
+    devices: int,
+    limit: float,
+    constraints: Constraints,
+) -> Options:
+    """Return the staging problem of choices of placements.
+
+    Args:
+        placed: The choices.
+        pipeline: The longest pipeline there may be.
+        counts: Numbers of stages that are allowed.
+        costs: What hand-overs cost.
+        devices: Of all stages.
+        limit: Bytes per device.
+        constraints: Cuts and recompute that are left open.
+    """
+    chain = placed[0].memory.chain
+    # Ranges are alike if they are for every option.
+    symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placed), strict=True)))
+    found = windows(tuple(symbols), len(chain), from_first=False)
+    room = min(limit, UNLIMITED)
+    fitting = tuple(fitting_stages(found, own.totals, own.memory, pipeline, room, constraints) for own in placed)
+    leads = [_leads(own, found, stages) for own, stages in zip(placed, fitting, strict=True)]
+    ends, hands = _numbered([own.hands for own in placed])
+    classes, pairs = _numbered(list(pairwise(chain)))
+    holders = [placed[ends.index(number)] for number in range(len(hands))]
+    trains = SCHEDULES[pipeline.schedule].trains
+    ahead = _hops(holders, pairs, costs, devices, SegmentPhase.FORWARD)
+    problem = Staging(
+        at=np.ascontiguousarray(fitting[0].at),
+        sizes=np.array([own.submesh.mesh.size for own in placed]),
+        starts=start_places([own.submesh for own in placed], devices),
+        seconds=_by_level([stages.seconds for stages in fitting]),
+        lead=_by_level(leads),
+        slow=_by_level([stages.slow for stages in fitting]),
+        tails=_by_level([stages.tails for stages in fitting]),
+        ends=np.array(ends),
+        classes=np.array([0, *classes]),  # nothing is handed to the first block
+        ahead=ahead,
+        back=_hops(holders, pairs, costs, devices, SegmentPhase.BACKWARD) if trains else np.zeros_like(ahead),
+        counts=counts,
+        follow=pipeline.num_microbatches - 1.0,
+        fixed=pipeline.fixed,
+    )
+    return Options(problem, tuple(placed), fitting, pipeline)
+
+
+def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
+    """Return where stages on each mesh may start, (meshes, devices)."""
+    found = np.zeros((len(submeshes), devices), dtype=bool)
+    for number, submesh in enumerate(submeshes):
+        found[number, list(submesh.starts)] = True
+    return found
+
+
+def _by_level(tables: Sequence[FloatArray]) -> FloatArray:
+    """Return (stages, ...) arrays of each option as one, (levels, options, ...): stages count the other way round."""
+    return np.ascontiguousarray(np.stack([table[::-1] for table in tables], axis=1))
+
+
+def _leads(own: Placed, found: Windows, stages: FittingStages) -> FloatArray:
+    """Return what stages take besides their backward, (stages, ranges, columns)."""
+    sums = np.concatenate([[0.0], np.cumsum(own.totals[np.asarray(own.memory.chain), Slot.BACKWARD])])
+    backward = (sums[found.stop] - sums[found.start])[None, :, None]
+    each = np.arange(len(found.start))[None, :, None]
+    return np.asarray(stages.seconds - backward - stages.mixtures.again[each, stages.taken])
+
+
+def _hops(
+    holders: Sequence[Placed],
+    pairs: Sequence[tuple[int, int]],
+    costs: CostModel,
+    devices: int,
+    phase: SegmentPhase,
+) -> FloatArray:
+    """Return the seconds from stage to stage, (holders, holders, pairs, devices) as in `Staging.ahead` and `back`."""
+    segments = [
+        {(kind, segment.phase): segment for kind, block in own.lowered.items() for segment in block.segments}
+        for own in holders
+    ]
+    found = np.full((len(holders), len(holders), len(pairs), devices), np.inf)
+    meshes, known = [own.submesh.mesh for own in holders], dict[Hashable, float]()
+    starts = start_places([own.submesh for own in holders], devices)
+    for one, other in np.ndindex(len(holders), len(holders)):
+        size = meshes[one].size
+        senders = np.flatnonzero(starts[one, : devices - size] & starts[other, size:])
+        alike, at, place = np.unique(_places(senders, costs), return_index=True, return_inverse=True)
+        for number, (before, after) in enumerate(pairs):
+            first, second = segments[one].get((before, phase)), segments[other].get((after, phase))
+            sent, received = (first, second) if phase is SegmentPhase.FORWARD else (second, first)
+            if sent is None or received is None:
+                found[one, other, number, senders + size] = 0.0
+                continue
+            ends = (*(each.placements for each in sent.outputs), *(each.placements for each in received.inputs))
+            each = np.empty(len(alike))
+            for index, (spot, sender) in enumerate(zip(alike.tolist(), senders[at].tolist(), strict=True)):
+                key = (before, after, spot, *meshes[one].axes, 0, *meshes[other].axes, ends)
+                if key not in known:
+                    here, there = (sender, meshes[one]), (sender + size, meshes[other])
+                    source, target = (here, there) if phase is SegmentPhase.FORWARD else (there, here)
+                    try:
+                        known[key] = costs.hand_over_seconds(handed(sent, source, received, target))
+                    except ShardingError:  # terms of another reduction than a sum do not cross
+                        known[key] = math.inf
+                each[index] = known[key]
+            found[one, other, number, senders + size] = each[place]
+    return found
+
+
+def _places(devices: IntArray, costs: CostModel) -> IntArray:
+    """Return numbers that are equal for devices from which on all others lie alike: clusters are of equal nodes."""
+    cluster = costs.cluster
+    if cluster.groups:
+        return devices
+    return devices % (cluster.domains[-1].devices if cluster.domains else cluster.devices_per_node)
+
+
+def _numbered(items: Sequence[T]) -> tuple[list[int], list[T]]:
+    """Return the number of each item among the distinct ones, and those."""
+    distinct = {item: number for number, item in enumerate(dict.fromkeys(items))}
+    return [distinct[item] for item in items], list(distinct)
+
+
+def distinct_legs(route: Route) -> list[int]:
+    """Return the options of a route in the order of its stages, each once."""
+    return list(dict.fromkeys(leg.option for leg in route))

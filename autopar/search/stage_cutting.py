@@ -1,0 +1,99 @@
+"""The best plan of a choice of placements: its chain of blocks cut into stages, under each of some schedules."""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.configuration import Configuration
+from autopar.formulate.scheduled_step import pass_seconds
+from autopar.formulate.step_time import Pipeline
+from autopar.formulate.tables import FloatArray, Tables
+from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.p2p import between
+from autopar.pipeline_partition.stage_cuts import best_split, least_flow
+from autopar.problem import Choice
+from autopar.schedule import SCHEDULES
+from autopar.search.lowered_memory import Weighing
+from autopar.search.outcome import Candidate
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.branch_and_bound import Search
+
+SHIFTED = 0.02
+"""How much slower than the best plan one may be, relative, to have its blocks shifted from stage to stage."""
+
+
+class Cutting:
+    """Cuts the chain for choices of configurations that differ in the schedule.
+
+    Args:
+        search: What it is part of: the memory limit, and what else plans have to keep to.
+        pipelines: The configurations and their pipelines.
+        tables: What choices are of.
+        weighing: What weighs them.
+    """
+
+    def __init__(
+        self,
+        search: "Search",
+        pipelines: Sequence[tuple[Configuration, Pipeline]],
+        tables: Tables,
+        weighing: Weighing,
+    ) -> None:
+        self._search, self._pipelines, self._tables, self._weighing = search, tuple(pipelines), tables, weighing
+
+    def better(
+        self,
+        choice: Choice,
+        known: Candidate | None,
+        cutoff: float,
+        least: Callable[[Configuration], float],
+        should_stop: Callable[[], bool],
+    ) -> Candidate | None:
+        """Return the best plan of a choice if it is faster than the one known, else that.
+
+        Args:
+            choice: The choice.
+            known: The best plan so far.
+            cutoff: Plans that take longer interest nobody, in seconds: they may be missed.
+            least: Returns what plans of the choice take at least, as far as that is known.
+            should_stop: Whether to leave a plan as it is.
+        """
+        totals, chain = self._tables.block_seconds(choice), self._tables.folded.chain
+        if not np.isfinite(totals).all():
+            return known
+        limit, constraints = self._search.memory_limit, self._search.constraints
+        passes_of: dict[bool, FloatArray] = {}
+        too_many: list[list[int]] = []  # microbatches that stages cannot hold
+        for configuration, pipeline in self._pipelines:
+            splits = SCHEDULES[pipeline.schedule].splits
+            if splits not in passes_of:
+                passes_of[splits] = pass_seconds(self._tables, choice, splits=splits)
+            passes = passes_of[splits]
+            best = min(cutoff, known.objective if known is not None else math.inf)
+            if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best or (
+                best < math.inf and least(configuration) >= best
+            ):
+                continue
+            holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
+            if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
+                continue
+            memory, hops = self._weighing.bytes(choice, splits=splits), self._weighing.hops(choice, pipeline)
+            seconds = self._weighing.copied(choice, totals, passes, splits=splits)
+            if pipeline.fills:
+                found = best_split(seconds, memory, pipeline, limit, hops, constraints)
+                if found is None:
+                    too_many.append(holds)
+                elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
+                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], between(found[0], hops))
+            else:
+                groups = Groups(passes, seconds, memory, pipeline, limit, hops, constraints)
+                found = groups.best(best * (1 + SHIFTED))
+                if found is not None and found[1].seconds < best * (1 + SHIFTED):
+                    found = groups.shifted(found, should_stop)
+            if found is not None and (known is None or found[1].seconds < known.objective):
+                known = Candidate(configuration, self._tables, choice, found[0], found[1])
+        return known

@@ -1,0 +1,124 @@
+"""The declared space of unequal stages: which devices a stage may have, and on which meshes.
+
+A stage lies inside a node, on a number of devices that divides the node or is a power of two, or on whole nodes, whose
+number divides that of all nodes or is 2^i or 3 2^i. It lies in one group of equal nodes. Stages of one node start
+anywhere in it, stages of whole nodes with a node.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.configuration import PLAIN, Configuration, divisors, meshes
+from autopar.sharding import Mesh
+
+MOST_SUBMESHES = 20
+"""Meshes that are worked on; of more, those are left out whose sizes are furthest from the best equal stages'."""
+
+MOST_STAGES = 16
+"""Of a pipeline with unequal stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submesh:
+    """A mesh that stages may have, and where.
+
+    Attributes:
+        mesh: The mesh.
+        starts: Its first devices; all of these places are alike but for what is around them.
+        group: Number of the group of equal nodes that it lies in.
+    """
+
+    mesh: Mesh
+    starts: tuple[int, ...]
+    group: int = 0
+
+    @property
+    def devices(self) -> range:
+        """The devices of its first place."""
+        return range(self.starts[0], self.starts[0] + self.mesh.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Unequal:
+    """Pipelines whose stages have meshes of their own.
+
+    Attributes:
+        submeshes: The meshes of a stage.
+        stages: Numbers of stages.
+        microbatches: Microbatches per step.
+        schedule: Their order.
+        devices: Of all stages.
+    """
+
+    submeshes: tuple[Submesh, ...]
+    stages: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    schedule: str
+    devices: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices of a stage, in ascending order."""
+        return tuple(sorted({submesh.mesh.size for submesh in self.submeshes}))
+
+
+def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blocks: int) -> Unequal | None:
+    """Return the space of unequal stages of a job; None if it has none.
+
+    Args:
+        space: Equal stages, as declared: they have the microbatches, and tell training from inference.
+        cluster: What the job runs on.
+        gpus: Number of devices.
+        num_blocks: Length of the chain of blocks.
+    """
+    schedules = {each.schedule for each in space} & (PLAIN - {"gpipe"})
+    most = min(num_blocks, gpus, MOST_STAGES)
+    found = tuple(submeshes(cluster, gpus))
+    if not schedules or most < 2 or not found:
+        return None
+    (schedule,) = schedules
+    counts = tuple(sorted({each.num_microbatches for each in space if each.schedule == schedule}))
+    return Unequal(found, tuple(range(2, most + 1)), counts, schedule, gpus)
+
+
+def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
+    """Yield the meshes that one of several stages may have.
+
+    >>> from autopar.cluster import PRESETS
+    >>> [f"{found.mesh} at {found.starts}" for found in submeshes(PRESETS["h100"].of_job(4), 4)]
+    ['inner=1 at (0, 1, 2, 3)', 'inner=2 at (0, 1, 2)']
+    """
+    first = 0
+    groups = [(group.cluster, group.devices) for group in cluster.groups] or [(cluster, gpus)]
+    for number, (group, devices) in enumerate(groups):
+        end, node = min(gpus, first + devices), group.devices_per_node
+        inside = [size for size in range(1, node + 1) if node % size == 0 or size & (size - 1) == 0]
+        whole = [node * count for count in _counts((end - first) // node) if count > 1]
+        for size in (*inside, *whole):
+            starts = tuple(start for start in range(first, end - size + 1) if _is_place(start - first, size, node))
+            if starts and size < gpus:
+                yield from (Submesh(mesh, starts, number) for mesh in meshes(size, node))
+        first = end
+
+
+def nearest(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
+    """Return `MOST_SUBMESHES` of the meshes at most, those nearest to a size; all meshes of a size or none."""
+    kept: list[Submesh] = []
+    for own in sorted({each.mesh.size for each in found}, key=lambda own: (max(own / size, size / own), own)):
+        more = [each for each in found if each.mesh.size == own]
+        if kept and len(kept) + len(more) > MOST_SUBMESHES:
+            break
+        kept += more
+    return tuple(each for each in found if each in kept)
+
+
+def _counts(num_nodes: int) -> list[int]:
+    """Return the numbers of whole nodes of a stage."""
+    rounds = {factor * 2**power for factor in (1, 3) for power in range(num_nodes.bit_length())}
+    return sorted(count for count in {*divisors(max(1, num_nodes)), *rounds} if count <= num_nodes)
+
+
+def _is_place(start: int, size: int, node: int) -> bool:
+    """Whether a stage may start so far from the start of its group."""
+    return start % node == 0 if size >= node else start % node + size <= node

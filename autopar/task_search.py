@@ -1,0 +1,188 @@
+"""Searches that say when there is no hope, and look in host memory then.
+
+Whether a search has any hope is asked where nothing fits of what is set up by hand, and again, if there was no time to
+tell, after some seconds without a plan: the thriftiest plan is what it begins with then. That is found out a step at a
+time, for a plan may come meanwhile, and workers wait for the one who asks.
+
+Where nothing is found that fits on the devices alone, all is searched again with what may lie in host memory: copies
+make no plan faster that fits without them, and weighing them takes time where memory is short.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
+
+from autopar.least_memory_plan import Looking, Thrifty, look, thriftiest
+from autopar.problem import Problem
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.backends import HERE, Engine
+from autopar.search.branch_and_bound import Search
+from autopar.search.outcome import Candidate, Outcome
+from autopar.search.tasks import Finding
+from autopar.task import Effort, Task
+
+PATIENCE = 4.0
+"""Seconds without a plan after which the thriftiest one is looked for, but not while the first configuration is looked
+at: that mostly has one, and takes longer for a model without repeated blocks."""
+
+ASKED_SECONDS = 10.0
+"""Longest time that may take, and the least there is for it where a search that proves nothing ends without a plan."""
+
+LEAST_SECONDS = 1.0
+"""A search with host memory has at least so much time."""
+
+SURE = 1.1
+"""Where not all configurations were looked at, the thriftiest plan found has to be this much too large."""
+
+
+def search_plans(
+    task: Task,
+    effort: Effort,
+    *,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+    on_problem: Callable[[Problem], None] | None = None,
+    engine: Engine = HERE,
+    late: bool = False,
+    known: Thrifty | None = None,
+) -> Outcome:
+    """Return what is found in the space of a task: without host memory if anything fits so.
+
+    Args:
+        task: The task.
+        effort: How hard to look.
+        progress: Told how far it is.
+        should_stop: Polled.
+        on_problem: Given every placement problem that is solved, but those with a price on memory.
+        engine: Where to search.
+        late: Whether to take the thriftiest plan even if the search was stopped.
+        known: The thriftiest plan, host memory included, to take if it fits and none is found: then nobody looks for
+            it, and the search ends at its limit even without a plan.
+    """
+    began, reserve = time.monotonic(), task.constraints.reserve
+
+    def tried(one: Task, effort: Effort, *, is_last: bool) -> tuple[Search, Outcome]:
+        start, limit = time.monotonic(), effort.time_limit or math.inf
+        hope = Hope(one, progress, should_stop, start + limit, known if is_last else None)
+        search = one.search(
+            effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
+        )
+        search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
+        if known is not None:
+            search = replace(search, overtime=0.0)
+        outcome = search.run(one.space)
+        if known is None or is_last:
+            hope.rescue(outcome, late=late or known is not None)
+        return search, outcome
+
+    search, outcome = tried(task.on_device, effort, is_last=not reserve)
+    if not reserve:
+        return outcome
+    if outcome.candidates:
+        outcome.reserve, outcome.reserve_floor = reserve, min(map(search.least, zip(task.space)), default=0.0)
+        return outcome
+    if outcome.stopped and known is None:  # something might fit all the same
+        return outcome
+    if effort.time_limit is not None:
+        effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
+    _, outcome = tried(task.opened, effort, is_last=True)
+    outcome.needed = reserve
+    return outcome
+
+
+class Hope:
+    """Watches a search; it is told of progress and asked whether to stop.
+
+    Args:
+        task: What is searched.
+        progress: Told what it is told.
+        should_stop: Asked first.
+        end: When the search is to end, on the monotonic clock.
+        known: The thriftiest plan, so that nobody has to look for it.
+
+    Attributes:
+        lost: Whether the thriftiest plan is too large, so that the search was stopped.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        progress: ProgressCallback,
+        should_stop: StopCallback,
+        end: float = math.inf,
+        known: Thrifty | None = None,
+    ) -> None:
+        self.lost = False
+        self._task, self._progress, self._should_stop = task, progress, should_stop
+        self._began, self._end = time.monotonic(), end
+        self._best, self._looked = math.inf, False
+        self._patience, self._asked = PATIENCE, ASKED_SECONDS
+        self._found = known
+        self._looking: Looking | None = None
+        self._asking = Lock()
+
+    def progress(self, progress: Progress) -> None:
+        """Note that something was looked at, and whether there is a plan."""
+        self._looked = True
+        self._best = min(self._best, progress.incumbent)
+        self._progress(progress)
+
+    def should_stop(self) -> bool:
+        """Whether the caller wants to stop, or there is no hope."""
+        if self._should_stop():
+            return True
+        waited = time.monotonic() - self._began
+        asks = self._looked and self._found is None and self._best == math.inf
+        asks = asks and (waited > self._patience or self._looking is not None)
+        # Several threads ask whether to stop: one of them finds out, and the others go on meanwhile.
+        if asks and self._asking.acquire(blocking=False):
+            try:
+                self._ask(steps=1)
+            finally:
+                self._asking.release()
+        return self.lost
+
+    def _ask(self, steps: float = math.inf) -> None:
+        """Find out in so many steps whether there is any hope; once the search is to have ended there is no time."""
+        limit, now = self._task.job.memory_limit, time.monotonic()
+        if self._looking is None:
+            if now > self._end:
+                return
+            self._looking = look(self._task, enough=limit, end=min(now + self._asked, self._end))
+        try:
+            while steps > 0:
+                next(self._looking)
+                steps -= 1
+        except StopIteration as over:
+            self._looking, found = None, over.value
+            if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
+                self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
+            else:
+                self._found = found
+                self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+
+    def spare(self) -> Candidate | None:
+        """Return the thriftiest plan, or one that is known, if it fits and there is time to look for it."""
+        if self._found is None:
+            self._ask()
+        found = self._found
+        return None if found is None or found.bytes > self._task.job.memory_limit else found.candidate
+
+    def rescue(self, outcome: Outcome, *, late: bool = False) -> None:
+        """Add the thriftiest plan to an outcome without any, if it fits: looking for time may miss what just fits.
+
+        Args:
+            outcome: Of a search.
+            late: Whether to do so even if the search was stopped.
+        """
+        if self.lost:
+            outcome.stopped = ""
+        if outcome.candidates or outcome.proves_none or (outcome.stopped and not late):
+            return
+        limit = self._task.job.memory_limit
+        end = max(self._end, time.monotonic() + ASKED_SECONDS)
+        found = self._found or thriftiest(self._task, enough=limit, end=end)
+        if found.candidate is not None and found.bytes <= limit:
+            outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)

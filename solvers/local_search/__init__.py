@@ -1,0 +1,1 @@
+"""Heuristics that look for a good choice: repair, descent, neighbourhoods, beams."""

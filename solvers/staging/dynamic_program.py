@@ -1,0 +1,222 @@
+"""Staging problems, exactly: a dynamic program over pipelines for every cap on the slowest stage that can matter.
+
+For a cap T the least end W(T) of all pipelines without a slower stage falls with T, and a step takes at least
+W(T) + (m - 1) times the least cap above which W is the same. Caps are halved: what lies between two of them is at least
+as slow as W at the upper and the slowest stage at the lower one say, and is left out if that is not below the best.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.progress import never
+from autopar.solvers.staging.staging_kernel import END, REST, narrowest, reach, suffixes
+from autopar.staging import FloatArray, IntArray, Leg, Route, Staged, Staging
+
+ROOM = 4
+"""Pairs kept of each kind of pipeline at first; doubled until there is room for all."""
+
+MOST_BYTES = 2**29
+"""Memory that pairs may take: problems with more of them are cut."""
+
+ALIKE = 1e-9
+"""Sums of equal blocks differ by rounding only, relative: caps nearer than this are one."""
+
+
+def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] = never) -> Staged:
+    """Return the best route, to a relative error of `OPTIMALITY_TOLERANCE`.
+
+    Problems that need more memory than there may be are cut: then the bound says nothing. When it is time to stop it
+    holds for all caps, be they looked at or not.
+
+    Args:
+        problem: What to solve.
+        cutoff: Routes with at least this value need not be found; without one below it, it bounds the problem.
+        stops: Whether to stop now, with the best route so far.
+    """
+    coarse, unit = problem.in_units()
+    search = _Caps(coarse, cutoff, stops)
+    search.run()
+    route = tuple(replace(leg, device=leg.device * unit) for leg in search.route)
+    seconds = problem.value(route) if route else math.inf
+    if search.cut:
+        return Staged(route, seconds, 0.0)
+    if search.left < math.inf:
+        return Staged(route, seconds, search.left * (1 - OPTIMALITY_TOLERANCE))
+    return Staged(route, seconds, seconds * (1 - OPTIMALITY_TOLERANCE) if route else search.floor)
+
+
+class _Caps:
+    """The search over caps.
+
+    Attributes:
+        route: The best route so far.
+        best: Its value, or the cutoff.
+        floor: What is known of problems without a route below the cutoff.
+        cut: Whether there was no room for all pairs.
+        left: No route has a lower value, where there was no time for all caps; else infinity.
+    """
+
+    def __init__(self, problem: Staging, cutoff: float, stops: Callable[[], bool]) -> None:
+        self._problem, self._stops = problem, stops
+        self._fastest = problem.seconds.min(axis=3)
+        self._least = self._fastest.min(axis=0)
+        self._leads = np.where(np.isfinite(problem.seconds), problem.lead, np.inf).min(axis=(0, 3))
+        self.route: Route = ()
+        self.best = cutoff
+        self.floor = math.inf
+        self.cut = False
+        self.left = math.inf
+
+    def run(self) -> None:
+        """Look at all caps that can matter."""
+        problem = self._problem
+        counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
+        lowest = narrowest(problem.at, problem.sizes, problem.starts, self._fastest, counts)
+        if not math.isfinite(lowest):
+            return
+        self.floor = self.best
+        caps = _distinct(problem.seconds[np.isfinite(problem.seconds) & (problem.seconds >= lowest)])
+        waiting = [(0.0, 0, len(caps) - 1)]  # least value, first and last cap
+        while waiting:
+            least, first, last = heapq.heappop(waiting)
+            if least >= self.best * (1 - OPTIMALITY_TOLERANCE):
+                break
+            if self._stops():
+                self.left = least
+                break
+            follow = problem.follow * float(caps[first])
+            end, pace = self._try(float(caps[last]) * (1 + ALIKE), follow)
+            if not math.isfinite(end):
+                continue
+            # Down to the slowest stage of this route, no cap gives an earlier end.
+            last = int(np.searchsorted(caps, pace * (1 - ALIKE))) - 1
+            if last < first:
+                continue
+            middle = (first + last) // 2
+            rest = end + problem.fixed
+            for low, high in ((first, middle), (middle + 1, last)):
+                if low <= high:
+                    value = rest + problem.follow * float(caps[low])
+                    if value < self.best * (1 - OPTIMALITY_TOLERANCE):
+                        heapq.heappush(waiting, (value, low, high))
+
+    def _try(self, cap: float, follow: float) -> tuple[float, float]:
+        """Return the least end under a cap and the slowest stage of a route that has it; infinity if it is too late.
+
+        Args:
+            cap: Seconds of the slowest stage.
+            follow: Seconds that the slowest stage takes for all but one microbatch at least.
+        """
+        problem = self._problem
+        most = self.best - follow - problem.fixed
+        least, leads = reach(problem.at, problem.sizes, problem.starts, self._least, self._leads, cap)
+        room = ROOM
+        while True:
+            kept, number, enough = suffixes(
+                problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, problem.tails,
+                problem.ends, problem.classes, problem.ahead, problem.back, least, leads, cap, most, room,
+            )  # fmt: skip
+            if enough:
+                break
+            room *= 2
+            if room * bytes_per_room(problem) > MOST_BYTES:
+                self.cut = True
+                return math.inf, math.inf
+        end, level, option, index = math.inf, -1, -1, -1
+        for count in problem.counts:
+            if count > problem.levels:
+                continue
+            ends = np.where(
+                np.arange(room) < number[count - 1, 0, 0, :, None], kept[count - 1, 0, 0, :, :, END], np.inf
+            )
+            if ends.min() < end:
+                end, level = float(ends.min()), count - 1
+                option, index = (int(place) for place in np.unravel_index(int(ends.argmin()), ends.shape))
+        if level < 0:
+            return math.inf, math.inf
+        route = _traced(problem, kept, number, cap, level, option, index)
+        value = problem.value(route)
+        if value < self.best:
+            self.best, self.route = value, route
+        slowest = max(self._seconds(len(route) - 1 - number, leg) for number, leg in enumerate(route))
+        return end, slowest
+
+    def _seconds(self, level: int, leg: Leg) -> float:
+        window = self._problem.at[leg.start, leg.stop - leg.start - 1]
+        return float(self._problem.seconds[level, leg.option, window, leg.column])
+
+
+def bytes_per_room(problem: Staging) -> int:
+    """Return the bytes that room for one more pair of each kind takes."""
+    return 16 * problem.levels * problem.num_blocks * problem.num_devices * len(problem.sizes)
+
+
+def _distinct(values: FloatArray) -> FloatArray:
+    """Return the values in ascending order, one of each that differ by rounding only."""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > ALIKE * ordered[1:]])])
+
+
+def _traced(
+    problem: Staging, kept: FloatArray, number: IntArray, cap: float, level: int, option: int, index: int
+) -> Route:
+    """Return the route of a pair of the first block and device."""
+    route = []
+    block = device = 0
+    while True:
+        rest, end = kept[level, block, device, option, index]
+        leg, following = _step(problem, kept, number, cap, level, block, device, option, rest, end)
+        route.append(leg)
+        if following is None:
+            return tuple(route)
+        level, block, device = level - 1, leg.stop, device + int(problem.sizes[option])
+        option, index = following
+
+
+def _step(
+    problem: Staging,
+    kept: FloatArray,
+    number: IntArray,
+    cap: float,
+    level: int,
+    block: int,
+    device: int,
+    option: int,
+    rest: float,
+    end: float,
+) -> tuple[Leg, tuple[int, int] | None]:
+    """Return the stage that makes a pair, and option and number of the pair it goes on with; None for the last."""
+    after = device + int(problem.sizes[option])
+    best, found = math.inf, None
+    for length in range(min(problem.at.shape[1], problem.num_blocks - block)):
+        stop, window = block + length + 1, int(problem.at[block, length])
+        if window < 0 or (level == 0) != (stop == problem.num_blocks):
+            continue
+        for column in np.flatnonzero(problem.seconds[level, option, window] <= cap).tolist():
+            where = (level, option, window, column)
+            own, lead = problem.seconds[where] + problem.slow[where], problem.lead[where]
+            tail = problem.tails[where]
+            leg = Leg(block, stop, device, option, column)
+            pairs: list[tuple[float, float, tuple[int, int] | None]] = []
+            if level == 0:
+                pairs.append((own, own + tail, None))
+            else:
+                ends = (problem.ends[option], problem.ends, problem.classes[stop], after)
+                ahead, back = problem.ahead[ends], problem.back[ends]
+                for other in range(len(problem.sizes)):
+                    for index in range(int(number[level - 1, stop, after, other])):
+                        pair = kept[level - 1, stop, after, other, index]
+                        total = own + pair[REST] + ahead[other] + back[other]
+                        pairs.append((total, max(total + tail, lead + pair[END] + ahead[other]), (other, index)))
+            for total, last, following in pairs:
+                distance = max(abs(total - rest), abs(last - end))
+                if distance < best:
+                    best, found = distance, (leg, following)
+    assert found is not None, "every pair was made of a stage and what follows it"
+    assert best <= ALIKE * max(1.0, abs(end)), "pairs are traced to what made them"
+    return found

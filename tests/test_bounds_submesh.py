@@ -1,0 +1,303 @@
+"""Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from autopar.bounds.microbatch import UNKNOWN
+from autopar.bounds.roofline import floor, scales
+from autopar.bounds.saved_values import main_kind
+from autopar.bounds.submesh_tables import minor_mesh, passes_alone, placements
+from autopar.bounds.transfer import ROOM, Carried
+from autopar.configuration import Configuration, Family, families
+from autopar.cost import Overlap
+from autopar.describe.signature import Signature
+from autopar.folding.graph_facts import element_bytes
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.data_major import DataMajor, is_data_major
+from autopar.formulate.linear_weights import kind_weights, problem, weights
+from autopar.formulate.op_strategies import IntArray
+from autopar.formulate.step_time import Pipeline
+from autopar.formulate.tables import Decision, Node, Tables
+from autopar.ir.graph import Phase, Role
+from autopar.recompute import Recompute
+from autopar.search.branch_and_bound import Search
+from autopar.search.microbatch_bounding import Pacing
+from autopar.search.outcome import Outcome
+from autopar.search.tasks import Finding, Work, Workbench
+from autopar.sharding import Mesh
+from autopar.task import Effort, Task, prepare
+from tests.formulations import COSTS, folded, optimum, rules, workload
+from tests.test_bounds_transfer import _random_plans
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each."""
+
+SIZES = [(8, (2, 2, 2)), (4, (2, 2, 2)), (2, (2, 2, 2)), (8, (4, 2, 2)), (8, (2, 3, 2))]
+"""Samples and mesh: with few samples a batch that dp has split cannot be split over both free axes as well."""
+
+
+@cache
+def _whole(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
+    """Return the tables of a mesh of three axes."""
+    mesh = Mesh.of(**dict(zip(("dp", "outer", "inner"), shape, strict=True)))
+    found = Constraints(batch=workload(name, mode).batch_dims_of).tables(
+        folded(name, mode, samples), rules(name, mode), mesh, COSTS
+    )
+    assert found is not None
+    return found
+
+
+@cache
+def _alone(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
+    """Return what is left of the tables of its free axes."""
+    dp, outer, inner = shape
+    own = folded(name, mode, samples // dp)
+    found = Constraints().tables(own, rules(name, mode), Mesh.of(outer=outer, inner=inner), COSTS)
+    assert found is not None
+    return passes_alone(found, DataMajor.of(own, workload(name, mode).batch_dims_of(own), None))
+
+
+def _minor(numbers: IntArray, rank: int) -> IntArray:
+    """Return placement numbers on the free axes."""
+    return numbers % (rank + 2) ** 2
+
+
+def _places(tables: Tables, node: Node, *, minor: bool) -> list[tuple[int, ...]]:
+    """Return for each strategy of a node what it does on the free axes."""
+    values = tables.folded.graph.values
+    if node.options is None:
+        assert node.value is not None
+        placed = [(len(node.value.shape), node.outputs(0))]
+    else:
+        op = tables.folded.kinds[node.kind].ops[node.position]
+        names, numbers = (*op.inputs, *op.outputs), (*node.options.inputs, *node.options.outputs)
+        placed = [(len(values[n].shape), own) for n, own in zip(names, numbers, strict=True) if own is not None]
+    columns = [_minor(own, rank) if minor else own for rank, own in placed]
+    return list(zip(*(column.tolist() for column in columns), strict=True)) if columns else [()] * node.count
+
+
+@pytest.mark.parametrize(("samples", "shape"), SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gpt2", "train"), ("llama3-8b", "train"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("gpt2", "infer")],
+)
+def test_whatever_three_axes_do_their_free_ones_do_in_no_more_time(
+    name: str, mode: str, samples: int, shape: tuple[int, ...]
+) -> None:
+    """Strategy by strategy and pair by pair: so the sum of all of them is no more, for every choice."""
+    if not scales(folded(name, mode, samples // shape[0]), folded(name, mode, samples), (samples // shape[0], samples)):
+        assert samples == shape[0], "one sample may be imported otherwise"
+        return
+    three, two = _whole(name, samples, shape, mode), _alone(name, samples, shape, mode)
+    priced = {(edge.first, edge.second, edge.consumer, edge.slot, edge.kind): edge for edge in two.edges}
+    used = {number for edge in two.edges for number in (edge.first, edge.second)}
+    onto: dict[int, IntArray] = {}
+    for number, (whole, own) in enumerate(zip(three.nodes, two.nodes, strict=True)):
+        assert (whole.name, whole.slot, whole.share) == (own.name, own.slot, own.share)
+        if number not in used and not own.seconds.any():
+            continue  # left out
+        known = {place: index for index, place in enumerate(_places(two, own, minor=False))}
+        onto[number] = np.array([known[place] for place in _places(three, whole, minor=True)])
+        assert (own.seconds[onto[number]] <= whole.seconds * (1 + 1e-9)).all(), own.name
+
+    checked = 0
+    for edge in three.edges:
+        own_edge = priced.get((edge.first, edge.second, edge.consumer, edge.slot, edge.kind))
+        if own_edge is not None:
+            assert own_edge.share == edge.share
+            least = own_edge.table[np.ix_(onto[edge.first], onto[edge.second])]
+            assert (least <= edge.table * (1 + 1e-9)).all(), edge.value
+            checked += 1
+    assert checked == len(two.edges) > 5
+
+
+def test_what_is_left_out_is_what_the_major_axis_may_split_otherwise() -> None:
+    """Ways of parameters, sums of gradients and updates; every other op of a pass of a transformer counts in full."""
+    found = _alone("llama3-8b", 8, (2, 2, 2))
+    whole = Constraints().tables(found.folded, rules("llama3-8b"), found.mesh, COSTS)
+    assert whole is not None
+    gradients = {state.output for state in found.folded.graph.states if state.role is Role.GRADIENT}
+    counted = 0
+    for node, own in zip(found.nodes, whole.nodes, strict=True):
+        if node.decision is Decision.OP:
+            op = found.folded.kinds[node.kind].ops[node.position]
+            free = op.phase is Phase.UPDATE or not gradients.isdisjoint(op.outputs)
+            np.testing.assert_array_equal(node.seconds, 0.0 if free else own.seconds)
+            counted += not free
+    assert counted > 50
+    assert not any(found.nodes[edge.first].decision is Decision.PARAMETER for edge in found.edges)
+
+
+@pytest.mark.parametrize("samples", [4, 2])
+def test_prices_are_those_of_the_tables_where_the_batch_can_be_split(samples: int) -> None:
+    """Of 4 samples on 2 × 2, pair by pair, from both sides of each edge; of 2, which cannot, they are no more."""
+    whole = Constraints().tables(folded("gpt2", samples=samples), rules("gpt2"), Mesh.of(outer=2, inner=2), COSTS)
+    assert whole is not None
+    _, wire = element_bytes(whole.folded, COSTS.policy)
+    alone = _alone("gpt2", 2 * samples, (2, 2, 2))
+    by_nodes = {(edge.first, edge.second, edge.consumer): edge for edge in whole.edges}
+    for edge in alone.edges:
+        known = by_nodes[edge.first, edge.second, edge.consumer]
+        ways = whole.resharder.of(
+            whole.folded.graph.values[edge.value].shape, wire[edge.value], whole.meaning.chunks(edge.value)
+        )
+        np.testing.assert_array_equal(ways.between(*placements(whole, edge)), known.table)
+        assert (edge.table <= known.table * (1 + 1e-12)).all()
+        assert samples < 4 or (edge.table == known.table).all()
+
+
+@cache
+def _task() -> Task:
+    """Return a small job whose blocks take time that is not for launches alone."""
+    dims = {"num_layers": 4, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
+    return prepare("zoo:gpt2", gpus=16, cluster="h100", global_batch=24, dims=dims)
+
+
+@cache
+def _space() -> tuple[Family, ...]:
+    return tuple(
+        families([each for each in _task().space if is_data_major(each.mesh) and each.num_microbatches in (2, 6)])
+    )
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool) -> None:
+    """Against the same problem on all three axes, for every mesh and number of samples; mostly it is about as much."""
+    task = _task()
+    search = task.search(Effort())
+    near = 0
+    pairs = {(family[0].mesh, 24 // family[0].num_microbatches) for family in _space()}
+    pipeline = Pipeline(2, 1, "zb-h1" if splits else "1f1b", Overlap.of(task.costs.stack))
+    for mesh, samples in sorted(pairs, key=str):
+        dp, minor = mesh.shape[0], minor_mesh(mesh)
+        found = Workbench(search, portable=False)._minor_paces(minor, samples // dp, np.inf)
+        family = (Configuration(1, mesh, 24 // samples, "1f1b"),)
+        tables = search.tables(family)
+        assert tables is not None
+
+        weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+        least = optimum(problem(tables, weighting))[0] * pipeline.num_groups / pipeline.rounds
+
+        own = (found.split if splits else found.joint).seconds
+        assert 0 < own <= least * (1 + CLOSE)
+        main = main_kind(tables.folded).id
+        (block,) = set(found.joint.blocks) - {0.0}
+        assert block <= optimum(problem(tables, kind_weights(tables, [main], 0.0)))[0] * (1 + CLOSE)
+        near += own > 0.9 * least  # sums of gradients are left out
+    assert near > len(pairs) / 2
+
+
+def _with_room(carried: Carried, space: Sequence[Family], search: Search) -> list[tuple[float, int]]:
+    """Return a heap of the bounds of families, and their numbers: floors, the least raised by room in memory."""
+    heap = sorted((search.least(family), number) for number, family in enumerate(space))
+    carried.raise_least(heap, space, np.inf, lambda number: False, ROOM)
+    return heap
+
+
+def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
+    """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
+    search = _task().search(Effort())
+    space = list(_space())
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    assert all(carried._alone(family[0]) == UNKNOWN for family in space)
+    bench = Workbench(search, portable=False)
+    outcome = Outcome()
+    pacing = Pacing(search, outcome, space, carried, np.inf)
+    before = pacing.raised(np.inf, ROOM)
+    for index in range(pacing.count):
+        piece = pacing.piece(index)
+        if piece is not None:
+            assert piece.work is Work.PACE
+            pacing.take(index, bench.do(piece, np.inf))
+
+    for family in space:
+        assert 0 < carried.rough(family) <= carried.least(family)
+        waiting = [(0.0, 0)]
+        carried.raise_least(waiting, [family], np.inf, lambda number: False)
+        assert waiting == [(carried.least(family, np.inf), 0)]
+    for family in space[:: len(space) // 8]:
+        least = carried.least(family)
+        assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
+        if family[0].num_stages == 1:
+            attempt = search.attempt(family, np.inf)
+            assert attempt is not None
+            assert attempt.relaxed(np.inf) > 0
+            assert attempt.best is not None
+            assert least <= attempt.best.objective * (1 + CLOSE)
+    known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
+    heap = _with_room(carried, space, search)
+    assert before < heap[0][0] <= min(known)
+    assert pacing.raised(np.inf, ROOM) >= heap[0][0]
+    assert pacing.raised(np.inf) == pytest.approx(min(known))
+    assert sorted(number for _, number in heap) == [*range(len(space))]
+
+
+def test_once_it_is_late_no_bound_is_raised_further() -> None:
+    """Then floors, and what follows at once, are what is known: a bound is there at any time."""
+    search, late = _task().search(Effort()), False
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
+    for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
+        found = Workbench(search, portable=False)._minor_paces(mesh, 6, np.inf)
+        carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    pacing = Pacing(search, Outcome(), _space(), carried, np.inf)
+    floor, raised = min(search.least(family) for family in _space()), pacing.raised(np.inf, ROOM)
+    assert all(carried.least(family) > 0 for family in _space())
+
+    late = True
+
+    assert not any(carried.least(family) for family in _space())
+    assert floor < pacing.raised(np.inf, ROOM) <= raised
+
+
+def test_paces_are_told_of_divisors_only() -> None:
+    """Of 4 samples on the free axes something follows for 2, not for 8 or 3, nor for other free axes."""
+    search = _task().search(Effort())
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    mesh = Mesh.of(outer=2, inner=2)
+    found = Workbench(search, portable=False)._minor_paces(mesh, 4, np.inf)
+    carried.learn_minor(mesh, 4, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+
+    def seconds(samples: int, inner: int = 2) -> float:
+        own = Configuration(2, Mesh.of(dp=2, outer=2, inner=inner), 24 // samples, "1f1b")
+        return carried._alone(own).seconds
+
+    assert seconds(8) == found.joint.seconds
+    assert seconds(4) == found.joint.seconds / 2
+    assert [seconds(24), seconds(6), seconds(8, inner=4)] == [0.0, 0.0, 0.0]
+
+
+def test_nothing_is_done_for_what_is_excluded() -> None:
+    """With a plan as fast as the least bound that follows no pace can exclude anything; before, many could."""
+    search = _task().search(Effort())
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    outcome = Outcome()
+    pacing = Pacing(search, outcome, _space(), carried, np.inf)
+    assert all(pacing.piece(index) for index in range(pacing.count))
+    found = Workbench(search, portable=False)._minor_paces(minor_mesh(_space()[0][0].mesh), 6, np.inf)
+
+    for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
+        carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    outcome.candidates = [SimpleNamespace(objective=pacing.raised(np.inf), signature=Signature((), 1, "", 1, "none"))]  # type: ignore[list-item]
+
+    assert not any(pacing.piece(index) for index in range(pacing.count))
+    assert Pacing(search, outcome, _space(), carried, np.inf).count < pacing.count
+
+
+def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
+    """It has no graph of fewer samples; its floor is all that is known."""
+    search = _task().search(Effort())
+    graph = search.folded(12)
+    search = replace(search, floor=floor(graph, graph, (12, 12), search.costs))
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    space = [family for family in _space() if family[0].num_microbatches == 2]
+
+    pacing = Pacing(search, Outcome(), space, carried, np.inf)
+
+    assert space
+    assert pacing.count == 0
+    assert pacing.raised(np.inf, ROOM) == _with_room(carried, space, search)[0][0]

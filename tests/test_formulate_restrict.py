@@ -1,0 +1,34 @@
+"""Tables with strategies left out say of what is left what they said of it before."""
+
+import numpy as np
+
+from autopar.cluster.presets import PRESETS
+from autopar.cost import CostModel
+from autopar.formulate.building import build_tables
+from autopar.formulate.restrict import narrow
+from autopar.sharding import Mesh
+from tests.formulations import folded, good_choice, rules
+
+
+def test_what_is_left_costs_what_it_cost() -> None:
+    """Seconds by kind and slot, those on links between nodes among them, of a choice with two strategies per node.
+
+    Nodes of eight devices: the outer axis of the mesh leaves them, the inner one does not.
+    """
+    tables = build_tables(folded("gpt2"), rules("gpt2"), Mesh.of(outer=2, inner=8), CostModel(PRESETS["h100"]))
+    rng = np.random.default_rng(0)
+    for choice in (good_choice("gpt2", "train"), tuple(int(rng.integers(node.count)) for node in tables.nodes)):
+        choice = tuple(min(own, node.count - 1) for own, node in zip(choice, tables.nodes, strict=True))
+        masks = {}
+        for index, node in enumerate(tables.nodes):
+            masks[index] = np.zeros(node.count, dtype=bool)
+            masks[index][[choice[index], int(rng.integers(node.count))]] = True
+
+        less = narrow(tables, masks)
+
+        assert less is not None
+        same = tuple(int(mask[: choice[index]].sum()) for index, mask in masks.items())
+        assert less.kind_totals(same).tolist() == tables.kind_totals(choice).tolist()
+        for edge in less.edges:
+            assert edge.outside is not None
+            assert edge.outside.table.shape == edge.table.shape

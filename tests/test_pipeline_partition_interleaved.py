@@ -1,0 +1,140 @@
+"""Schedules without a closed form in the search: plans take and hold what the simulator says, and bounds are below."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.configuration import Configuration, configurations, describe
+from autopar.pipeline_partition.interleaved import _fastest, _Stage
+from autopar.program.lower import lower
+from autopar.program.verify import verify_program
+from autopar.schedule import SCHEDULES
+from autopar.schedule.holding import moments
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
+from tests.shares import one_in
+
+CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2)]
+COUNT = 4
+
+
+def _best(name: str, chunks: int, cache_dir: Path, limit: float = 1e12) -> tuple[float, float, float]:
+    """Return objective, simulated seconds, and bytes on the fullest device of the best plan on 2 x 4 devices."""
+    execution, rules = Execution.of("gpt2", 4, COUNT), model_rules("gpt2", cache_dir)
+    configuration = Configuration(2, Mesh.of(outer=2, inner=2), COUNT, name, chunks)
+    candidate = solved_candidate(execution.folded, rules, configuration, 4, limit)
+    plan = written(candidate, 4 * COUNT, True)
+    program = lower(plan, execution.folded, COSTS)
+    verify_program(program, execution.folded, rules)
+    timeline = simulate(program, COSTS)
+    assert len({stage.devices for stage in plan.stages}) == 2
+    assert len(plan.stages) == 2 * chunks
+    return candidate.objective, timeline.step_seconds, timeline.peak_bytes
+
+
+@pytest.mark.parametrize(("name", "chunks"), CASES)
+def test_plans_of_any_schedule_take_what_the_simulator_says(name: str, chunks: int, cache_dir: Path) -> None:
+    """Of a plan on 2 x 4 devices, up to reductions that wait for other traffic on their link."""
+    objective, simulated, _ = _best(name, chunks, cache_dir)
+
+    assert objective == pytest.approx(simulated, rel=1e-3 if SCHEDULES[name].splits or chunks > 1 else 1e-2)
+
+
+@pytest.mark.parametrize(("name", "chunks"), one_in(2, CASES, unpacked=True))
+def test_plans_of_any_schedule_fit(name: str, chunks: int, cache_dir: Path) -> None:
+    """With as much memory as the best plan holds one as good is found; with less one that fits, and takes no less time.
+
+    The V has the embeddings and the head on one device, which leaves nothing to recompute here.
+    """
+    objective, _, most = _best(name, chunks, cache_dir)
+
+    again, _, peak = _best(name, chunks, cache_dir, most)
+    assert again == pytest.approx(objective, rel=1e-4)
+    assert peak <= most
+    if name != "zb-v":
+        tight, _, peak = _best(name, chunks, cache_dir, 0.98 * most)
+        assert peak <= 0.98 * most
+        assert tight >= objective * (1 - 1e-4)
+
+
+def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
+    """Stages need blocks, interleaved ones whole rounds; one stage needs no order, one microbatch a split backward."""
+    space = configurations(gpus=4, devices_per_node=8, num_blocks=9, global_batch=8, batch_of_model=None, mode="train")
+
+    found: dict[tuple[int, int], set[tuple[str, int]]] = {}
+    for c in space:
+        found.setdefault((c.num_stages, c.num_microbatches), set()).add((c.schedule, c.num_chunks))
+    usual = {("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)}
+    assert found[1, 8] == {("1f1b", 1)}
+    assert found[2, 1] == {("1f1b", 1), ("zb-h1", 1), ("zb-v", 2)}
+    assert found[4, 2] == usual
+    assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
+    assert found[4, 4] == usual | {("interleaved", 2)}
+    assert "interleaved (v = 2, 4)" in describe(space)[0]
+
+
+def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
+    """Return a stage of one block that keeps so much, or runs so much again."""
+    count = len(kept)
+    sizes = np.zeros((count, 5))
+    sizes[:, 0] = sizes[:, 2] = sizes[:, 3] = kept
+    nothing = np.zeros(count)
+    numbers = np.arange(count)
+    return _Stage(0, numbers, sizes, np.array(again), nothing, nothing, *[0.0] * 7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_take_back_first_what_saves_most(seed: int) -> None:
+    """At one price early stages run whole blocks again: then all but one need not, and of equal ones the first does."""
+    rng = np.random.default_rng(seed)
+    kept, again = (5.0, 3.0, 0.5), (0.0, 0.1, 3.0)
+    stages = [_single(kept, again) for _ in range(4)]
+    rows = moments(SCHEDULES["interleaved"], group=0, num_groups=4, num_microbatches=8, num_chunks=4)
+    counts = rows.reshape(len(rows), 4, 5)
+
+    def bytes_of(taken: tuple[int, ...]) -> float:
+        return float((rows @ np.concatenate([stages[0].sizes[own] for own in taken])).max())
+
+    all_selective = bytes_of((1, 1, 1, 1))
+    limit = all_selective - float(rng.uniform(0.01, 0.9)) * float(counts[..., 0].max())
+    ways = _fastest(stages, rows, limit, 0.0, (False,) * 4)
+
+    best = min(sum(again[own] for own in every) for every in product(range(3), repeat=4) if bytes_of(every) <= limit)
+    assert len(ways) == 2
+    for taken in ways:
+        assert bytes_of(tuple(taken)) <= limit
+        assert sum(again[own] for own in taken) <= best + 0.1 * 4
+        assert taken.count(2) == 1 == taken.index(2) + 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_ways_one_runs_again_as_little_as_can_be(seed: int) -> None:
+    """What saves most seconds may take the room of two others that save nearly as much each: the second way sees it."""
+    rng = np.random.default_rng(seed)
+    kept, again = (5.6, 3.1, 0.4), (0.0, 0.02, 1.0)
+    stages = [_single(kept, again) for _ in range(6)]
+    rows = moments(SCHEDULES["interleaved"], group=1, num_groups=4, num_microbatches=8, num_chunks=6)
+
+    def bytes_of(taken: tuple[int, ...]) -> float:
+        return float((rows @ np.concatenate([stages[0].sizes[own] for own in taken])).max())
+
+    every = list(product(range(3), repeat=6))
+    limit = float(rng.uniform(bytes_of((2,) * 6), bytes_of((1,) * 6)))
+    ways = _fastest(stages, rows, limit, 0.0, (False,) * 6)
+
+    best = min(sum(again[own] for own in taken) for taken in every if bytes_of(taken) <= limit)
+    assert all(bytes_of(tuple(taken)) <= limit for taken in ways)
+    assert min(sum(again[own] for own in taken) for taken in ways) <= best + 0.02 * 6
+
+
+def test_what_makes_room_at_one_moment_and_takes_it_at_another_is_not_changed_for_ever() -> None:
+    """Two mixtures take no longer than one another, and each is too much at a moment of its own; a third one fits."""
+    sizes = np.array([[5.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 5.0, 5.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]])
+    again, nothing = np.array([0.0, 0.0, 1.0]), np.zeros(3)
+    stage = _Stage(0, np.arange(3), sizes, again, nothing, nothing, *[0.0] * 7)
+    rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
+
+    assert _fastest([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])

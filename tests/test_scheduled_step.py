@@ -1,0 +1,269 @@
+"""The formula of any schedule against the simulator."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.configuration import Configuration
+from autopar.cost import Stack
+from autopar.formulate.block_memory import FloatArray
+from autopar.formulate.scheduled_step import (
+    LinkJobs,
+    StageHolding,
+    StageWork,
+    held_bytes,
+    pass_seconds,
+    scheduled_step,
+    stage_works,
+)
+from autopar.formulate.step_time import Split
+from autopar.program.lower import lower
+from autopar.program.records import Program, SegmentPhase
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.timing import time_tasks
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from autopar.simulate.layout import lay_out
+from autopar.simulate.pipeline import run_pipeline
+from tests.executions import COSTS, Execution, interleave, model_rules, solved_candidate, written
+from tests.programs import ExactCosts, equal_stages
+from tests.shares import one_in
+from tests.test_zero_bubble import freed_by_half
+
+CHUNKS = {"interleaved": 3, "zb-v": 2}
+names = st.sampled_from(sorted(SCHEDULES))
+SECONDS = st.integers(0, 6).map(float)
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
+    """Draw a schedule, groups, microbatches and chunks that fit each other."""
+    name, num_groups = draw(names), draw(st.integers(1, 5))
+    rounds = draw(st.integers(1, 3))
+    count = num_groups * rounds if name == "interleaved" else draw(st.integers(1, 12))
+    return name, num_groups, count, CHUNKS.get(name, 1)
+
+
+@given(size=sizes(), data=st.data())
+def test_the_longest_path_is_the_one_the_simulator_finds(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """For stages of any seconds and messages of any length, all numbers small integers."""
+    name, num_groups, count, num_chunks = size
+    schedule, stages = SCHEDULES[name], num_groups * num_chunks
+    seconds = np.array([[data.draw(SECONDS) for _ in Pass] for _ in range(stages)])
+    there, back = (np.array([data.draw(SECONDS) for _ in range(stages)]) for _ in range(2))
+
+    timing = time_tasks(schedule, num_groups, count, seconds, there, back)
+
+    groups = schedule.groups(num_groups, num_chunks)
+    passes = [dict(zip(Pass, row, strict=True)) for row in seconds.tolist()]
+    runs, _ = run_pipeline(
+        schedule.orders(num_groups, count, num_chunks), groups, passes, there[:-1].tolist(), back[1:].tolist()
+    )
+    assert timing.begins.tolist() == [done[0].start for done in runs]
+    assert timing.ends.tolist() == [done[-1].end for done in runs]
+    for stage, group in enumerate(groups):
+        chunk = [other for other in range(stages) if groups[other] == group].index(stage)
+        assert timing.last_starts[stage] == max(run.start for run in runs[group] if run.task.chunk == chunk)
+
+
+@given(size=sizes(), forward=SECONDS, backward=SECONDS, weight=SECONDS, latency=SECONDS)
+def test_steps_of_equal_stages_take_what_the_simulator_says(
+    size: tuple[str, int, int, int], forward: float, backward: float, weight: float, latency: float
+) -> None:
+    name, num_groups, count, num_chunks = size
+    stages = num_groups * num_chunks
+    weight = weight if SCHEDULES[name].splits else 0.0
+    program = equal_stages(
+        stages, count, name, forward=forward, backward=backward, weight=weight, num_chunks=num_chunks
+    )
+    work = StageWork(forward, backward if SCHEDULES[name].trains else 0.0, weight)
+
+    seconds = scheduled_step(name, num_groups, count, [work] * stages, (latency, latency))
+
+    assert seconds == simulate(program, ExactCosts(latency=latency)).step_seconds
+
+
+@given(size=sizes())
+def test_equal_stages_hold_what_the_simulator_says(size: tuple[str, int, int, int]) -> None:
+    """Blocks that keep 1 + 3 bytes until their backward, of which the weight pass wants 1, and 2 bytes more."""
+    name, num_groups, count, num_chunks = size
+    stages = num_groups * num_chunks
+    program = equal_stages(stages, count, name, num_chunks=num_chunks)
+    if SCHEDULES[name].splits:
+        program, stage = freed_by_half(program), StageHolding(4.0, 3.0, (4.0, 6.0, 3.0))
+    else:
+        kept = 1.0 if SCHEDULES[name].trains else 0.0
+        stage = StageHolding(kept, 0.0, (1.0, 1.0, 0.0))
+
+    held = held_bytes(name, num_groups, count, [stage] * stages)
+
+    peaks = [found.memory.bytes for found in simulate(program, ExactCosts()).stages]
+    assert peaks == [10.0 * num_chunks + size for size in held]
+
+
+def _links(
+    *,
+    waited: tuple[tuple[float, float, float], ...] = (),
+    gradient: tuple[tuple[float, float, float], ...] = (),
+    reduce: tuple[tuple[float, float, float], ...] = (),
+) -> LinkJobs:
+    """Return what links carry: moment, seconds inside a node and between nodes; `waited` in every backward."""
+    nothing, backward, every, once = (np.array(rows).reshape(-1, 3) for rows in ((), waited, gradient, reduce))
+    return LinkJobs((nothing, backward, nothing), every, once)
+
+
+def test_reductions_hide_behind_what_is_left_of_the_last_pass() -> None:
+    """2 groups of ZB-H1, 2 microbatches of 1 + 1 + 1 s: the first ends its weights at 7, the second starts at 1.
+
+    Reductions of 4 s that may run half a second after the last weight pass has begun end at 6 + 0.5 + 4 on the first.
+    """
+    work = StageWork(1.0, 1.0, 1.0, links=_links(reduce=((0.5, 4.0, 0.0),)), update=0.25)
+
+    assert scheduled_step("zb-h1", 2, 2, [replace(work, links=None)] * 2) == 7.25
+    assert scheduled_step("zb-h1", 2, 2, [work] * 2) == 10.75
+
+
+def test_traffic_of_every_microbatch_sets_the_pace() -> None:
+    """One group, 3 microbatches of 2 + 1 + 1 s with 6 s of traffic each, the first of which may run after 4 s."""
+    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, links=_links(gradient=((1.0, 6.0, 0.0),)))]) == 22.0
+
+
+def test_gradients_wait_for_what_has_their_link() -> None:
+    """One group, 2 microbatches of 1 + 2 s under GPipe: backwards at 2 and 4, gradients of 1 s from 3 and 5 on.
+
+    Each backward has the link between nodes for 1.5 s: from 2 on that has 1.5 + 1 + 1.5 + 1 s to do, until 7. What is
+    inside a node hinders nobody: until 6.
+    """
+    waited, gradient = ((0.0, 0.0, 1.5),), ((1.0, 0.0, 1.0),)
+    inside = ((0.0, 1.5, 0.0),)
+
+    for taken, step in ((waited, 7.0), (inside, 6.0)):
+        work = StageWork(1.0, 2.0, links=_links(waited=taken, gradient=gradient))
+        assert scheduled_step("gpipe", 1, 2, [work]) == step
+
+
+@st.composite
+def _carried(draw: st.DrawFn, passes: Sequence[float], last: int) -> LinkJobs:
+    """Draw what links carry of passes that take so long: each row is ready before its pass is over."""
+
+    def rows(number: int) -> FloatArray:
+        moments = st.integers(0, int(passes[number])).map(float)
+        return np.array(draw(st.lists(st.tuples(moments, SECONDS, SECONDS), max_size=3))).reshape(-1, 3)
+
+    return LinkJobs(tuple(rows(number) for number in range(len(Pass))), rows(last), rows(last))
+
+
+def _served(jobs: list[tuple[float, float]]) -> float:
+    """Return when a link has carried all, given when each is ready and what it takes: one after the other."""
+    free = 0.0
+    for ready, seconds in sorted(jobs):
+        free = max(free, ready) + seconds if seconds else free
+    return free
+
+
+@given(size=sizes(), data=st.data())
+def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """What a group has to do ends when its last pass does, or the last traffic of a queue on each of its links."""
+    name, num_groups, count, num_chunks = size
+    schedule, groups = SCHEDULES[name], SCHEDULES[name].groups(num_groups, num_chunks)
+    kinds = [list(Pass).index(kind) for kind in schedule.passes]
+    works = []
+    for _ in groups:
+        passes = [data.draw(SECONDS) if kind in kinds else 0.0 for kind in range(len(Pass))]
+        links = data.draw(st.none() | _carried(passes, kinds[-1]))
+        forward, backward, weight = passes
+        works.append(StageWork(forward, backward, weight, links))
+
+    seconds = scheduled_step(name, num_groups, count, works)
+
+    nothing = [0.0] * (len(groups) - 1)
+    each = [dict(zip(Pass, (own.forward, own.backward, own.weight), strict=True)) for own in works]
+    runs, _ = run_pipeline(schedule.orders(num_groups, count, num_chunks), groups, each, nothing, nothing)
+    longest = 0.0
+    for group, done in enumerate(runs):
+        stages = [stage for stage, own in enumerate(groups) if own == group]
+        queues: tuple[list[tuple[float, float]], ...] = ([], [])
+        for stage in stages:
+            links = works[stage].links
+            own = [run for run in done if stages[run.task.chunk] == stage]
+            final = [run for run in own if run.task.kind is schedule.passes[-1]][-1]
+            if links is None:
+                continue
+            for run in own:
+                kind, rows = list(Pass).index(run.task.kind), list[FloatArray]()
+                if len(links.gradient) or (len(links.reduce) and run is final):
+                    rows.append(links.waited[kind])
+                if kind == kinds[-1]:
+                    rows.append(links.gradient)
+                if run is final:
+                    rows.append(links.reduce)
+                for moment, inside, between in np.concatenate([np.zeros((0, 3)), *rows]).tolist():
+                    queues[0].append((run.start + moment, inside))
+                    queues[1].append((run.start + moment, between))
+        end = max(done[-1].end, *map(_served, queues))
+        longest = max(longest, end - (done[0].start if schedule.steps_overlap else 0.0))
+    assert seconds == longest
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])
+@pytest.mark.parametrize("host", [0.0, 50e-6])
+def test_seconds_of_passes_are_those_of_the_program(model: str, host: float, cache_dir: Path) -> None:
+    """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole.
+
+    With a host that takes no time, and with one that takes most of it.
+    """
+    costs = replace(COSTS, stack=Stack("slow host", scalars=(("host_launch", host),)))
+    execution, rules = Execution.of(model, 4, 2), model_rules(model, cache_dir)
+    configuration = Configuration(1, Mesh.of(outer=2, inner=2), 2, "1f1b")
+    candidate = solved_candidate(execution.folded, rules, configuration, 4)
+    plan = written(candidate, 8, True)
+
+    for name in ("1f1b", "zb-h1"):
+        program = lower(replace(plan, schedule=name), execution.folded, COSTS)
+        tables = replace(candidate.tables, costs=costs)
+        found = pass_seconds(tables, candidate.choice, splits=SCHEDULES[name].splits)
+
+        table = program.table()
+        for kind in range(len(found)):
+            for column, phase in enumerate((SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)):
+                segment = table.get((kind, phase))
+                expected = 0.0 if segment is None else lay_out(segment, costs).seconds
+                assert found[kind, column] == pytest.approx(expected, rel=1e-9), (kind, phase)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"])
+@pytest.mark.parametrize("recompute", one_in(2, [Recompute.FULL, Recompute.NONE]))
+def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute: Recompute, cache_dir: Path) -> None:
+    """Uneven stages (the head is dearer than a layer), messages, reductions and updates of a plan on 2 x 4 devices.
+
+    Reductions that wait for other traffic on their link make the difference, and gathers that are taken to keep the
+    traffic of gradients from it: 1.3e-5 at most here.
+    """
+    num_chunks, count = 2 if name in CHUNKS else 1, 6
+    execution, rules = Execution.of("gpt2", 4, count), model_rules("gpt2", cache_dir)
+    configuration = Configuration(2 * num_chunks, Mesh.of(outer=2, inner=2), count, "1f1b")
+    candidate = solved_candidate(execution.folded, rules, configuration, 4)
+    split = Split.uniform(candidate.split.ranges, (recompute,) * configuration.num_stages)
+    candidate = replace(candidate, split=split, draft=None)
+    plan = interleave(written(candidate, 4 * count, True), 2, name)
+    program = lower(plan, execution.folded, COSTS)
+    works = stage_works(candidate.tables, candidate.choice, candidate.split, splits=SCHEDULES[name].splits)
+
+    seconds = scheduled_step(name, 2, count, works, _hops(program))
+
+    assert seconds == pytest.approx(simulate(program, COSTS).step_seconds, rel=2e-5)
+
+
+def _hops(program: Program) -> tuple[float, float]:
+    """Return the seconds of a message to the second stage and back."""
+    table, stages = program.table(), program.stages
+    there = table[stages[0].blocks[-1], SegmentPhase.FORWARD].outputs
+    back = table[stages[1].blocks[0], SegmentPhase.BACKWARD].outputs
+    first, second = (COSTS.send_seconds(sum(each.bytes for each in sent), False) for sent in (there, back))
+    return float(first), float(second)

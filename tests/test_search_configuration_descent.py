@@ -1,0 +1,347 @@
+"""Configurations like that of the best plan, where memory is short."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from autopar.bounds.microbatch import NO_HINT
+from autopar.configuration import PLAIN, Configuration, Family, configurations, families
+from autopar.describe.signature import Signature
+from autopar.least_memory_plan import thriftiest
+from autopar.progress import Progress
+from autopar.recompute import Recompute
+from autopar.search import branch_and_bound
+from autopar.search.branch_and_bound import Search
+from autopar.search.configuration_descent import FAILURES, PROBED, REACH, TURNS, Climbing, distance
+from autopar.search.executor import Alone, Crew
+from autopar.search.outcome import Candidate, Outcome
+from autopar.search.tasks import Finding, Piece, Work
+from autopar.sharding import Mesh
+from autopar.task import Effort, Task, prepare
+
+COUNTS = tuple(2**power for power in range(16))
+FAMILIES: list[Family] = [(Configuration(1, Mesh.of(inner=2), count, "1f1b"),) for count in COUNTS]
+
+
+def _candidate(objective: float, configuration: Configuration) -> Candidate:
+    signature = Signature((), configuration.num_microbatches, "", 1, "none")
+    plan = SimpleNamespace(objective=objective, signature=signature, configuration=configuration)
+    plan.drafted = lambda: plan
+    return plan  # type: ignore[return-value]
+
+
+class _Known:
+    """What a search is told of, and nothing follows from."""
+
+    keep = 1
+
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._bounds = known or {}
+
+    def tell(self, *_: object) -> None: ...
+
+    def least(self, family: Family) -> float:
+        return 0.0
+
+    def rough(self, family: Family) -> float:
+        return self._bounds.get(family[0].num_microbatches, 0.0)
+
+    def hint(self, family: Family) -> object:
+        return NO_HINT
+
+    def learn(self, family: Family, finding: Finding) -> None: ...
+
+
+def _climbed(
+    best: tuple[float, int],
+    finds: Mapping[int, float],
+    *,
+    bounds: Mapping[int, float] | None = None,
+    final: bool = True,
+    until: float = math.inf,
+    ahead: int = 1,
+    known: Mapping[int, float] | None = None,
+    probed: Mapping[int, float] | None = None,
+) -> tuple[list[tuple[Work, int]], Outcome]:
+    """Return what is done on which microbatches, given the first plan and those that the second piece finds.
+
+    Args:
+        best: Objective and microbatches of the first plan.
+        finds: Objective of the best plan by microbatches.
+        bounds: Bounds by microbatches.
+        final: Whether there is nothing to do after two pieces.
+        until: When to end.
+        ahead: Pieces that are prepared before the first of them is taken.
+        known: Bounds by microbatches that follow from others.
+        probed: What the first piece finds, by microbatches, if all are bounded first.
+    """
+    outcome = Outcome()
+    outcome.candidates = [_candidate(best[0], FAMILIES[COUNTS.index(best[1])][0])]
+    series = Climbing(_Known(), outcome, FAMILIES, _Known(known), until, probes=probed is not None)  # type: ignore[arg-type]
+    done: list[tuple[Work, int]] = []
+    waiting: list[tuple[int, Work | None, Family | None]] = []
+    index = 0
+    while True:
+        while len(waiting) < ahead and not series.ends(index):
+            piece = series.piece(index)
+            if piece is None:
+                waiting.append((index, None, None))
+            else:
+                assert piece.cutoff == outcome.best
+                waiting.append((index, piece.work, piece.configuration))
+                done.append((piece.work, piece.configuration[0].num_microbatches))
+            index += 1
+        if not waiting:
+            return done, outcome
+        number, work, family = waiting.pop(0)
+        if work is None or family is None:
+            series.take(number, None)
+            continue
+        count = family[0].num_microbatches
+        found = (finds if work is Work.ADVANCE else probed or {}).get(count)
+        plan = None if found is None else _candidate(found, family[0])
+        is_final = final and work is Work.ADVANCE
+        series.take(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_it_goes_from_the_best_plan_to_better_ones(ahead: int) -> None:
+    """Each is better than the last one, but a better one still that has none beside it is out of reach."""
+    done, outcome = _climbed((9.0, 1), {2: 8.0, 4: 7.0, 8: 6.0, 512: 1.0}, ahead=ahead)
+
+    assert outcome.candidates[0].configuration.num_microbatches == 8
+    counts = {count for _, count in done}
+    assert counts == {1, 2, 4, 8, 16, 32}, "as far as the best one reaches"
+    assert 2 ** (math.log2(8) + REACH) == max(counts)
+
+
+def test_the_nearest_come_first_and_what_is_begun_is_gone_on_with() -> None:
+    done, _ = _climbed((9.0, 4), {})
+
+    assert done[:2] == [(Work.BOUND, 4), (Work.ADVANCE, 4)]
+    apart = [abs(math.log2(count / 4)) for _, count in done]
+    assert apart == sorted(apart)
+
+
+def test_what_cannot_be_better_is_left() -> None:
+    done, _ = _climbed((9.0, 1), {2: 1.0}, bounds={2: 9.5, 4: 8.0})
+
+    assert [count for _, count in done] == [1, 1, 2, 4, 4]
+
+
+def test_what_is_known_to_be_slower_is_not_looked_at() -> None:
+    done, _ = _climbed((9.0, 1), {}, known={2: 9.0, 4: 8.9})
+
+    assert [count for _, count in done] == [1, 1, 4, 4]
+
+
+def test_what_is_near_may_be_bounded_first_and_the_best_plans_worked_on_first() -> None:
+    """Without a better plan, a few of them are worked on; with one, what is near to that is bounded next."""
+    done, outcome = _climbed((9.0, 4), {}, probed={1: 9.2, 2: 9.3, 16: 9.1})
+    assert done == [
+        *((Work.BOUND, count) for count in (4, 2, 8, 1, 16)),
+        *((Work.ADVANCE, count) for count in (16, 1, 2, 4)),
+    ]
+    assert len(outcome.done(FAMILIES)) == PROBED == 4
+
+    done, outcome = _climbed((9.0, 4), {}, probed={16: 8.5})
+    assert done[:7] == [(Work.BOUND, count) for count in (4, 2, 8, 1, 16, 32, 64)]
+    assert done[7] == (Work.ADVANCE, 16)
+
+
+def test_it_does_not_go_on_for_ever() -> None:
+    """Neither with one configuration, nor with configurations that have no better plan, nor after its time."""
+    endless, _ = _climbed((9.0, 1), {}, final=False)
+    assert [count for _, count in endless].count(1) == 1 + TURNS
+    assert _climbed((9.0, 1), {2: 8.0}, until=time.monotonic() - 1.0)[0] == []
+
+    space = configurations(
+        gpus=64, devices_per_node=8, num_blocks=64, global_batch=512, batch_of_model=None, mode="train"
+    )
+    plain = [family for family in families(space) if family[0].schedule in PLAIN]
+    middle = Configuration(4, Mesh.of(outer=4, inner=4), 32, "1f1b")
+    assert sum(distance(family[0], middle) <= REACH for family in plain) > 2 * FAILURES
+    outcome, done = Outcome(), 0
+    outcome.candidates = [_candidate(9.0, middle)]
+    series = Climbing(_Known(), outcome, plain, _Known())  # type: ignore[arg-type]
+    while not series.ends(done):
+        piece = series.piece(done)
+        assert piece is not None
+        series.take(done, Finding(1.0, None, 0, is_final=piece.work is Work.ADVANCE))
+        done += 1
+    assert done == 2 * FAILURES
+    assert len(outcome.done(plain)) == FAILURES
+    assert outcome.solved == sum(map(len, outcome.done(plain)))
+
+
+def test_devices_that_move_are_counted_once() -> None:
+    """From stages to a mesh, or from one axis of a mesh to the other; microbatches are counted besides."""
+    first = Configuration(4, Mesh.of(outer=2, inner=4), 64, "1f1b")
+
+    assert distance(first, first) == 0.0
+    assert distance(first, Configuration(2, Mesh.of(outer=2, inner=8), 64, "1f1b")) == 1.0
+    assert distance(first, Configuration(4, Mesh.of(inner=8), 64, "1f1b")) == 1.0
+    assert distance(first, Configuration(4, Mesh.of(dp=2, outer=1, inner=4), 32, "1f1b")) == 1.0
+    assert distance(first, Configuration(1, Mesh.of(outer=2, inner=16), 64, "1f1b")) == 2.0
+
+
+def _small(memory: float | None = None) -> Task:
+    dims = {"num_layers": 2, "hidden": 16}
+    return prepare("zoo:mlp-xs", gpus=2, global_batch=16, dims=dims, memory_limit=memory)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pieces of climbs that stand in for a whole look; probes below a far bound are not counted."""
+    found: list[int] = []
+
+    class Counted(Climbing):
+        def piece(self, index: int) -> Piece | None:
+            if not self._probes:
+                found.append(index)
+            return super().piece(index)
+
+    monkeypatch.setattr(branch_and_bound, "Climbing", Counted)
+    return found
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_searches_climb_where_memory_is_short(short: bool, begun: list[int]) -> None:
+    """With host memory they do, or without a usual plan; what fits easily is not looked at twice."""
+    task = _small()
+    if short:
+        task = _small(thriftiest(task.opened).bytes * 1.02).opened
+    search = task.search(Effort(top_k=1))
+    outcome = search.run(task.space if short else task.on_device.space)
+
+    assert outcome.candidates
+    assert bool(begun) == short
+
+
+@pytest.mark.parametrize(("limit", "each", "climbs"), [(60.0, 1e3, True), (60.0, 1e-9, False), (None, 1e3, False)])
+def test_searches_climb_where_there_is_time_for_a_few_configurations(
+    limit: float | None, each: float, climbs: bool, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that hardly repeat take seconds each: a limit would end before any good configuration has its turn."""
+    monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
+    task = _small().on_device
+
+    assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
+    assert bool(begun) == climbs
+
+
+def _stopped(phase: str, monkeypatch: pytest.MonkeyPatch, each: float = 1e3) -> tuple[Outcome, list[Progress]]:
+    """Return what a search is known to have found, and has told, when it is stopped in a phase; memory is short."""
+    monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
+    dims = {"num_layers": 8, "hidden": 512, "heads": 8, "seq": 512, "vocab": 512}
+    task = prepare("zoo:gpt2", gpus=8, global_batch=64, dims=dims, memory_limit=3e8).on_device
+    told: list[Progress] = []
+
+    def stops() -> bool:
+        return any(own.phase == phase for own in told)
+
+    search = task.search(Effort(top_k=1, time_limit=600), progress=told.append, should_stop=stops)
+    return search.run(task.space), told
+
+
+def test_all_is_bounded_roughly_where_there_is_time_for_a_few_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has to run again to fit is known of all configurations by then, not only of those that are looked at."""
+    first = []
+    for each in (1e-9, 1e3):
+        found, told = _stopped("bound", monkeypatch, each)
+        assert found.candidates
+        assert found.bound <= found.best
+        first.append(told[-1].bound)
+
+    assert first[1] > first[0] * 1.01
+
+
+def test_a_search_that_is_stopped_forgets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of meshes of three axes are looked for again, with more known, for which there may be no time."""
+    found, told = _stopped("third axis", monkeypatch)
+
+    assert found.closed_floor >= next(own.bound for own in told if own.phase == "bound")
+
+
+class _Recorded(Alone):
+    """Takes down which families had nothing left to do, and which were worked on after that."""
+
+    def __init__(self, search: Search) -> None:
+        super().__init__(search)
+        self._at_work: dict[int, Piece] = {}
+        self.finished: set[Family] = set()
+        self.again: list[Piece] = []
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        self._at_work[number] = piece
+        if piece.configuration in self.finished and not piece.branches:
+            self.again.append(piece)
+        super().start(number, piece, end)
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        found = super().wait(seconds)
+        for number, finding in found:
+            piece = self._at_work.pop(number)
+            if piece.work is Work.ADVANCE and finding.is_final and not piece.branches:
+                self.finished.add(piece.configuration)
+        return found
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it near the first plan, or near the best plain one: there are pipelines of more stages than blocks, too."""
+    opened = thriftiest(_small().opened).bytes
+    task = _small(opened * 1.02).opened if short else _small(thriftiest(_small().on_device).bytes * 1.1).on_device
+    task = replace(task, unequal=None)
+    monkeypatch.setattr(branch_and_bound, "FARTHER_OFF", 0.0)
+    crews: list[_Recorded] = []
+    ended: list[set[Family]] = []
+
+    class Watched(Climbing):
+        def take(self, index: int, finding: Finding | None) -> None:
+            super().take(index, finding)
+            ended.append(set(crews[0].finished))
+
+    def hire(search: Search) -> Crew:
+        crews.append(_Recorded(search))
+        return crews[-1]
+
+    monkeypatch.setattr(branch_and_bound, "Climbing", Watched)
+    outcome = replace(task.search(Effort(top_k=1)), hire=hire).run(task.space)
+
+    assert outcome.candidates
+    assert ended
+    assert ended[-1], "something is finished before all others are looked at"
+    assert crews[0].again == []
+    assert outcome.solved + outcome.pruned <= len(task.space)
+
+
+def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
+    """A placement with all blocks recomputed takes longer than the cutoff, and the plan that has it does not."""
+    task = prepare("zoo:llama3-8b", gpus=8, cluster="rtx4090")
+    search = task.on_device.search(Effort(top_k=1))
+    mesh = Mesh.of(inner=4)
+    found = next(
+        own
+        for own in families(task.on_device.space)
+        if own[0].schedule in PLAIN and own[0].mesh == mesh and own[0].num_microbatches == 512
+    )
+    free = search.attempt(found, math.inf)
+    assert free is not None
+    free.improve(free.relaxed(math.inf), math.inf)
+    assert free.best is not None
+    kept = {own for stage in free.best.split.recompute for own in stage}
+    assert Recompute.FULL in kept
+    assert len(kept) > 1, "only a part runs again"
+
+    bound = search.attempt(found, math.inf)
+    assert bound is not None
+    cutoff = free.best.objective * 1.01
+    bound.improve(bound.relaxed(cutoff), cutoff)
+
+    assert bound.best is not None
+    assert bound.best.objective < cutoff
