@@ -194,7 +194,8 @@ def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple
     own = timeline.busiest
     return (
         PartTimes("passes", passes, own.compute_seconds + own.collective_seconds + own.delay_seconds),
-        PartTimes("waits", time.flow - passes, own.bubble_seconds + own.wait_seconds),
+        # Passes of the slowest stage alone are within the flow, but for rounding.
+        PartTimes("waits", max(0.0, time.flow - passes), own.bubble_seconds + own.wait_seconds),
         PartTimes("end", time.seconds - time.flow, own.gradient_seconds + own.update_seconds + own.gather_seconds),
     )
 

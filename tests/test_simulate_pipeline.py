@@ -100,10 +100,10 @@ def test_recompute_runs_the_forward_again() -> None:
     assert [stage.compute_seconds for stage in timeline.stages] == [12, 12]
 
 
-@given(program=programs(), latency=st.integers(0, 3).map(float))
+@given(program=programs(), latency=st.integers(0, 3).map(lambda number: number / 7))
 def test_the_times_of_a_stage_add_up_to_the_step(program: Program, latency: float) -> None:
     """Compute, collectives, waiting, bubble, gradients, update, gathering, delays and copies; none is negative."""
-    timeline = simulate(program, ExactCosts(latency=latency))
+    timeline = simulate(program, ExactCosts(speed=3.0, bandwidth=7.0, latency=latency))
 
     for stage in timeline.stages:
         parts = [
@@ -118,7 +118,7 @@ def test_the_times_of_a_stage_add_up_to_the_step(program: Program, latency: floa
             stage.copy_seconds,
         ]
         assert sum(parts) == pytest.approx(timeline.step_seconds, rel=ROUNDING)
-        assert min(parts) >= -ROUNDING
+        assert min(parts) >= 0
 
 
 def _work(program: Program, costs: ExactCosts) -> list[dict[str, float]]:

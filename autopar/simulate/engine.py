@@ -131,13 +131,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         compute_seconds=compute,
         collective_seconds=collective,
         wait_seconds=wait,
-        bubble_seconds=bubble
-        + sim.begins[group]
-        + (sim.step - sim.fixed)
-        - (sim.reduced[group] + sim.slower[group] * update),
+        bubble_seconds=bubble + (sim.longest - (sim.ends[group] - sim.begins[group])),
         gradient_seconds=sim.reduced[group] - runs[-1].end,
         update_seconds=computing,
-        gather_seconds=update - computing - waited,
+        gather_seconds=fsum(layout.update.collective_seconds for layout in chunks),
         delay_seconds=late,
         overlapped_seconds=fsum(sim.jobs[group].seconds.tolist()),
         link_seconds=fsum(count * task.link_seconds for count, task in tasks),
@@ -203,8 +200,7 @@ def run_step(
     overlap = SCHEDULES[program.schedule].steps_overlap
     begins = [done[0].start if overlap else 0.0 for done in runs]
     fixed = stack["step_seconds"]
-    step = max(end - begin for end, begin in zip(ends, begins, strict=True)) + fixed
-    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, fixed, step)
+    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, ends, fixed)
 
 
 def simulate(
@@ -271,7 +267,7 @@ def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
                 times=sim.times[group],
                 reduced=sim.reduced[group],
                 update=[chunk.update for chunk in chunks],
-                end=sim.reduced[group] + sim.slower[group] * _update_seconds(chunks),
+                end=sim.ends[group],
             )
         )
     return critical_path(tracks, sim.transfers, sim.fixed)

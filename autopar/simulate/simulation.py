@@ -49,8 +49,8 @@ class Simulation:
         reduced: When the reductions are over and the update starts.
         slower: How many times as long the slowest device takes.
         begins: When the step of each group begins; later than 0 only where steps overlap.
+        ends: When the update of each group is over.
         fixed: Seconds added to every step.
-        step: Seconds of the step.
     """
 
     groups: Sequence[Sequence[StageLayout]]
@@ -62,5 +62,15 @@ class Simulation:
     reduced: Sequence[float]
     slower: Sequence[float]
     begins: Sequence[float]
+    ends: Sequence[float]
     fixed: float
-    step: float
+
+    @property
+    def longest(self) -> float:
+        """Seconds from begin to end of the group that takes longest."""
+        return max(end - begin for end, begin in zip(self.ends, self.begins, strict=True))
+
+    @property
+    def step(self) -> float:
+        """Seconds of the step."""
+        return self.longest + self.fixed
