@@ -50,7 +50,7 @@ class ModelInfo:
         name: Name of the model.
         source: File path or `zoo:NAME`, as the user gave it.
         sha256: Hash of the model file; for zoo models of the serialised graph.
-        num_parameters: Trained elements.
+        num_parameters: Elements of all parameters; weights of a few bits count one each, their scales nothing.
         dims: Dynamic dims, or fields of a zoo model's configuration, that were set by the user.
         tokens: Tokens of one sample; 0 if the model does not read tokens.
     """

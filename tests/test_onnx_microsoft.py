@@ -1,5 +1,6 @@
 """Ops that ONNX Runtime's optimizer writes become standard ops that compute what ONNX Runtime computes."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -265,6 +266,22 @@ def test_what_comes_before_a_packed_weight_is_trained() -> None:
 
     verify(step)
     assert [state.owner for state in step.states if state.role is Role.GRADIENT] == ["a"]
+    assert step.num_parameters == 48 * 48 + 48 * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("MatMulNBits", 64 * 6), ("MatMulNBits-zero-points", 48 * 6), ("MatMulNBits-8-bits-cut", 40 * 6)],
+)
+def test_weights_of_a_few_bits_count_one_each(name: str, count: int) -> None:
+    """Neither bytes nor scales, zero points or the rest of a block that is not full are parameters of the model."""
+    case = next(case for case in CASES if str(case) == name)
+    bias = 6 if "c" in case.inputs else 0
+
+    graph = load(case.model())
+
+    assert graph.num_parameters == count + bias
+    assert json.loads(graph.metadata["packed"])["b"] == count
 
 
 @pytest.mark.parametrize(

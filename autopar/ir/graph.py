@@ -5,6 +5,7 @@ semantics, so each can be executed alone; gradient and optimizer kernels are fun
 ONNX body (`autopar.ir.functions`).
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,6 +21,10 @@ ITEM_BYTES: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
+
+
+PACKED = "packed"
+"""Metadata of a graph: JSON of the number of weights by parameter, where a byte holds several; 0 for their scales."""
 
 
 class Phase(StrEnum):
@@ -139,6 +144,7 @@ class Graph:
         constants: Known small data (target shapes, axes, scalars) by value name.
         ops: In topological order.
         outputs: Results of a microbatch (logits; the loss).
+        metadata: Notes of the import, such as `PACKED`.
     """
 
     name: str
@@ -158,8 +164,9 @@ class Graph:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all trained tensors."""
-        return sum(value.size for value in self.parameters)
+        """Elements of all parameters; of packed ones the weights they hold."""
+        packed: dict[str, int] = json.loads(self.metadata.get(PACKED, "{}"))
+        return sum(packed.get(value.name, value.size) for value in self.parameters)
 
     @property
     def num_blocks(self) -> int:

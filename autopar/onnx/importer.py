@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from autopar.errors import ModelError, stopped
-from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
+from autopar.ir.graph import PACKED, Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
 from autopar.onnx.border import border
@@ -45,7 +45,7 @@ def import_model(
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
-    graph = replace(graph, metadata=_metadata(source, ports) | sweep.frozen(graph))
+    graph = replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph))
     verify(graph)
     return graph
 
@@ -411,10 +411,13 @@ class _Sweep:
                 self._values[name] = Value(name, array.shape, str(array.dtype))
                 self.types[name] = (array.shape, str(array.dtype))
 
-    def frozen(self, graph: Graph) -> dict[str, str]:
-        """Return the metadata that names the parameters which are not trained; none if all are."""
-        names = [value.name for value in graph.parameters if self._roles.is_frozen(value.name)]
-        return {"frozen": json.dumps(names)} if names else {}
+    def noted(self, graph: Graph) -> dict[str, str]:
+        """Return the metadata of parameters: names of those that are not trained, and sizes of packed ones."""
+        names = [value.name for value in graph.parameters]
+        frozen = [name for name in names if self._roles.is_frozen(name)]
+        sizes = {name: self._roles.unpacked_size(name) for name in names}
+        packed = {name: size for name, size in sizes.items() if size is not None}
+        return ({"frozen": json.dumps(frozen)} if frozen else {}) | ({PACKED: json.dumps(packed)} if packed else {})
 
     def finish(self, outputs: Sequence[str]) -> Graph:
         """Return the graph of what the outputs need."""

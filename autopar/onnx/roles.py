@@ -73,10 +73,13 @@ class Roles:
         self._initializers = {item.name for each in graphs for item in each.initializer}
         names = {node.output[0] for node in nodes if node.op_type in ("Constant", "ConstantOfShape") and node.output}
         names |= self._initializers
+        self._unpacked: dict[str, int] = {}
         for node in nodes:
             for slot, name in enumerate(node.input):
                 if name in names:
                     self._uses.setdefault(name, set()).add((node.op_type, slot))
+                    if (node.op_type, slot) in _PACKED:
+                        self._unpacked[name] = _unpacked_size(node) if slot == 1 else 0
 
     def of(self, tensor: onnx.TensorProto, source: Source) -> Role | None:
         """Return the role of an initializer, None if it is a constant with data."""
@@ -120,6 +123,10 @@ class Roles:
         """Whether a parameter is not trained."""
         return name in self._frozen or self._used(name, _PACKED)
 
+    def unpacked_size(self, name: str) -> int | None:
+        """Return the weights that a parameter of packed bytes holds, 0 for scales and zero points; None if unpacked."""
+        return self._unpacked.get(name)
+
     def _used(self, name: str, slots: set[tuple[str, int]]) -> bool:
         return not slots.isdisjoint(self._uses.get(name, ()))
 
@@ -134,6 +141,12 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 yield from _graphs(attribute.g)
+
+
+def _unpacked_size(node: onnx.NodeProto) -> int:
+    """Return the number of elements of the K x N matrix that a `MatMulNBits` holds packed."""
+    sizes: dict[str, int] = {attribute.name: attribute.i for attribute in node.attribute}
+    return max(0, sizes.get("K", 0)) * max(0, sizes.get("N", 0))
 
 
 def _noted(graph: onnx.GraphProto, key: str) -> dict[str, str]:
