@@ -420,6 +420,19 @@ def test_what_does_not_fit_the_model_is_refused(degrees: Degrees, message: str, 
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("batch", "said"), [("2", []), ("4", ["microbatch"])])
+def test_a_microbatch_is_named_where_there_was_a_choice(
+    batch: str, said: list[str], cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sample for each device can only be a microbatch of one."""
+    command = ["predict", "zoo:mlp-xs", "--dp", "2", "--global-batch", batch, "--cache-dir", str(cache_dir)]
+
+    assert main(command) == 0
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("microbatch")] == said
+
+
 def test_the_number_of_devices_that_degrees_come_to_is_said(
     cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

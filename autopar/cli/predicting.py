@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from autopar.degrees import Degrees
     from autopar.prediction import Setting
 
-if TYPE_CHECKING:
-    from autopar.degrees import Degrees
-    from autopar.prediction import Setting
-
 _SOME = 0.05
 """Share of the parameters that ZeRO leaves whole from which on that is told."""
 
@@ -53,13 +49,14 @@ def _degree(name: str, text: str) -> Option:
 
 
 def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None) -> "Degrees":
-    """Return degrees with the microbatch that is fastest by formula, and say which that is."""
+    """Return degrees with the microbatch that is fastest by formula, and say which that is if there was a choice."""
     from autopar.estimates.microbatch import choose_microbatch
 
     found = choose_microbatch(setting, degrees, limit)
-    size, tried = found.degrees.microbatch, ", ".join(map(str, found.tried))
-    among = f"the fastest of {tried} that fits, by formula" if found.fits else "none fits"
-    click.echo(f"microbatch {size}: {among}; --microbatch N takes another", err=True)
+    if not found.is_only:
+        size, tried = found.degrees.microbatch, ", ".join(map(str, found.tried))
+        among = f"the fastest of {tried} that fits, by formula" if found.fits else "none fits"
+        click.echo(f"microbatch {size}: {among}; --microbatch N takes another", err=True)
     return found.degrees
 
 

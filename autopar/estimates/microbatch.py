@@ -22,11 +22,13 @@ class Chosen:
         degrees: The plan.
         tried: Sizes that were estimated, ascending.
         fits: Whether any of them fits into memory.
+        is_only: Whether no other size can be planned.
     """
 
     degrees: Degrees
     tried: tuple[int, ...]
     fits: bool
+    is_only: bool
 
 
 def choose_microbatch(setting: Setting, degrees: Degrees, memory_limit: float | None = None) -> Chosen:
@@ -64,4 +66,5 @@ def choose_microbatch(setting: Setting, degrees: Degrees, memory_limit: float | 
             break
     if not tried and trouble is not None:
         raise trouble
-    return Chosen(replace(degrees, microbatch=best or tried[0]), tuple(tried), best > 0)
+    is_only = len(sizes) == 1 or (best > 0 and len(tried) == 1)
+    return Chosen(replace(degrees, microbatch=best or tried[0]), tuple(tried), best > 0, is_only)
