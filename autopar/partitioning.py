@@ -6,12 +6,12 @@ from math import prod
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_stack
+from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.describe.one_line import summarise
 from autopar.errors import JobError, PlanError
 from autopar.limits import MAX_DEVICES
 from autopar.pins import Pins, pins_of
-from autopar.plan import DimSize, Job, Plan
+from autopar.plan import DimSize, Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.sharding import Mesh
@@ -19,7 +19,7 @@ from autopar.simulate import Timeline, simulate
 from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.reading import tactics_of
 from autopar.tactics.records import Pipeline, Tactic
-from autopar.task import check_request, rules_for, stored_stack
+from autopar.task import check_request, make_job, rules_for
 from autopar.units import parse_whole
 from autopar.verdict import simulated
 from autopar.workload import Workload, default_batch, open_plan, open_workload
@@ -122,18 +122,7 @@ def partition_steps(
     count = _microbatches(schedule, workload, batch)
     folded = workload.folded(batch // count)
     rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
-    limit = memory_limit or default_limit(machine)
-    job = Job(
-        mode,
-        gpus,
-        batch,
-        limit,
-        machine.to_dict(),
-        loss,
-        optimizer,
-        stored_stack(software),
-        sync_batchnorm=workload.synchronises_batchnorm,
-    )
+    job = make_job(workload, gpus, batch, machine, software, memory_limit=memory_limit)
     costs = CostModel(machine, stack=software)
     draft = Draft(
         folded, rules, devices, costs,

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, default_limit, load_policy, load_stack
+from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.describe.one_line import summarise
 from autopar.discover import Rules
 from autopar.errors import JobError
 from autopar.folding.fold import Folded
-from autopar.plan import DimSize, Job, Plan, Remark
+from autopar.plan import DimSize, Plan, Remark
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
@@ -33,7 +33,7 @@ from autopar.tactics.by_degrees import (
     whole_by_degrees,
 )
 from autopar.tactics.draft import Draft
-from autopar.task import check_request, job_machine, rules_for, stored_stack
+from autopar.task import check_request, job_machine, make_job, rules_for
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -170,18 +170,7 @@ class Predictor:
         degrees, folded = self.settled(degrees), self._folded(degrees)
         costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
-        job = Job(
-            self.workload.mode,
-            degrees.gpus,
-            degrees.global_batch,
-            memory_limit or default_limit(cluster),
-            cluster.to_dict(),
-            self.workload.loss,
-            self.workload.optimizer,
-            stored_stack(stack),
-            policy.name,
-            sync_batchnorm=self.workload.synchronises_batchnorm,
-        )
+        job = make_job(self.workload, degrees.gpus, degrees.global_batch, cluster, stack, policy, memory_limit)
         placing = placing_by_degrees(degrees)
 
         def placed(number: int) -> Draft:

@@ -11,7 +11,17 @@ from autopar import solvers
 from autopar.bounds.roofline import floor
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.configuration import Configuration, configurations
-from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_policy, load_stack, stack_from_dict
+from autopar.cost import (
+    DEFAULT,
+    MIXED,
+    CostModel,
+    DtypePolicy,
+    Stack,
+    default_limit,
+    load_policy,
+    load_stack,
+    stack_from_dict,
+)
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
 from autopar.folding.fold import Folded
@@ -229,19 +239,7 @@ def prepare(
             space = _space(workload, machine, gpus, batch)
     with clock("discover"), workload.stoppable(should_stop):
         found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))
-    limit = memory_limit or default_limit(machine)
-    job = Job(
-        mode,
-        gpus,
-        batch,
-        limit,
-        machine.to_dict(),
-        loss,
-        optimizer,
-        stored_stack(software),
-        precision,
-        sync_batchnorm=workload.synchronises_batchnorm,
-    )
+    job = make_job(workload, gpus, batch, machine, software, policy, memory_limit)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
     return pinned(task, wanted)
 
@@ -303,6 +301,40 @@ def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None =
     check_request(count, machine, None, None)
     job = replace(task.job, gpus=count, memory_limit=memory_limit or task.job.memory_limit, cluster=machine.to_dict())
     return pinned(replace(task, job=job, costs=replace(task.costs, cluster=machine)), task.pins)
+
+
+def make_job(
+    workload: Workload,
+    gpus: int,
+    global_batch: int,
+    machine: Cluster,
+    stack: Stack,
+    policy: DtypePolicy = MIXED,
+    memory_limit: float | None = None,
+) -> Job:
+    """Return the record of a request.
+
+    Args:
+        workload: The model, with its mode, loss and optimizer.
+        gpus: Number of devices.
+        global_batch: Samples per step.
+        machine: The part of a cluster that the job gets.
+        stack: What the software makes of it.
+        policy: Types of numbers.
+        memory_limit: Bytes per device; None for most of the device's memory.
+    """
+    return Job(
+        workload.mode,
+        gpus,
+        global_batch,
+        memory_limit or default_limit(machine),
+        machine.to_dict(),
+        workload.loss,
+        workload.optimizer,
+        stored_stack(stack),
+        policy.name,
+        sync_batchnorm=workload.synchronises_batchnorm,
+    )
 
 
 def stored_stack(stack: Stack) -> dict[str, object]:
