@@ -202,7 +202,7 @@ def left_out(task: Task, degrees: Degrees) -> str:
 
 
 def _left_out(task: Task, degrees: Degrees) -> str:
-    """Return the same of a task on the devices of the plan."""
+    """Return why a plan on all devices of a task is not in its declared space, "" if it is."""
     axes = [axis for axis in mesh_by_degrees(degrees).axes if axis.size > 1]
     if len(axes) > 3:
         return "mesh of four axes"

@@ -78,7 +78,7 @@ class Estimator:
         return Estimates(found[:, 0], found[:, 1])
 
     def floor(self, degrees: Degrees) -> float:
-        """Return seconds that no plan stays below which differs in ZeRO, recompute, schedule and stages only.
+        """Return a lower bound on the step time of plans that differ in ZeRO, recompute, schedule and stages only.
 
         What all blocks take for all microbatches, shared evenly by the groups of devices, without any bubble. ZeRO and
         recompute make no pass shorter, nor does a backward that is split.
@@ -89,7 +89,7 @@ class Estimator:
         return degrees.num_microbatches * self._bare(degrees).busy_seconds(self._plain(degrees)) / degrees.pp
 
     def floor_bytes(self, degrees: Degrees, flavours: Sequence[Recompute] = ON_DEVICE) -> float:
-        """Return bytes of activations that no plan stays below which differs in ZeRO, recompute and offload only.
+        """Return a lower bound on the bytes of activations of plans that differ in ZeRO, recompute and offload only.
 
         Args:
             degrees: The plan.

@@ -1,7 +1,8 @@
-"""Dims of data inputs as a file writes them: sizes, names, sums and products of names; and which of them is the batch.
+"""Names and expressions of the dims of data inputs, and which dim of an input is the batch.
 
-Exporters name dynamic dims. Some write what follows from other dims as an expression of their names ("4096-kv",
-"past_sequence_length + 1"): such a dim has no size of its own. Some name none ("?"): such a dim is called `INPUT.AXIS`.
+Look here for how a symbolic dim gets a name (`named`), for the value of a dim that a file writes as an expression of
+other dims, such as "4096-kv" or "past_sequence_length + 1" (`evaluate`), and for the choice of the batch dim
+(`batch_axes`). A dim without a name in the file ("?") is called `INPUT.AXIS`.
 """
 
 import ast

@@ -93,7 +93,7 @@ class Race:
         return self._estimators[machine]
 
     def least(self, gpus: int) -> float:
-        """Return seconds that no plan on a number of devices stays below, whatever it communicates."""
+        """Return a lower bound on the step time of any plan on a number of devices, without communication."""
         if gpus not in self._least:
             self._least[gpus] = least_seconds(resized(self.task, gpus=gpus))
         return self._least[gpus]
