@@ -189,8 +189,7 @@ class Task:
         if fixed is None:
             largest = _extreme_samples(self._counts, self.job.global_batch)[1]
             return batch_dims(self.workload.folded(largest).graph.values, self.workload.probe.values)
-        values = self.workload.folded(fixed).graph.values
-        return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+        return self.workload.batch_dims(fixed)
 
 
 def prepare(

@@ -18,7 +18,7 @@ from autopar.folding.resize import Resizing, Sample, place_blocks
 from autopar.formulate.agreement import check_blocks
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Value
 from autopar.onnx import load
 from autopar.onnx.abridge import abridged
 from autopar.onnx.content import content_digest
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 ZOO = "zoo:"
 HUGGING_FACE = "hf:"
+
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+"""Ops whose dim 0 is time unless they say otherwise."""
 
 _PROBES = (6, 10, 14, 22, 26, 34, 38, 46)
 """Microbatch sizes to discover rules at: even, so that they can be sharded, and unlike the sizes models have."""
@@ -151,8 +154,23 @@ class Workload:
         step = self.step(found.graph)
         self._poll()
         folded = fold(step)
+        folded = replace(folded, batch_dims=self._inner_batch_dims(found.graph, folded, samples))
         self._built.append(_Built(self, samples, found, folded))
         return folded
+
+    def _inner_batch_dims(self, forward: Graph, folded: Folded, samples: int) -> dict[str, int]:
+        """Return the batch dim of activations of representatives that have it after dim 0; empty for most models.
+
+        It is the first dim that differs from the same model with twice the samples.
+        """
+        if not _has_inner_batch(forward):
+            return {}
+        if self.fixed_batch is not None:
+            dims: Mapping[str, int] = _dims_of_size(forward.values, self.fixed_batch)
+        else:
+            dims = batch_dims(forward.values, self.forward(2 * samples).values)
+        names = (name for kind in folded.kinds for op in kind.ops for name in op.outputs if name in forward.values)
+        return {name: dims[name] for name in names if dims.get(name, 0) > 0}
 
     def _resized(self, samples: int) -> Folded | None:
         """Return the distinct blocks as an excerpt of the model tells them; None if it does not."""
@@ -188,8 +206,7 @@ class Workload:
         """Return the batch dim of every value of a microbatch that has one."""
         values = self.folded(samples).graph.values
         if self.fixed_batch is not None:
-            fixed = self.fixed_batch
-            return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+            return _dims_of_size(values, self.fixed_batch)
         # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
         return batch_dims(values, self.probe.values) or batch_dims(values, self.folded(2 * samples).graph.values)
 
@@ -297,6 +314,17 @@ class _Built:
             return None if forward is None else Sample(forward, self.workload.step(forward))
         except (ModelError, UnsupportedOpError):
             return None
+
+
+def _has_inner_batch(forward: Graph) -> bool:
+    """Whether the batch is not dim 0 of an input, or of what a recurrent op computes."""
+    axes: dict[str, int] = json.loads(forward.metadata.get("batch_axes", "{}"))
+    return any(axes.values()) or any(op.kind in _RECURRENT and not op.attr("layout", 0) for op in forward.ops)
+
+
+def _dims_of_size(values: Mapping[str, Value], size: int) -> dict[str, int]:
+    """Return the first dim of a size of every value that has one."""
+    return {name: value.shape.index(size) for name, value in values.items() if size in value.shape}
 
 
 def _tokens(graph: Graph) -> int:

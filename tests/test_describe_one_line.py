@@ -147,3 +147,23 @@ def test_a_depthwise_kernel_is_no_expert(tmp_path: Path) -> None:
     path.write_bytes(g.model({x: ("batch", 8, 16)}).SerializeToString())
 
     assert experts_of(open_workload(path, mode="infer").folded(6)) == frozenset()
+
+
+@pytest.mark.parametrize("layer", ["MatMul", "GRU"])
+def test_the_batch_may_be_another_dim_than_the_first(layer: str, tmp_path: Path, cache_dir: Path) -> None:
+    """Data parallelism of a time-major model splits dim 1 of activations, of the result [T, 1, B, H] of a GRU dim 2."""
+    g = Builder("time-major")
+    x = g.input("x", (6, "batch", 8))
+    if layer == "GRU":
+        weights = [g.parameter(f"gru.{name}", (1, 24, 8)) for name in ("w", "r")]
+        x, _ = g.ops("GRU", x, *weights, names=("y", "last"), hidden_size=8)
+        shape: tuple[int | str, ...] = (6, 1, "batch", 8)
+    else:
+        x = g.op("Relu", g.op("MatMul", x, g.parameter("w", (8, 8)), name="h"), name="y")
+        shape = (6, "batch", 8)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(g.model({x: shape}).SerializeToString())
+
+    plan = autopar.predict(path, Degrees(dp=2, global_batch=4), mode="infer", cache_dir=cache_dir).plan
+
+    assert plan.summary.startswith("dp=2 × pp=1")

@@ -1,10 +1,11 @@
 """What every mesh axis of a plan does, in the field's words.
 
 The solver decides op by op what a mesh axis does; the word says what it does to most of the elements: an axis that
-splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
-parallel (expert parallel where it splits the experts of a mixture), one that splits dim 1 of most activations is
-context parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
-this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
+splits the batch dim of most activations is data parallel, one that splits most parameters where they are used is tensor
+parallel (expert parallel where it splits the experts of a mixture), one that splits the sequence dim of most
+activations is context parallel, one that splits height or width of most activations is spatially parallel. The batch
+dim is dim 0 and the sequence dim is dim 1, or dim 0 where the batch is another dim. An axis that does none of this but
+splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
 parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
 
 An axis of any role may split experts besides, as frameworks do with data parallel devices.
@@ -26,25 +27,35 @@ _SOME = 0.05
 """Share of the parameters that makes an axis more than idle."""
 
 
+def sequence_dim(batch: int) -> int:
+    """Return the sequence dim of an activation with this batch dim: the first dim that is not the batch.
+
+    >>> sequence_dim(0), sequence_dim(1), sequence_dim(2)
+    (1, 0, 0)
+    """
+    return 0 if batch else 1
+
+
 @dataclass(slots=True)
 class Tally:
     """Elements by how one axis places them."""
 
     total: float = 0.0
     split: float = 0.0
-    first: float = 0.0
-    second: float = 0.0
+    batch: float = 0.0
+    sequence: float = 0.0
     spatial: float = 0.0
     terms: float = 0.0
 
-    def add(self, placement: Placement, elements: float, rank: int) -> None:
-        """Count elements of a tensor of `rank` dims."""
+    def add(self, placement: Placement, elements: float, rank: int, batch: int = 0) -> None:
+        """Count elements of a tensor of `rank` dims whose batch dim is `batch`."""
         self.total += elements
         if isinstance(placement, Shard):
+            sequence = sequence_dim(batch)
             self.split += elements
-            self.first += elements * (placement.dim == 0)
-            self.second += elements * (placement.dim == 1)
-            self.spatial += elements * (placement.dim >= 2 and rank >= 4)
+            self.batch += elements * (placement.dim == batch)
+            self.sequence += elements * (placement.dim == sequence)
+            self.spatial += elements * (placement.dim >= 2 and placement.dim != batch and rank >= 4)
         self.terms += elements * isinstance(placement, Partial)
 
     def most(self, part: float) -> bool:
@@ -72,13 +83,13 @@ class AxisTallies:
     @property
     def role(self) -> str:
         """What the axis is called."""
-        if self.activations.most(self.activations.first):
+        if self.activations.most(self.activations.batch):
             return "dp"
-        if self.experts.most(self.experts.first) and not self.used.most(self.used.split):
+        if self.experts.most(self.experts.batch) and not self.used.most(self.used.split):
             return "ep"
         if self.used.most(self.used.split):
             return "tp"
-        if self.activations.most(self.activations.second):
+        if self.activations.most(self.activations.sequence):
             return "cp"
         if self.activations.most(self.activations.spatial):
             return "spatial"
@@ -105,7 +116,7 @@ class AxisRole:
         role: "dp", "tp", "ep", "cp", "spatial" or "idle".
         zero: The ZeRO level it amounts to, 0 to 3.
         in_part: Whether it is tensor parallel in less than half of the parameters.
-        sequence_parallel: Whether values between blocks are split along dim 1.
+        sequence_parallel: Whether values between blocks are split along the sequence.
         experts: Whether it splits most of what experts have where that is used, expert by expert.
     """
 
@@ -139,8 +150,8 @@ def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Fol
             tallies.role,
             tallies.zero,
             in_part=not tallies.used.most(tallies.used.split),
-            sequence_parallel=tallies.boundaries.most(tallies.boundaries.second),
-            experts=tallies.experts.most(tallies.experts.first),
+            sequence_parallel=tallies.boundaries.most(tallies.boundaries.sequence),
+            experts=tallies.experts.most(tallies.experts.batch),
         )
         for axis, tallies in zip(mesh, axes, strict=True)
     )
@@ -158,7 +169,8 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
         value = graph.values[name]
         for index, (tallies, placement) in enumerate(zip(axes, _parsed(text), strict=True)):
             if index not in without:
-                getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
+                batch = folded.batch_dims.get(name, 0)
+                getattr(tallies, field).add(placement, weight * value.size, len(value.shape), batch)
 
     for op, placed in zip(ops, block.ops, strict=True):
         if op.phase is not Phase.FORWARD:
@@ -191,7 +203,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
 
 
 def activations_of(folded: Folded, kind: int) -> frozenset[str]:
-    """Return the values that the forward of a kind of block computes of data, dim 0 of which may be the batch."""
+    """Return the values that the forward of a kind of block computes of data, a dim of which may be the batch."""
     return _activations(folded.pattern, kind)
 
 

@@ -7,7 +7,7 @@ is part of the declared space.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from autopar.ir.blocks import block_kinds
@@ -128,6 +128,7 @@ class Folded:
         producers: Op that defines each value.
         readers: Ops that read each value, in program order, each once.
         origin: The folded graph of another microbatch size that it was made of, if it was; see `pattern`.
+        batch_dims: The batch dim of activations of representatives that have it after dim 0, as in time-major models.
     """
 
     graph: Graph
@@ -141,6 +142,7 @@ class Folded:
     producers: Mapping[str, Op]
     readers: Mapping[str, Sequence[Op]]
     origin: "Folded | None" = None
+    batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pattern(self) -> "Folded":

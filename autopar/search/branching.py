@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.configuration import Family
-from autopar.describe.axis_roles import AxisRole, activations_of
+from autopar.describe.axis_roles import AxisRole, activations_of, sequence_dim
 from autopar.describe.signature import LEVELLED
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
@@ -175,16 +175,16 @@ def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Const
 def _sequence(branch: Sequential, tables: Tables) -> Iterator[tuple[int, Mask]]:
     for index, node in enumerate(tables.nodes):
         if node.decision is Decision.BOUNDARY:
-            ((_, codes, _),) = placed_on(tables, node, branch.axis)
-            split = codes == _SECOND
+            ((name, codes, _),) = placed_on(tables, node, branch.axis)
+            split = codes == _SPLIT + sequence_dim(tables.folded.batch_dims.get(name, 0))
             if not branch.split:
                 yield index, ~split
             elif split.any():
                 yield index, split
 
 
-_FIRST, _SECOND = 2, 3
-"""Codes of being split along dim 0 and along dim 1."""
+_SPLIT = 2
+"""Code of being split along dim 0; that of another dim is by its number more."""
 
 
 def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]:
@@ -207,17 +207,18 @@ def _strategies(
     for name, codes, is_output in placed_on(tables, node, branch.axis):
         rank = len(values[name].shape)
         made, used = is_output and name in activations, not is_output and name in parameters
+        batch = tables.folded.batch_dims.get(name, 0)
         match branch.role:
             case "dp" if made:
-                mask |= codes == _FIRST
+                mask |= codes == _SPLIT + batch
             case "cp" if made:
-                mask |= codes == _SECOND
+                mask |= codes == _SPLIT + sequence_dim(batch)
             case "spatial" if made and rank >= 4:
-                mask |= codes > _SECOND
+                mask |= (codes >= _SPLIT + 2) & (codes != _SPLIT + batch)
             case "tp" if used and rank > 1:
-                mask |= codes >= _FIRST
+                mask |= codes >= _SPLIT
             case "ep" if used and name in experts_of(tables.folded):
-                mask |= codes == _FIRST
+                mask |= codes == _SPLIT
             case _:
                 pass
     return mask
