@@ -21,6 +21,7 @@ from autopar.cost import (
     load_policy,
     load_stack,
     stack_from_dict,
+    stage_limit,
 )
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
@@ -157,6 +158,12 @@ class Task:
         """First device of each group of equal nodes."""
         groups = self.costs.cluster.groups
         return tuple(sum(group.devices for group in groups[:number]) for number in range(max(1, len(groups))))
+
+    @property
+    def largest_limit(self) -> float:
+        """Bytes that a device of the group of nodes with the most memory may use."""
+        cluster, limit = self.costs.cluster, self.job.memory_limit
+        return max((stage_limit(cluster, limit, range(first, first + 1)) for first in self.group_starts), default=limit)
 
     @property
     def opened(self) -> "Task":

@@ -122,6 +122,8 @@ class Hope:
         self._found = known
         self._looking: Looking | None = None
         self._asking = Lock()
+        # The thriftiest plan has equal stages: that it does not fit says nothing of stages on larger devices.
+        self._has_roomier = task.unequal is not None and task.largest_limit > task.job.memory_limit
 
     def progress(self, progress: Progress) -> None:
         """Note that something was looked at, and whether there is a plan."""
@@ -134,7 +136,7 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        asks = self._looked and self._found is None and self._best == math.inf
+        asks = self._looked and self._found is None and self._best == math.inf and not self._has_roomier
         asks = asks and (waited > self._patience or self._looking is not None)
         # Several threads ask whether to stop: one of them finds out, and the others go on meanwhile.
         if asks and self._asking.acquire(blocking=False):

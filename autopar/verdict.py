@@ -235,15 +235,14 @@ def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:
 
 
 def _memory_words(task: Task) -> tuple[str, ...]:
-    """Return what is said of memory that groups of nodes have and the search does not use."""
-    limit, cluster = task.job.memory_limit, task.costs.cluster
-    most = max((stage_limit(cluster, limit, range(first, first + 1)) for first in task.group_starts), default=limit)
+    """Return what is said of memory that groups of nodes have and equal stages do not use."""
+    limit, most = task.job.memory_limit, task.largest_limit
     if most == limit:
         return ()
-    return (
-        f"stages use at most {format_bytes(limit)} per device, as much as the smallest group of nodes has; the largest "
-        f"has {format_bytes(most)}",
-    )
+    held = f"equal stages use at most {format_bytes(limit)} per device, as much as the smallest group of nodes has"
+    if task.unequal is None:
+        return (f"{held}; the largest has {format_bytes(most)}",)
+    return (f"{held}; stages with meshes of their own use what their group has, up to {format_bytes(most)}",)
 
 
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:

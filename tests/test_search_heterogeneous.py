@@ -14,6 +14,7 @@ from autopar import solve, solvers
 from autopar.bounds.roofline import floor
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.configuration import Configuration, configurations
+from autopar.cost import default_limit
 from autopar.errors import PinError
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot
@@ -31,6 +32,7 @@ from autopar.search.submesh_space import nearest, submeshes, unequal
 from autopar.simulate import simulate
 from autopar.solvers.staging import dynamic_program as dynamic
 from autopar.staging import Leg, Route
+from tests.enumeration import slow_nodes
 from tests.executions import COSTS, Execution, model_rules, random_choice, written
 
 NOTHING = Choices()
@@ -179,8 +181,10 @@ def test_no_placement_is_below_the_bounding_problem(cache_dir: Path) -> None:
         assert tables is not None
         placed += [Placed.of(submesh, tables, random_choice(tables, rng), trains=True) for _ in range(2)]
 
+    limits = [1e12] * len(placed)
+
     found = options_of(
-        placed, Pipeline(5, COUNT, "1f1b"), frozenset(range(2, 6)), search.costs, GPUS, 1e12, search.constraints
+        placed, Pipeline(5, COUNT, "1f1b"), frozenset(range(2, 6)), search.costs, GPUS, limits, search.constraints
     )
 
     assert dynamic.solve(found.staging).seconds >= bound
@@ -422,6 +426,27 @@ def test_different_nodes_get_different_stages(cache_dir: Path) -> None:
     assert plan.simulated.step_seconds < 0.9 * min(steps)
     assert plan.objective == pytest.approx(plan.simulated.step_seconds, rel=0.02)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_stage_may_use_the_memory_of_its_own_group(cache_dir: Path) -> None:
+    """Where the smaller device of two holds less than half of the model, a stage on the larger one holds the rest."""
+    nodes = slow_nodes(1, 1e8, 1e8)
+    small, large = (
+        replace(nodes, name=name, device=replace(nodes.device, name=name, memory=memory))
+        for name, memory in (("small", 9e3), ("large", 1e6))
+    )
+    mixed = Cluster.mixed("mixed", (NodeGroup(1, small), NodeGroup(1, large)), nodes.inter)
+
+    plan = solve(
+        "zoo:mlp-xs", gpus=2, cluster=mixed, global_batch=4, dims={"num_layers": 6, "hidden": 16}, top_k=1,
+        cache_dir=cache_dir,
+    )  # fmt: skip
+
+    assert plan.simulated is not None
+    assert plan.search is not None
+    peaks = [stage.peak for stage in plan.simulated.stages]
+    assert peaks[0] <= default_limit(small) < peaks[1] <= default_limit(large)
+    assert any("use what their group has, up to 710 kB" in line for line in plan.search.space)
 
 
 def test_three_stages_on_eight_devices_can_be_pinned(cache_dir: Path) -> None:

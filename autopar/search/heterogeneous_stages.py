@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.configuration import Configuration
+from autopar.cost import stage_limit
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.describe.signature import signature
 from autopar.formulate.block_memory import KEPT, RESIDENT
@@ -164,9 +165,13 @@ class UnequalAttempt:
             frozenset(self._space.stages),
             self._search.costs,
             self._space.devices,
-            self._search.memory_limit,
+            [self._limit(own.submesh) for own in placed],
             self._search.constraints,
         )
+
+    def _limit(self, submesh: Submesh) -> float:
+        """Return the bytes that a device of a mesh may use: groups of nodes may have more memory than the smallest."""
+        return stage_limit(self._search.costs.cluster, self._search.memory_limit, submesh.devices)
 
     def _with_own(self, options: Options, route: Route) -> list[Placed]:
         """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
@@ -229,7 +234,7 @@ class UnequalAttempt:
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
         self._write()
-        chain, limit = np.asarray(self._folded.chain), self._search.memory_limit
+        chain = np.asarray(self._folded.chain)
         found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
         pipeline, stages, options = self._pipeline(self._stages), self._stages, len(self._tables)
         flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(stages))], dtype=np.float64)
@@ -239,11 +244,11 @@ class UnequalAttempt:
             total = np.concatenate([[0.0], np.cumsum(kinds[chain])])
             return np.asarray(total[found.stop] - total[found.start])
 
-        for number, tables in enumerate(self._tables.values()):
+        for number, (submesh, tables) in enumerate(self._tables.items()):
             least = least_seconds(tables, self._solve, self._stops)
             resident, kept = _least_bytes(tables, trains=self._trains)
             held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
-            seconds[:, number, :, 0] = np.where(held <= limit, sums(least)[None], np.inf)
+            seconds[:, number, :, 0] = np.where(held <= self._limit(submesh), sums(least)[None], np.inf)
         devices = self._space.devices
         return Staging(
             at=np.where(self._search.constraints.ranges(*found.at.shape), found.at, -1),
@@ -274,7 +279,7 @@ class UnequalAttempt:
                 break
             even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
             choices = pareto_choices(
-                tables, self._pipeline(even), search.memory_limit, flavours, fastest, self._solve, self._stops
+                tables, self._pipeline(even), self._limit(submesh), flavours, fastest, self._solve, self._stops
             )
             each = [Placed.of(submesh, tables, choice, trains=self._trains) for choice in choices]
             found += undominated(each)[:MOST_CHOICES]

@@ -80,7 +80,7 @@ def options_of(
     counts: frozenset[int],
     costs: CostModel,
     devices: int,
-    limit: float,
+    limits: Sequence[float],
     constraints: Constraints,
 ) -> Options:
     """Return the staging problem of choices of placements.
@@ -91,15 +91,17 @@ def options_of(
         counts: Numbers of stages that are allowed.
         costs: What hand-overs cost.
         devices: Of all stages.
-        limit: Bytes per device.
+        limits: Bytes per device of the mesh of each choice.
         constraints: Cuts and recompute that are left open.
     """
     chain = placed[0].memory.chain
     # Ranges are alike if they are for every option.
     symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placed), strict=True)))
     found = windows(tuple(symbols), len(chain), from_first=False)
-    room = min(limit, UNLIMITED)
-    fitting = tuple(fitting_stages(found, own.totals, own.memory, pipeline, room, constraints) for own in placed)
+    fitting = tuple(
+        fitting_stages(found, own.totals, own.memory, pipeline, min(limit, UNLIMITED), constraints)
+        for own, limit in zip(placed, limits, strict=True)
+    )
     leads = [_leads(own, found, stages) for own, stages in zip(placed, fitting, strict=True)]
     ends, hands = _numbered([own.hands for own in placed])
     classes, pairs = _numbered(list(pairwise(chain)))
