@@ -10,6 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
+from autopar.bounds.reshard_buffers import buffers
 from autopar.configuration import PLAIN, Configuration
 from autopar.formulate.block_memory import KEPT, RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.building import build_tables
@@ -230,11 +231,13 @@ def _thrifty_plan(attempt: Attempt, family: list[Configuration], search: Search)
     choices: list[Choice] = []
     counts = np.array([kind.count for kind in tables.folded.kinds])
     second = 0.0  # bytes that a second is worth
+    between = [(tables.edges[own.edge].first, tables.edges[own.edge].second, own.amounts) for own in buffers(tables)]
     for passing, share in WEIGHTS:
         name = str(attempt.configuration)
         instance = byte_problem(
-            tables, pipeline, flavour, passing=passing, second=share * second, resident=resident, name=name
-        )
+            tables, pipeline, flavour, passing=passing, second=share * second, between=between, resident=resident,
+            name=name,
+        )  # fmt: skip
         solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
         if solution.choice is None:
             break

@@ -99,16 +99,7 @@ def _solved(job: SmallJob, folder: Path, limit: float | None = None) -> SearchRe
     return plan.search
 
 
-_THRIFTIER = "a plan by degrees takes 9.82 kB, 96 B less than the thriftiest plan that the search finds"
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=_THRIFTIER)) if name == "mlp-xs" else name
-        for name in LAWS
-    ],
-)
+@pytest.mark.parametrize("model", LAWS)
 def test_more_memory_is_never_worse(model: str, cache_dir: Path) -> None:
     """Neither is the best plan slower nor the bound above what fits in less."""
     job = LAWS[model]

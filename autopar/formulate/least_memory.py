@@ -1,8 +1,9 @@
 """The least memory instead of the least time: bytes as costs of the placement problem, and the split that needs least.
 
-The problem minimises the bytes of a mean stage (`mean_memory.py`), which no split has all stages below; what does not
-belong to one decision, such as what live beside each other in a pass, it does not see. So what is found is a plan that
-fits if its own peak does, and no proof that nothing fits; `least_bytes` is one.
+The problem minimises the bytes of a mean stage (`mean_memory.py`), which no split has all stages below. Bytes of pairs
+of decisions are costs of edges: values kept at two placements, and buffers of changes of placement. The problem does
+not see which values live beside each other in a pass. So what is found is a plan that fits if its own peak does, and no
+proof that nothing fits; `least_bytes` is one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from autopar.cost.overlap import state_buffers
 from autopar.formulate.block_memory import RESIDENT, ChainBytes, FloatArray
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.linear_weights import problem, weights
-from autopar.formulate.mean_memory import mean_bytes
+from autopar.formulate.mean_memory import mean_bytes, stage_weights
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.tables import Memory, Tables
 from autopar.problem import Problem
@@ -28,6 +29,7 @@ def byte_problem(
     *,
     passing: float = 0.0,
     second: float = 0.0,
+    between: Sequence[tuple[int, int, FloatArray]] = (),
     resident: Sequence[Memory] = RESIDENT,
     name: str = "",
 ) -> Problem:
@@ -39,11 +41,15 @@ def byte_problem(
         recompute: What all blocks keep.
         passing: Weight of what lives only while its neighbours run: not all of it is there at a time.
         second: Bytes that a second counts for: what takes long often ends in buffers, which belong to no decision.
+        between: First node, second node and bytes, (S of first, S of second), of what passes and belongs to both.
         resident: What stays on the device through the step.
         name: For reports.
     """
     weighting = weights(tables, pipeline, recompute=recompute, hidden=0.0, bounding=False)
-    instance = problem(tables, replace(weighting, factors=second * weighting.factors), name=name)
+    pairs = [] if recompute is Recompute.FULL else _kept_twice(tables, pipeline)
+    if passing:
+        pairs += [(*pair, passing) for pair in between]
+    instance = problem(tables, replace(weighting, factors=second * weighting.factors), name=name, pairs=pairs)
     mean = mean_bytes(tables, pipeline, 0.0, [recompute] * len(tables.folded.kinds), resident=resident)
     lasting = mean.priced(instance, tables, 1.0)
     if not passing:
@@ -53,6 +59,28 @@ def byte_problem(
         if item.memory is Memory.TRANSIENT:
             costs[item.node] += passing * item.amounts
     return replace(lasting, node_costs=tuple(costs))
+
+
+def _kept_twice(tables: Tables, pipeline: Pipeline) -> list[tuple[int, int, FloatArray, float]]:
+    """Return the pairs of decisions by which a value is kept at two placements, as of `problem`.
+
+    The block that makes a value and the block that reads it both need it in their backward: they share it where it
+    crosses as it was made, else each has its own, the reader as it crosses.
+    """
+    handed = {item.node: item for item in tables.bytes if item.memory is Memory.HANDED}
+    ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes)}
+    _, kept = stage_weights(pipeline, range(pipeline.num_groups), evenly=False)
+    found = []
+    for boundary in tables.boundaries:
+        if boundary.node not in handed:
+            continue
+        crossing, amounts = tables.nodes[boundary.node].outputs(0), handed[boundary.node].amounts
+        for producer in boundary.producers:
+            first = ops[producer.kind, producer.position]
+            made = tables.nodes[first].outputs(producer.slot)
+            bytes_kept = np.where(made[:, None] == crossing[None, :], 0.0, amounts[None, :])
+            found.append((first, boundary.node, bytes_kept, kept * tables.folded.kinds[producer.kind].count))
+    return found
 
 
 def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints = FREE) -> tuple[float, Split] | None:
