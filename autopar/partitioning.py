@@ -117,7 +117,10 @@ def partition_steps(
     groups = _groups(schedule)
     gpus = devices.size * groups
     check_request(gpus, machine, global_batch, memory_limit)
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm)
+    workload = open_workload(
+        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
+        fusion=software.fusion,
+    )  # fmt: skip
     batch = global_batch or default_batch(workload, gpus)
     count = _microbatches(schedule, workload, batch)
     folded = workload.folded(batch // count)

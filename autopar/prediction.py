@@ -341,8 +341,9 @@ def open_setting(
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     workload = open_workload(
-        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm, cache_dir=cache_dir
-    )
+        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
+        fusion=software.fusion, cache_dir=cache_dir,
+    )  # fmt: skip
     return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
 
 

@@ -20,7 +20,6 @@ from autopar.cost import (
     default_limit,
     load_policy,
     load_stack,
-    stack_from_dict,
     stage_limit,
 )
 from autopar.discover import Rules, discover
@@ -37,7 +36,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.search.backends import HERE, Engine
 from autopar.search.branch_and_bound import OVERTIME_SECONDS, Search
 from autopar.search.submesh_space import Unequal, unequal
-from autopar.workload import Workload, default_batch, open_workload
+from autopar.workload import Workload, default_batch, job_stack, open_workload
 
 NO_PINS = Pins()
 
@@ -238,6 +237,7 @@ def prepare(
             loss=loss,
             optimizer=optimizer,
             sync_batchnorm=sync_batchnorm,
+            fusion=software.fusion,
             cache_dir=cache_dir,
         )
         with workload.stoppable(should_stop):
@@ -346,15 +346,6 @@ def make_job(
 def stored_stack(stack: Stack) -> dict[str, object]:
     """Return what a job holds of a stack: nothing of the default one, as in plans that know of none."""
     return {} if stack == DEFAULT else stack.to_dict()
-
-
-def job_stack(job: Job) -> Stack:
-    """Return the software stack a job was planned for.
-
-    Raises:
-        StackError: If what the job holds is none.
-    """
-    return stack_from_dict(job.stack, "job.stack") if job.stack else DEFAULT
 
 
 def job_costs(job: Job, stack: Stack | None = None) -> CostModel:

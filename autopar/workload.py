@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autopar import huggingface, models
 from autopar.collector import uncollected
+from autopar.cost import DEFAULT, Fusion, Stack, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
 from autopar.folding.fold import Folded, fold
@@ -24,7 +25,7 @@ from autopar.onnx.abridge import abridged
 from autopar.onnx.content import content_digest
 from autopar.onnx.importer import import_model
 from autopar.onnx.reader import Source, read
-from autopar.plan import DimSize, ModelInfo, Plan
+from autopar.plan import DimSize, Job, ModelInfo, Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.training import training_step
 from autopar.training.batch_norm import NORMALIZATION
@@ -54,6 +55,7 @@ class Workload:
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training.
+        fusion: What the stack fuses of element-wise ops; fused kernels keep less for the backward.
         should_stop: Polled while a graph is made; once true, that ends in an `InterruptedSearchError`.
     """
 
@@ -64,6 +66,7 @@ class Workload:
     loss: str
     optimizer: str
     sync_batchnorm: bool = False
+    fusion: Fusion = "chains"
     should_stop: StopCallback = never
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
     _built: "list[_Built]" = field(default_factory=list, repr=False)
@@ -128,7 +131,11 @@ class Workload:
         if self.mode != "train":
             return graph
         return training_step(
-            graph, loss=self.loss, optimizer=self.optimizer, sync_batchnorm=self.synchronises_batchnorm
+            graph,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            sync_batchnorm=self.synchronises_batchnorm,
+            fused=self.fusion == "chains",
         )
 
     @cached_property
@@ -334,6 +341,15 @@ def _tokens(graph: Graph) -> int:
     return max((value.shape[1 - axes.get(value.name, 0)] for value in data if len(value.shape) == 2), default=0)
 
 
+def job_stack(job: Job) -> Stack:
+    """Return the software stack a job was planned for.
+
+    Raises:
+        StackError: If what the job holds is none.
+    """
+    return stack_from_dict(job.stack, "job.stack") if job.stack else DEFAULT
+
+
 def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | None = None) -> Workload:
     """Return the model a plan was made for.
 
@@ -355,6 +371,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | 
         loss=job.loss,
         optimizer=job.optimizer,
         sync_batchnorm=job.sync_batchnorm,
+        fusion=job_stack(job).fusion,
         cache_dir=cache_dir,
     )
     folded = workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
@@ -375,6 +392,7 @@ def open_workload(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    fusion: Fusion = "chains",
     cache_dir: Path | None = None,
 ) -> Workload:
     """Return the workload of a model file, of a zoo model, or of a Hugging Face configuration.
@@ -387,6 +405,7 @@ def open_workload(
         optimizer: Optimizer of the training step.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
+        fusion: What the stack fuses of element-wise ops.
         cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
@@ -398,11 +417,11 @@ def open_workload(
     source, bound = str(model), _tuples(dims or {})
     if source.startswith(ZOO):
         model = models.build(source.removeprefix(ZOO), **bound)
-        return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm)
+        return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm, fusion)
     if source.startswith(HUGGING_FACE):
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
-        return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm)
-    return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm)
+        return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm, fusion)
+    return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm, fusion)
 
 
 def _tuples(dims: Mapping[str, DimSize | list[int]]) -> dict[str, DimSize]:

@@ -8,7 +8,8 @@ from autopar.formulate.agreement import check_blocks
 from autopar.pins import pins_from
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, silent
-from autopar.task import Task, job_stack, prepare
+from autopar.task import Task, prepare
+from autopar.workload import job_stack
 
 
 def task_of(

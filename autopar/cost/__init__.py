@@ -9,7 +9,17 @@ from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
 from autopar.cost.reserve import default_limit, reserve_bytes, stage_limit
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
-from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack, stack_from_dict
+from autopar.cost.stack import (
+    DEFAULT,
+    SCALARS,
+    Fit,
+    FitSource,
+    Fusion,
+    Stack,
+    bundled_stacks,
+    load_stack,
+    stack_from_dict,
+)
 from autopar.cost.traffic import is_view, op_bytes
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "Fit",
     "FitSource",
     "Fused",
+    "Fusion",
     "Handed",
     "Holding",
     "Move",

@@ -18,9 +18,8 @@ from autopar.frameworks.facts import Facts
 from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
 from autopar.recompute import Recompute
-from autopar.task import job_stack
 from autopar.units import format_bytes, format_seconds
-from autopar.workload import Workload
+from autopar.workload import Workload, job_stack
 
 _HIGHEST_ZERO = {"megatron": 3, "torchtitan": 3, "deepspeed": 3, "nemo": 1}
 """ZeRO level up to which a framework goes."""

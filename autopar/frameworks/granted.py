@@ -2,7 +2,7 @@
 
 from autopar.cost import BUCKET_BYTES
 from autopar.frameworks.facts import Facts
-from autopar.task import job_stack
+from autopar.workload import job_stack
 
 OVERLAPPED_GRADIENTS = "gradients are reduced while the backward runs"
 OVERLAPPED_GATHERS = "parameters are gathered while the blocks before compute"

@@ -9,7 +9,7 @@ from autopar.schedule import Pass
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.layout import lay_out
 from autopar.simulate.stages import lay_out_stage
-from autopar.task import job_stack
+from autopar.workload import job_stack
 
 
 def run_costs(job: Job) -> CostModel:

@@ -9,6 +9,7 @@ from autopar.ir.graph import Graph, Op, Phase, Role, State
 from autopar.training.backward import backward, needed_values
 from autopar.training.batch_norm import use_batch_statistics
 from autopar.training.experts import check_experts
+from autopar.training.fused_again import compute_again
 from autopar.training.losses import LOSS_SCALE, choose_loss
 from autopar.training.optimizers import OPTIMIZERS
 from autopar.training.tape import Tape
@@ -17,7 +18,9 @@ STEP = "optimizer.step"
 """Input of a step whose optimizer counts: number of the update, from 1, as a float scalar."""
 
 
-def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam", sync_batchnorm: bool = True) -> Graph:
+def training_step(
+    graph: Graph, *, loss: str = "auto", optimizer: str = "adam", sync_batchnorm: bool = True, fused: bool = False
+) -> Graph:
     """Return the training step of a model for one microbatch.
 
     For each parameter p that the loss depends on and that is not frozen (`metadata`, see `autopar.onnx.load`), the
@@ -34,6 +37,8 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam", 
         optimizer: A name in `OPTIMIZERS`.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it, so that a
             partitioned step computes what the whole one does; else each device with those of its own samples.
+        fused: Whether chains of element-wise ops are one kernel, whose backward computes again what it can
+            (`compute_again`).
 
     Returns:
         The step; its only output is the loss. New states are gradient buffers and moments `p.m`, `p.v`. `metadata`
@@ -81,7 +86,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam", 
 
     backward(tape, graph.ops, output, seed, accumulate)
     states, step_inputs = _update(tape, graph.states, blocks, optimizer)
-    return replace(
+    step = replace(
         graph,
         values=tape.values,
         inputs=tuple(dict.fromkeys((*graph.inputs, *written.inputs, *step_inputs))),
@@ -96,6 +101,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam", 
             LOSS_SCALE: written.scale,
         },
     )
+    return compute_again(step) if fused else step
 
 
 def _with_batch_inputs(metadata: Mapping[str, str], inputs: tuple[str, ...]) -> dict[str, str]:
