@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import rules, simulate_plan, solve
+    from autopar.api import rules, simulate_plan, simulate_program, solve
     from autopar.degrees import Degrees
     from autopar.display import show_progress
     from autopar.frameworks import export
@@ -31,6 +31,7 @@ __all__ = [
     "rules",
     "show_progress",
     "simulate_plan",
+    "simulate_program",
     "solve",
     "whatif",
 ]
@@ -39,6 +40,7 @@ __all__ = [
 _HOMES = {
     "solve": "autopar.api",
     "simulate_plan": "autopar.api",
+    "simulate_program": "autopar.api",
     "rules": "autopar.api",
     "partition": "autopar.partitioning",
     "predict": "autopar.prediction",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules
@@ -17,6 +17,7 @@ from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import DimSize, Plan, Rival
 from autopar.problem import Problem
+from autopar.program.listing import Listing, Origin, format_listing, open_listing, part_counts, read_listing
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
@@ -27,7 +28,7 @@ from autopar.search.branch_and_bound import OVERTIME_SECONDS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
-from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
+from autopar.task import Effort, PhaseClock, Task, job_costs, job_stack, prepare, program_costs, rules_for
 from autopar.task_search import search_plans
 from autopar.verdict import conclude, searching, simulated
 from autopar.workload import open_plan, open_workload
@@ -247,6 +248,71 @@ def simulate_devices(
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
     program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
+
+
+def simulate_program(
+    program: str | Path | Listing,
+    *,
+    cluster: str | Path | Cluster = "h100",
+    stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
+    trace: bool = True,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
+) -> Timeline:
+    """Return the simulated timeline of a distributed program that is written by hand.
+
+    Args:
+        program: Path of its text, which `Plan.program` shows an example of, or a record.
+        cluster: What it runs on: preset name, YAML file or record.
+        stack: What the software makes of the hardware: name, YAML file or record.
+        precision: Class of numbers that matrix products run in, by the name of a policy in `autopar.cost.POLICIES`;
+            the bytes of values are those the program states.
+        trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
+        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        stragglers: How much slower than others devices are.
+
+    Raises:
+        ProgramError: If the text is malformed, or the program breaks a law or does not compute its graph.
+        GraphError: If its graph is malformed or breaks a law.
+        AutoparError: If the cluster, the stack or the precision is wrong.
+    """
+    found, costs, _ = open_program(program, cluster=cluster, stack=stack, precision=precision)
+    return simulate(found, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
+
+
+def open_program(
+    program: str | Path | Listing,
+    *,
+    cluster: str | Path | Cluster = "h100",
+    stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
+) -> tuple[Program, CostModel, Folded]:
+    """Return a verified program, what it costs, and its graph; arguments and errors as of `simulate_program`."""
+    listing = program if isinstance(program, Listing) else read_listing(program)
+    folded = open_listing(listing)
+    costs = program_costs(listing.program.num_devices, cluster=cluster, stack=stack, precision=precision)
+    return listing.program, costs, folded
+
+
+def list_program(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Listing:
+    """Return the program of a plan with the graph it computes; arguments and errors as of `simulate_plan`."""
+    program, _, folded = lower_plan(plan, model=model, cache_dir=cache_dir)
+    counts, part = part_counts(program, folded.graph), None
+    if len(counts) == 1:  # otherwise nothing on one device computes the same
+        part = open_plan(plan, model, cache_dir=cache_dir).folded(plan.microbatch // max(counts)).graph
+    return Listing(program, folded.graph, part, Origin(str(model or plan.model.source), plan.model.dims))
+
+
+def program_text(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> str:
+    """Return the program of a plan as text, headed by what it was planned for; arguments as of `list_program`."""
+    job = plan.job
+    comments = (
+        plan.summary,
+        f"planned for cluster {cluster_from_dict(job.cluster).name}, stack {job_stack(job).name}, precision "
+        f"{job.precision}: give them to `autopar simulate`",
+    )
+    return format_listing(list_program(plan, model=model, cache_dir=cache_dir), comments)
 
 
 def lower_plan(

@@ -651,6 +651,10 @@ class Plan:
         """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
         return Text(import_module("autopar.report").format_explain(self, ops=ops))
 
+    def program(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Text":
+        """Return the distributed program of the plan as text, which `autopar.simulate_program` reads from a file."""
+        return Text(import_module("autopar.api").program_text(self, model=model, cache_dir=cache_dir))
+
     def timeline(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Timeline":
         """Return one simulated step with its bars and memory over time; see `autopar.simulate_plan`."""
         timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)

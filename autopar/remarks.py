@@ -1,4 +1,4 @@
-"""Remarks on a simulated plan: what its reader should know before believing the figures, a sentence each.
+"""Remarks on a simulated plan or program: what its reader should know before believing the figures, a sentence each.
 
 Thresholds are constants with their source. `remarks` is the list of checks; `Simulated.remarks` carries the findings to
 the report, the page and the JSON.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.cluster import PRESETS, Cluster
-from autopar.cost import CostModel, Stack, bundled_stacks, load_policy
+from autopar.cost import CostModel, Stack, bundled_stacks, default_limit, load_policy
 from autopar.cost.collectives import widest_tier
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
@@ -16,6 +16,8 @@ from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import whole_shapes
 from autopar.ir.graph import Phase
 from autopar.plan import Plan, Remark, Simulated
+from autopar.program.records import Program
+from autopar.simulate import Timeline
 from autopar.units import format_bytes
 
 NEAR_LIMIT = 0.95
@@ -54,12 +56,34 @@ def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> t
         folded: The graph of one of its microbatches.
         costs: The costs it was simulated with.
     """
+    limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
     checks = (
-        _memory(plan, found),
+        _memory([stage.peak for stage in found.stages], limits),
         _mfu(plan, found, costs),
         _guessed(folded, costs),
         _idle(plan, folded, costs.cluster),
         _calibration(plan.job.gpus, costs.cluster, costs.stack),
+    )
+    return tuple(Remark(kind, text) for kind, text in checks if text)
+
+
+def program_remarks(
+    program: Program, timeline: Timeline, costs: CostModel, doubts: Sequence[str]
+) -> tuple[Remark, ...]:
+    """Return the remarks on the simulated step of a program, which may use what devices have less a reserve.
+
+    Args:
+        program: The program.
+        timeline: Its step.
+        costs: The costs it was simulated with.
+        doubts: Ops that run by no strategy of their rule, in a sentence each.
+    """
+    groups = program.stages[: program.num_groups]
+    limits = [default_limit(costs.cluster.on(range(*stage.devices))) for stage in groups]
+    checks = (
+        _memory([stage.memory.bytes for stage in timeline.stages], limits),
+        _doubt(doubts),
+        _calibration(program.num_devices, costs.cluster, costs.stack),
     )
     return tuple(Remark(kind, text) for kind, text in checks if text)
 
@@ -70,22 +94,30 @@ def is_tight(plan: Plan) -> bool:
     return any(stage.peak >= NEAR_LIMIT * limit for stage, limit in zip(stages, plan.stage_limits, strict=True))
 
 
-def _memory(plan: Plan, found: Simulated) -> tuple[str, str]:
-    limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
-    number, fullest = max(enumerate(found.stages), key=lambda entry: entry[1].peak / limits[entry[0]])
-    peak, limit = format_bytes(fullest.peak), limits[number]
-    if fullest.peak > LARGEST_MEMORY:
+def _memory(peaks: Sequence[float], limits: Sequence[float]) -> tuple[str, str]:
+    """Return a remark on the stage with the least memory to spare, given the peaks of all and what they may use."""
+    number = max(range(len(peaks)), key=lambda stage: peaks[stage] / limits[stage])
+    most, limit = peaks[number], limits[number]
+    peak = format_bytes(most)
+    if most > LARGEST_MEMORY:
         return "memory", (
             f"{peak} per device is more than any device has ({format_bytes(LARGEST_MEMORY)}): check the sizes of the "
             "model and the batch"
         )
-    where = f"stage {number} takes" if len(found.stages) > 1 else "a device takes"
-    if fullest.peak > limit:
+    where = f"stage {number} takes" if len(peaks) > 1 else "a device takes"
+    if most > limit:
         return "fit", f"does not fit: {where} {peak}, over the limit of {format_bytes(limit)}"
-    if fullest.peak >= NEAR_LIMIT * limit:
-        share = f"{100 * fullest.peak / limit:.1f} %"
+    if most >= NEAR_LIMIT * limit:
+        share = f"{100 * most / limit:.1f} %"
         return "memory", f"little memory to spare: {where} {peak}, {share} of the limit, which estimates may miss"
     return "memory", ""
+
+
+def _doubt(doubts: Sequence[str]) -> tuple[str, str]:
+    if not doubts:
+        return "rules", ""
+    more = f" ({len(doubts)} such ops)" if len(doubts) > 1 else ""
+    return "rules", f"{doubts[0]}{more}: `autopar run` says whether the numbers are right"
 
 
 def _mfu(plan: Plan, found: Simulated, costs: CostModel) -> tuple[str, str]:

@@ -360,10 +360,35 @@ def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
     return CostModel(cluster_from_dict(job.cluster), load_policy(job.precision), software)
 
 
-def rules_for(folded: Folded, rules: Rules) -> Rules:
+def program_costs(
+    gpus: int,
+    *,
+    cluster: str | Path | Cluster = "h100",
+    stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
+) -> CostModel:
+    """Return the cost model of a program on some number of devices; arguments as of `solve`.
+
+    Raises:
+        AutoparError: If the cluster, the stack or the precision is wrong.
+    """
+    machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+    check_request(gpus, machine, None, None)
+    return CostModel(machine, load_policy(precision), stack if isinstance(stack, Stack) else load_stack(stack))
+
+
+NO_RULES = Rules({}, 0, 0, 0.0)
+
+
+def rules_for(folded: Folded, rules: Rules = NO_RULES, *, cache_dir: Path | None = None) -> Rules:
     """Return the rules of a graph, discovering those of ops it has and the probe they were discovered for has not.
 
     A microbatch of one sample, or of as many as another dim has, may be simplified differently when it is imported.
+
+    Args:
+        folded: The graph.
+        rules: What is known.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
     """
     values = folded.graph.values
     missing = tuple(
@@ -376,7 +401,7 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     )
     if not missing:
         return rules
-    found = discover(replace(folded.graph, ops=missing))
+    found = discover(replace(folded.graph, ops=missing), cache_dir=cache_dir)
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 

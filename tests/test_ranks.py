@@ -16,11 +16,12 @@ from autopar.configuration import Configuration
 from autopar.cost import Collective as Kind
 from autopar.degrees import Degrees
 from autopar.discover import discover
-from autopar.errors import ExecutionError, PlanError
+from autopar.errors import ExecutionError, PlanError, ProgramError
 from autopar.execute import Executor
 from autopar.ir.graph import Role
 from autopar.plan import Plan
 from autopar.prediction import Predictor
+from autopar.program.listing import parse_listing
 from autopar.program.lower import lower
 from autopar.program.records import (
     HOST_PHASES,
@@ -564,6 +565,50 @@ def test_inference_compares_outputs(cache_dir: Path, tmp_path: Path) -> None:
 
     assert report.passed
     assert [[each.what for each in step.deviations] for step in report.compared] == [["outputs"], ["outputs"]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
+def test_the_program_of_a_plan_gives_the_numbers_of_the_plan(name: str, cache_dir: Path, tmp_path: Path) -> None:
+    """From the weights of the model that the text names: losses and deviations of both steps, bit for bit."""
+    workload = open_workload(f"zoo:{name}", dims=TINY[name])
+    plan = Predictor(workload, cache_dir).planned(Degrees(dp=2, microbatch=2, global_batch=8), COSTS.cluster)
+    plan.save(tmp_path / "plan.json")
+    (tmp_path / "program.txt").write_text(plan.program(cache_dir=cache_dir))
+
+    of_plan, of_program = (
+        _run_threads(RunRequest(str(tmp_path / name), 2, steps=2)) for name in ("plan.json", "program.txt")
+    )
+
+    assert of_program.passed
+    assert of_program.drawn == of_plan.drawn == 0
+    assert of_program.compared == of_plan.compared
+    assert of_program.summary == "2 GPUs = dp=2, 2 microbatches"
+
+
+def test_weights_of_a_program_without_a_model_are_drawn(plan_file: Path, tmp_path: Path) -> None:
+    """And compared all the same: the text holds the graph; `model` names a file that has some."""
+    text = Plan.load(plan_file).program()
+    path = tmp_path / "program.txt"
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("weights ")))
+    models.save(models.build("gpt2", **TINY["gpt2"]), tmp_path / "model.onnx")
+    count = len(parse_listing(path.read_text()).graph.parameters)
+
+    drawn = _run_threads(RunRequest(str(path), 4, steps=1))
+    given = _run_threads(RunRequest(str(path), 4, steps=1, model=str(tmp_path / "model.onnx")))
+
+    assert (drawn.passed, given.passed) == (True, True)
+    assert drawn.drawn == given.drawn == count  # the file of a model of the zoo has no numbers
+
+
+def test_a_program_that_lost_its_graph_of_a_part_is_refused(cache_dir: Path, tmp_path: Path) -> None:
+    """Where devices normalise their own samples, a step on one device computes something else."""
+    workload = open_workload("zoo:resnet50", dims=TINY["resnet50"])
+    plan = Predictor(workload, cache_dir).planned(Degrees(dp=2, microbatch=2, global_batch=8), COSTS.cluster)
+    text = plan.program(cache_dir=cache_dir)
+    (tmp_path / "program.txt").write_text(text[: text.rindex("\ngraph ") + 1])
+
+    with pytest.raises(ProgramError, match="normalise a microbatch in 2 parts"):
+        prepare_job(RunRequest(str(tmp_path / "program.txt"), 2))
 
 
 def test_another_model_is_refused(plan_file: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,21 +11,52 @@ from autopar.cli.files import prepare_file
 from autopar.cli.options import (
     cache_options,
     echo_json,
+    executed_argument,
     json_option,
     moved_model_option,
     other_stack_option,
-    plan_argument,
+    program_options,
     resolve_cache_dir,
     seed_option,
 )
 from autopar.cli.values import file_path, not_negative_number, positive_number, positive_whole, share
 from autopar.display import show_progress
+from autopar.program.files import is_program
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+    from autopar.program.listing import Listing
+
+
+def _read(path: Path) -> "Plan | Listing":
+    """Return the plan or the program in a file; what is wrong with it is said before the rest is imported."""
+    if is_program(path):
+        from autopar.program.listing import read_listing
+
+        return read_listing(path)
+    from autopar.plan import Plan
+
+    return Plan.load(path)
+
+
+def _settings(path: Path, cluster: str | None, stack: str | None, precision: str | None) -> dict[str, str]:
+    """Return what is stated besides a program; a plan has its cluster and precision.
+
+    Raises:
+        click.UsageError: If they are given with a plan.
+    """
+    for option, given in (("--cluster", cluster), ("--precision", precision)):
+        if given is not None and not is_program(path):
+            raise click.UsageError(f"{option} belongs to the text of a program: a plan has its own")
+    stated = {"cluster": cluster, "stack": stack, "precision": precision}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 @click.command()
-@plan_argument
+@executed_argument
 @moved_model_option
 @other_stack_option
+@program_options
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
 @click.option("--critical-path", is_flag=True, help="Print what the step consists of, added up by kind of block.")
 @click.option("--flat", is_flag=True, help="Also simulate every device apart, and print by how much it differs.")
@@ -52,6 +83,8 @@ def simulate(
     plan_file: Path,
     model: str | None,
     stack: str | None,
+    cluster: str | None,
+    precision: str | None,
     trace: Path | None,
     critical_path: bool,
     flat: bool,
@@ -62,29 +95,41 @@ def simulate(
     no_cache: bool,
     as_json: bool,
 ) -> None:
-    """Simulate one step of a plan.
+    """Simulate one step of a plan, or of a program.
 
-    PLAN is a plan.json. It is checked that the plan computes the model. Prints time and memory of every stage.
+    PLAN is a plan.json, PROGRAM.txt a distributed program that `autopar explain PLAN --program` prints, or that is
+    written by hand. It is checked that either computes its model. Prints time and memory of every stage.
     """
-    from autopar.plan import Plan
-
-    plan = Plan.load(plan_file)
+    settings = _settings(plan_file, cluster, stack, precision)
+    if is_program(plan_file) and model is not None:
+        raise click.UsageError("--model belongs to a plan: the text of a program has its graph in it")
+    given = _read(plan_file)
     if trace is not None:
         prepare_file(trace)
     from autopar import api
+    from autopar.plan import Plan
     from autopar.report import format_flat, format_path, format_timeline
-    from autopar.simulate import Stragglers, write_chrome_trace
+    from autopar.simulate import Stragglers, simulate_flat, write_chrome_trace
+    from autopar.simulate import simulate as run_simulator
 
-    request: dict[str, Any] = {
-        "model": model,
-        "stack": stack,
-        "bucket": bucket_mb * 1e6,
-        "stragglers": Stragglers(stragglers, seed),
-        "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
-    }
-    plan, timeline = api.simulate_again(plan, trace=trace is not None or critical_path, **request)
-    assert plan.simulated is not None, "it was simulated"
-    devices = api.simulate_devices(plan, **request) if flat else None
+    traced, cache = trace is not None or critical_path, resolve_cache_dir(cache_dir, no_cache=no_cache)
+    request: dict[str, Any] = {"bucket": bucket_mb * 1e6, "stragglers": Stragglers(stragglers, seed)}
+    if isinstance(given, Plan):
+        of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, **request}
+        plan, timeline = api.simulate_again(given, trace=traced, **of_plan)
+        assert plan.simulated is not None, "it was simulated"
+        remarks = plan.simulated.remarks
+        devices = api.simulate_devices(plan, **of_plan) if flat else None
+    else:
+        from autopar.program.listing import doubts
+        from autopar.remarks import program_remarks
+        from autopar.task import rules_for
+
+        program, costs, folded = api.open_program(given, **settings)
+        timeline = run_simulator(program, costs, trace=traced, verified=True, **request)
+        doubted = doubts(program, folded, rules_for(folded, cache_dir=cache))
+        remarks = program_remarks(program, timeline, costs, doubted)
+        devices = simulate_flat(program, costs, **request) if flat else None
     if trace is not None:
         write_chrome_trace(timeline, trace)
     if as_json:
@@ -94,13 +139,13 @@ def simulate(
             "peak_bytes": timeline.peak_bytes,
             "host": timeline.host,
             "stages": timeline.stages,
-            "remarks": plan.simulated.remarks,
+            "remarks": remarks,
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
         }
         echo_json(found)
         return
-    click.echo(format_timeline(timeline, plan.simulated.remarks), nl=False)
+    click.echo(format_timeline(timeline, remarks), nl=False)
     if critical_path:
         click.echo("\n" + format_path(timeline.path), nl=False)
     if devices is not None:
@@ -108,7 +153,7 @@ def simulate(
 
 
 @click.command()
-@plan_argument
+@executed_argument
 @click.option("--ranks", type=positive_whole(), metavar="N", help="Number of processes: one per GPU of the plan.")
 @click.option(
     "--backend",
@@ -126,6 +171,8 @@ def simulate(
     help="Steps to run; the first one warms up, and the first and the last one are compared.",
 )
 @moved_model_option
+@program_options
+@click.option("--stack", metavar="NAME|FILE", help="What a program runs on: a software stack; default: default.")
 @seed_option("Seed of weights and data.")
 @click.option(
     "--tolerance", type=positive_number, metavar="X", help="Relative error allowed; default: 1e-4 for float32."
@@ -134,30 +181,41 @@ def simulate(
     "--threads", type=positive_whole(), default=1, show_default=True, metavar="N", help="CPU threads per rank."
 )
 @json_option
-def run(plan_file: Path, ranks: int | None, as_json: bool, **settings: Any) -> int:
-    """Run a plan on processes of this machine.
+def run(
+    plan_file: Path,
+    ranks: int | None,
+    cluster: str | None,
+    stack: str | None,
+    precision: str | None,
+    as_json: bool,
+    **request: Any,
+) -> int:
+    """Run a plan, or a program, on processes of this machine.
 
-    PLAN is a plan.json. Each process does what one GPU would do; loss, gradients and updated parameters are compared
-    with those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is
-    one rank.
+    PLAN is a plan.json, PROGRAM.txt a distributed program that `autopar explain PLAN --program` prints, or that is
+    written by hand. Each process does what one GPU would do; loss, gradients and updated parameters are compared with
+    those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is one
+    rank. Weights of a program are those of --model, or of the model it names; without either they are drawn.
     """
-    from autopar.plan import Plan
-
+    if stack is not None and not is_program(plan_file):
+        raise click.UsageError("--stack belongs to the text of a program: a plan has its own")
+    request |= _settings(plan_file, cluster, stack, precision)
     world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     if world is None and ranks is None:
         raise click.UsageError("give --ranks N, the number of GPUs of the plan")
-    Plan.load(plan_file)  # what is wrong with it is said before the rest is imported
+    _read(plan_file)
     from autopar.ranks.launch import run_plan, run_under_torchrun
     from autopar.ranks.records import RunRequest
     from autopar.ranks.table import format_run
 
     with show_progress() as progress:
         if world is not None:
-            request = RunRequest(str(plan_file), int(world), **settings)
-            report = run_under_torchrun(request, int(os.environ["RANK"]), progress)
+            report = run_under_torchrun(
+                RunRequest(str(plan_file), int(world), **request), int(os.environ["RANK"]), progress
+            )
         else:
             assert ranks is not None, "asked for above"
-            report = run_plan(RunRequest(str(plan_file), ranks, **settings), progress)
+            report = run_plan(RunRequest(str(plan_file), ranks, **request), progress)
     if report is None:
         return ExitCode.DONE
     if as_json:

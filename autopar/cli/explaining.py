@@ -34,6 +34,9 @@ SECONDS = 120.0
 @click.option("--ops", is_flag=True, help="List the placements of every op too.")
 @click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
 @click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
+@click.option(
+    "--program", is_flag=True, help="Print the distributed program, as text for `autopar simulate` and `run`."
+)
 @click.option("--alternatives", is_flag=True, help="Solve again with each decision changed, and print what it costs.")
 @click.option("--op", "name", metavar="NAME", help="One tensor or op: where it is, what moves it, other placements.")
 @moved_model_option
@@ -46,6 +49,7 @@ def explain(
     ops: bool,
     tactics: bool,
     pins: bool,
+    program: bool,
     alternatives: bool,
     name: str | None,
     model: str | None,
@@ -63,7 +67,13 @@ def explain(
     """
     from autopar.plan import Plan
 
-    options = {"--tactics": tactics, "--pins": pins, "--alternatives": alternatives, "--op": name is not None}
+    options = {
+        "--tactics": tactics,
+        "--pins": pins,
+        "--program": program,
+        "--alternatives": alternatives,
+        "--op": name is not None,
+    }
     asked = [option for option, given in options.items() if given]
     if len(asked) > 1:
         raise click.UsageError(f"{' and '.join(asked)}: ask one of them")
@@ -88,6 +98,10 @@ def explain(
         from autopar.pins import format_pins
 
         click.echo(format_pins(read_pins(plan, model=model, cache_dir=cache)), nl=False)
+    elif program:
+        from autopar.api import program_text
+
+        click.echo(program_text(plan, model=model, cache_dir=cache), nl=False)
     else:
         from autopar.partitioning import read_tactics
         from autopar.tactics import format_schedule

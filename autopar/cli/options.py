@@ -55,6 +55,7 @@ def _in_bytes(ctx: click.Context, param: click.Parameter, value: float | None) -
 
 model_argument = click.argument("model", shell_complete=complete_model)
 plan_argument = click.argument("plan_file", metavar="PLAN", type=file_path())
+executed_argument = click.argument("plan_file", metavar="PLAN|PROGRAM.txt", type=file_path())
 moved_model_option = click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 
 
@@ -109,13 +110,26 @@ stack_option = click.option(
 other_stack_option = click.option(
     "--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."
 )
+_precisions = click.Choice(["mixed", "megatron-fp16", "fsdp", "fp32"])
 precision_option = click.option(
     "--precision",
-    type=click.Choice(["mixed", "megatron-fp16", "fsdp", "fp32"]),
+    type=_precisions,
     default="mixed",
     show_default=True,
     help="What is stored in which precision; `docs/cost_model.md` has the bytes.",
 )
+program_options = together(
+    click.option(
+        "--cluster",
+        metavar="NAME|FILE",
+        shell_complete=complete_cluster,
+        help="What a program runs on: preset or YAML file; default: h100. A plan has its own.",
+    ),
+    click.option(
+        "--precision", type=_precisions, help="What a program computes in; default: mixed. A plan has its own."
+    ),
+)
+"""What the text of a program cannot say."""
 memory_limit_option = click.option(
     "--memory-limit",
     type=gigabytes,

@@ -27,6 +27,9 @@ from autopar.ir.graph import ITEM_BYTES, Attr, Graph, Op, Phase, Role, State, Va
 
 _BARE = re.compile(r"[\w.\-/+'$]+(?:::[\w.\-/+'$]+)*", re.ASCII)
 _MAX_INLINE = 64  # elements of a constant written out one by one
+_MAX_WHOLE = 2**63
+_SHOWN = 200
+"""Characters of a line that an error shows."""
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<arrow>->)|(?P<word>[\w.\-/+'$]+(?:::[\w.\-/+'$]+)*)|(?P<mark>[%:\[\](){},=@\#]))""",
     re.ASCII,
@@ -135,8 +138,11 @@ class _Line:
             position = match.end()
 
     def error(self, message: str) -> GraphError:
+        shown = self.text.strip()
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]}..."
         return GraphError(
-            f"line {self.number}: {message}\n  {self.number} | {self.text.strip()}",
+            f"line {self.number}: {message}\n  {self.number} | {shown}",
             hint="docstring of autopar.ir.text has an example of every kind of line",
         )
 
@@ -169,7 +175,7 @@ class _Line:
         try:
             return str(json.loads(text, strict=False))
         except json.JSONDecodeError as error:
-            raise self.error(f"bad string {text}: {error.msg}") from error
+            raise self.error(f"bad string {text[:_SHOWN]}: {error.msg}") from error
 
     def name(self) -> str:
         self.expect("%")
@@ -181,30 +187,42 @@ class _Line:
     def integer(self) -> int:
         word = self.word()
         try:
-            return int(word)
-        except ValueError as error:
-            raise self.error(f"{word!r} is not a whole number") from error
+            number = int(word)
+        except ValueError:
+            raise self.error(f"{word[:_SHOWN]!r} is not a whole number") from None
+        return self._checked(number)
+
+    def _checked(self, number: int) -> int:
+        if not -_MAX_WHOLE <= number < 2 * _MAX_WHOLE:  # unsigned ones have 64 bits
+            raise self.error(f"about 2^{abs(number).bit_length() - 1} is a number of more than 64 bits")
+        return number
 
     def attr(self) -> Attr:
-        if self.take("["):
-            items: list[int | float | str] = []
-            while not self.take("]"):
-                if items:
-                    self.expect(",")
-                item = self.attr()
-                if isinstance(item, tuple):
-                    raise self.error("lists in lists are no attribute")
-                items.append(item)
-            return tuple(items)  # type: ignore[return-value]
-        if self._next < len(self._tokens) and self._tokens[self._next][0] == "string":
-            return self.word()
+        if not self.take("["):
+            return self.scalar()
+        items: list[int | float | str] = []
+        while not self.take("]"):
+            if items:
+                self.expect(",")
+            items.append(self.scalar())
+        if len({type(item) for item in items}) > 1:
+            raise self.error("numbers of two kinds, or numbers and texts, in one list")
+        return tuple(items)  # type: ignore[return-value]
+
+    def scalar(self) -> int | float | str:
+        if self.peek() == "[":
+            raise self.error("lists in lists are no attribute")
+        is_text = self._next < len(self._tokens) and self._tokens[self._next][0] == "string"
         word = self.word()
+        if is_text:
+            return word
         for kind in (int, float):
             try:
-                return kind(word)
+                number = kind(word)
             except ValueError:
                 continue
-        raise self.error(f"{word!r} is neither a number nor a string in quotes")
+            return self._checked(number) if isinstance(number, int) else number
+        raise self.error(f"{word[:_SHOWN]!r} is neither a number nor a string in quotes")
 
     def base64(self) -> bytes:
         try:
@@ -244,6 +262,8 @@ class _Draft:
             if shape:
                 line.expect(",")
             shape.append(line.integer())
+            if not 0 <= shape[-1] < _MAX_WHOLE:
+                raise line.error(f"a dim of {shape[-1]} elements")
         if name in self.values:
             raise line.error(f"value {name!r} is defined twice")
         self.values[name] = Value(name, tuple(shape), dtype)
@@ -264,10 +284,17 @@ class _Draft:
         value = self.values[name]
         dtype = numpy_dtype(value.dtype)
         if line.take("base64"):
-            bits = np.frombuffer(line.base64(), f"<u{dtype.itemsize}")
-            array = bits.astype(f"u{dtype.itemsize}").view(dtype)
+            data = line.base64()
+            if len(data) % dtype.itemsize:
+                raise line.error(f"{len(data)} bytes for elements of {dtype.itemsize}")
+            array = np.frombuffer(data, f"<u{dtype.itemsize}").astype(f"u{dtype.itemsize}").view(dtype)
         else:
-            array = np.array([_number(line, value.dtype) for _ in _items(line, value.shape)], dtype)
+            numbers = [_number(line, value.dtype) for _ in _items(line, value.shape)]
+            try:
+                with np.errstate(over="ignore"):  # a float that is too large is infinite
+                    array = np.array(numbers, dtype)
+            except OverflowError:
+                raise line.error(f"a number is out of the range of {value.dtype}") from None
         if array.size != value.size:
             raise line.error(f"{array.size} elements for shape {list(value.shape)}")
         self.constants[name] = array.reshape(value.shape)
@@ -343,17 +370,21 @@ def _number(line: _Line, dtype: str) -> int | float | bool:
     return number
 
 
-def parse_graph(text: str) -> Graph:
+def parse_graph(text: str, first_line: int = 1) -> Graph:
     """Return the graph that prints as `text`.
 
     Blank lines and lines that start with `//` are skipped.
+
+    Args:
+        text: The text.
+        first_line: Number of its first line in the file it is from, for errors.
 
     Raises:
         GraphError: If the text is no graph; the message gives line number and line. Laws of the IR are checked by
             `verify`.
     """
     draft: _Draft | None = None
-    for number, content in enumerate(text.split("\n"), 1):
+    for number, content in enumerate(text.split("\n"), first_line):
         if not content.strip() or content.lstrip().startswith("//"):
             continue
         line = _Line(content, number)

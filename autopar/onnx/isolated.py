@@ -119,6 +119,14 @@ class Isolated:
         converted: bytes = self._ask("convert", model, opset)
         return converted
 
+    def check(self, model: bytes) -> None:
+        """Check a serialized model, and that the types it states are those that are inferred.
+
+        Raises:
+            RefusedError: If they are not.
+        """
+        self._ask("check", model)
+
     def run_kind(
         self,
         kind: str,

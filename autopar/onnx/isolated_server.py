@@ -46,6 +46,7 @@ def serve(library_file: str, seconds: float) -> None:
         "infer": lambda *given: _infer(library, *given),
         "inline": lambda model: library.inliner.inline_local_functions(model, False),
         "convert": library.version_converter.convert_version,
+        "check": lambda model: library.checker.check_model(model, True, False, False),
         "run": _run,
     }
     while (request := receive(requests, lambda length: _limit(length, seconds))) is not None:

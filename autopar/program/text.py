@@ -28,16 +28,21 @@ Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) byte
 bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
 value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
+
+Blank lines and lines that start with `//` are skipped. Whole numbers have up to 63 bits, other numbers are finite, and
+sizes in bytes are not negative.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar, assert_never
+from collections.abc import Iterable, Iterator, Sequence
+from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.errors import ProgramError, ShardingError
+from autopar.errors import ProgramError
+from autopar.escaping import is_plain
 from autopar.ir.graph import Attr, Op, Phase
+from autopar.program.line import COMMENT, MAX_WHOLE, Line, format_name
 from autopar.program.records import (
     Category,
     Collective,
@@ -57,35 +62,15 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     StageProgram,
-    Start,
     Store,
     collective_kind,
     forward_values,
     saved_for,
 )
 from autopar.recompute import FLAVOURS, Recompute
-from autopar.sharding import (
-    Axis,
-    Mesh,
-    Placement,
-    Placements,
-    Replicate,
-    Shard,
-    format_placements,
-    parse_placement,
-    parse_placements,
-)
+from autopar.sharding import Axis, Mesh, Replicate, Shard, format_placements
 
-_T = TypeVar("_T")
-_PLAIN = re.compile(r"[A-Za-z0-9_./@~#$%+*-][A-Za-z0-9_./:@~#$%+*-]*(?<!:)")
-_NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
-_PLACEMENT = re.compile(r"[RSP](?:\([a-z0-9/]+\))?")
-_PLACEMENTS = re.compile(f"(?:{_PLACEMENT.pattern})*")
-_DECODER = json.JSONDecoder()
-
-
-def _name(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+_RESIDENT = re.compile("parameters|gradients|optimizer|buffers")
 
 
 def _number(value: float) -> str:
@@ -97,7 +82,7 @@ def _list(items: Iterable[object]) -> str:
 
 
 def _axis(axis: Axis) -> str:
-    return f"{_name(axis.name)}: {axis.size}/{axis.stride}"
+    return f"{format_name(axis.name)}: {axis.size}/{axis.stride}"
 
 
 def _recompute(flavours: Sequence[Recompute]) -> str:
@@ -107,14 +92,14 @@ def _recompute(flavours: Sequence[Recompute]) -> str:
 def _definition(operand: Operand | None) -> str:
     if operand is None:
         return "_"
-    parts = [f"{_name(operand.value)}: [{', '.join(map(str, operand.shape))}]"]
+    parts = [f"{format_name(operand.value)}: [{', '.join(map(str, operand.shape))}]"]
     if operand.placements:
         parts.append(format_placements(operand.placements))
     return " ".join([*parts, _number(operand.bytes)])
 
 
 def _reference(operand: Operand | None) -> str:
-    return "-" if operand is None else _name(operand.value)
+    return "-" if operand is None else format_name(operand.value)
 
 
 def _values(operands: Iterable[Operand | None]) -> tuple[str, ...]:
@@ -123,19 +108,18 @@ def _values(operands: Iterable[Operand | None]) -> tuple[str, ...]:
 
 def _compute(compute: Compute) -> str:
     op = compute.op
-    parts = [
-        f"{', '.join(map(_definition, compute.outputs))} = {_name(op.kind)}{_list(map(_reference, compute.inputs))}"
-    ]
+    results, operands = ", ".join(map(_definition, compute.outputs)), _list(map(_reference, compute.inputs))
+    parts = [f"{results} = {format_name(op.kind)}{operands}"]
     if op.attrs:
         parts.append(json.dumps(dict(op.attrs)))
-    parts.append(f"op={_name(op.name)} phase={op.phase} block={op.block}")
+    parts.append(f"op={format_name(op.name)} phase={op.phase} block={op.block}")
     if op.origin:
-        parts.append(f"origin={_name(op.origin)}")
+        parts.append(f"origin={format_name(op.origin)}")
     # the names the graph gives its values, where the program has others
     if op.inputs != _values(compute.inputs):
-        parts.append(f"reads={_list(map(_name, op.inputs))}")
+        parts.append(f"reads={_list(map(format_name, op.inputs))}")
     if op.outputs != _values(compute.outputs):
-        parts.append(f"defines={_list(map(_name, op.outputs))}")
+        parts.append(f"defines={_list(map(format_name, op.outputs))}")
     if compute.constants:
         contents = (f"{index}: [{', '.join(map(str, content))}]" for index, content in compute.constants)
         parts.append(f"constants={_list(contents)}")
@@ -152,18 +136,20 @@ def format_instruction(instruction: Instruction) -> str:
         case Compute():
             return _compute(instruction)
         case Collective(kind=kind, axis=axis, source=source, target=target, operand=operand, result=result):
-            line = f"{_definition(result)} = {kind}({_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
+            line = (
+                f"{_definition(result)} = {kind}({format_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
+            )
             return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
         case Slice(axis=axis, target=target, operand=operand, result=result):
-            return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
+            return f"{_definition(result)} = slice({format_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
         case Offload(operand=operand, result=result):
-            return f"{_definition(result)} = offload({_name(operand.value)}) bytes={_number(instruction.bytes)}"
+            return f"{_definition(result)} = offload({format_name(operand.value)}) bytes={_number(instruction.bytes)}"
         case Fetch(operand=operand, result=result):
-            return f"{_definition(result)} = fetch({_name(operand.value)}) bytes={_number(instruction.bytes)}"
+            return f"{_definition(result)} = fetch({format_name(operand.value)}) bytes={_number(instruction.bytes)}"
         case Exchange(axis=axis, operand=operand, result=result):
-            line = f"{_definition(result)} = exchange({_name(operand.value)}) axis=({_axis(axis)})"
+            line = f"{_definition(result)} = exchange({format_name(operand.value)}) axis=({_axis(axis)})"
             rows = f"dim={instruction.dim} before={instruction.before} after={instruction.after}"
-            return f"{line} {rows} fill={_name(instruction.fill)} bytes={_number(instruction.bytes)}"
+            return f"{line} {rows} fill={format_name(instruction.fill)} bytes={_number(instruction.bytes)}"
         case _:
             assert_never(instruction)
 
@@ -173,15 +159,15 @@ def _segment_lines(segment: Segment) -> Iterator[str]:
     yield from (f"  input {_definition(operand)}" for operand in segment.inputs)
     yield from (f"  external {_definition(operand)}" for operand in segment.external)
     yield from (f"  {format_instruction(instruction)}" for instruction in segment.instructions)
-    yield from (f"  saved {_name(operand.value)}" for operand in segment.saved)
-    yield from (f"  output {_name(operand.value)}" for operand in segment.outputs)
-    yield from (f"  store {_name(store.value.value)} {_name(store.target)}" for store in segment.stores)
-    yield from (f"  export {_name(operand.value)}" for operand in segment.exports)
-    yield from (f"  part {_name(part.value)} {_name(part.tensor)}" for part in segment.parts)
+    yield from (f"  saved {format_name(operand.value)}" for operand in segment.saved)
+    yield from (f"  output {format_name(operand.value)}" for operand in segment.outputs)
+    yield from (f"  store {format_name(store.value.value)} {format_name(store.target)}" for store in segment.stores)
+    yield from (f"  export {format_name(operand.value)}" for operand in segment.exports)
+    yield from (f"  part {format_name(part.value)} {format_name(part.tensor)}" for part in segment.parts)
 
 
 def _crossing_lines(crossing: Crossing) -> Iterator[str]:
-    yield f"crossing {crossing.sender}->{crossing.receiver} {crossing.phase} {_name(crossing.tensor)}"
+    yield f"crossing {crossing.sender}->{crossing.receiver} {crossing.phase} {format_name(crossing.tensor)}"
     yield f"  source {_definition(crossing.source)}"
     yield f"  target {_definition(crossing.target)}"
     for piece in crossing.pieces:
@@ -208,141 +194,26 @@ def format_program(program: Program) -> str:
     return "\n".join([*lines, "end", ""])
 
 
-class _Line:
-    """A cursor over one line; spaces between tokens do not matter."""
-
-    def __init__(self, number: int, text: str) -> None:
-        self.number = number
-        self.text = text
-        self.at = 0
-        self._skip()
-
-    def _skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at] == " ":
-            self.at += 1
-
-    def fail(self, expected: str) -> ProgramError:
-        return ProgramError(
-            f"line {self.number}: expected {expected} at column {self.at + 1}\n  {self.text}\n  {' ' * self.at}^",
-            hint="the text of a program is what format_program writes",
-        )
-
-    def accept(self, token: str) -> bool:
-        if not self.text.startswith(token, self.at):
-            return False
-        self.at += len(token)
-        self._skip()
-        return True
-
-    def expect(self, token: str) -> None:
-        if not self.accept(token):
-            raise self.fail(repr(token))
-
-    def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            raise self.fail(expected)
-        self.at = found.end()
-        self._skip()
-        return found[0]
-
-    def json(self) -> object:
-        try:
-            value, self.at = _DECODER.raw_decode(self.text, self.at)
-        except json.JSONDecodeError:
-            raise self.fail("JSON") from None
-        self._skip()
-        return value
-
-    def name(self) -> str:
-        if self.text.startswith('"', self.at):
-            return str(self.json())
-        return self.match(_PLAIN, "a name")
-
-    def number_value(self) -> float:
-        return float(self.match(_NUMBER, "a number"))
-
-    def integer(self) -> int:
-        try:
-            return int(self.match(_NUMBER, "a whole number"))
-        except ValueError:
-            raise self.fail("a whole number") from None
-
-    def sequence(self, item: Callable[[], _T], opening: str = "(", closing: str = ")") -> tuple[_T, ...]:
-        self.expect(opening)
-        items: list[_T] = []
-        while not self.accept(closing):
-            if items:
-                self.expect(",")
-            items.append(item())
-        return tuple(items)
-
-    def axis(self) -> Axis:
-        name = self.name()
-        self.expect(":")
-        size = self.integer()
-        self.expect("/")
-        return Axis(name, size, self.integer())
-
-    def placement(self) -> Placement:
-        try:
-            return parse_placement(self.match(_PLACEMENT, "a placement"))
-        except ShardingError as error:
-            raise self.fail(f"a placement ({error})") from error
-
-    def placements(self) -> Placements:
-        try:
-            return parse_placements(self.match(_PLACEMENTS, "placements"))
-        except ShardingError as error:
-            raise self.fail(f"placements ({error})") from error
-
-    def numbered(self) -> tuple[int, tuple[int, ...]]:
-        index = self.integer()
-        self.expect(":")
-        return index, self.sequence(self.integer, "[", "]")
-
-    def range(self) -> tuple[int, int]:
-        start = self.integer()
-        self.expect(":")
-        return start, self.integer()
-
-    def arrow(self) -> tuple[int, int]:
-        start = self.integer()
-        self.expect("->")
-        return start, self.integer()
-
-    def start(self) -> Start:
-        axes = self.sequence(self.axis)
-        return Start(axes, self.labelled("rows"))
-
-    def labelled(self, label: str) -> int:
-        self.expect(f"{label}=")
-        return self.integer()
-
-    def definition(self) -> Operand | None:
-        if self.text[self.at : self.at + 2] in ("_ ", "_,"):
-            self.expect("_")
-            return None
-        name = self.name()
-        self.expect(":")
-        shape = self.sequence(self.integer, "[", "]")
-        placements = self.placements()
-        return Operand(name, shape, self.number_value(), placements)
-
-    def operand(self) -> Operand:
-        operand = self.definition()
-        if operand is None:
-            raise self.fail("a value")
-        return operand
-
-    def end(self) -> None:
-        if self.at < len(self.text):
-            raise self.fail("the end of the line")
+def _attrs(line: Line) -> tuple[tuple[str, Attr], ...]:
+    column = line.at
+    found = line.json()
+    if isinstance(found, dict):
+        attrs = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in found.items())
+        if all(is_plain(key) and _is_attr(value) for key, value in attrs):
+            return attrs
+    line.at = column
+    raise line.fail("attributes, each a whole number, a number, a text or a list of one of these,")
 
 
-def _attr(value: object) -> Attr:
-    # bool is no attribute type of ONNX, so whatever JSON holds besides lists is one already
-    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+def _is_attr(value: object) -> bool:
+    """Whether a value may be an attribute; bool is no type of those."""
+    items = value if isinstance(value, tuple) else (value,)
+    kinds = {type(item) for item in items}
+    if len(kinds) > 1 or not kinds <= {int, float, str}:
+        return False
+    return all(
+        is_plain(item) if isinstance(item, str) else isinstance(item, float) or abs(item) < MAX_WHOLE for item in items
+    )
 
 
 class _Scope:
@@ -355,7 +226,7 @@ class _Scope:
         if operand is not None:
             self.operands[operand.value] = operand
 
-    def find(self, line: _Line) -> Operand:
+    def find(self, line: Line) -> Operand:
         column = line.at
         name = line.name()
         if name not in self.operands:
@@ -363,14 +234,14 @@ class _Scope:
             raise line.fail("the name of a value defined before")
         return self.operands[name]
 
-    def find_optional(self, line: _Line) -> Operand | None:
+    def find_optional(self, line: Line) -> Operand | None:
         if line.text[line.at : line.at + 2] in ("-,", "-)"):
             line.expect("-")
             return None
         return self.find(line)
 
 
-def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
+def _parse_instruction(line: Line, scope: _Scope) -> Instruction:
     outputs: list[Operand | None] = []
     while not line.accept("="):
         if outputs:
@@ -382,17 +253,17 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
         return _parse_move(line, kind, inputs, outputs)
     if line.accept("bytes="):
         return _parse_copy(line, kind, inputs, outputs)
-    attrs = line.json() if line.text.startswith("{", line.at) else {}
+    attrs = _attrs(line) if line.text.startswith("{", line.at) else ()
     line.expect("op=")
     name = line.name()
     line.expect("phase=")
     phase = line.match(re.compile("|".join(Phase)), "a phase")
     line.expect("block=")
-    block = line.integer()
+    block = line.integer(-1)
     op = Op(
         name=name,
         kind=kind,
-        attrs=tuple((key, _attr(value)) for key, value in attrs.items()) if isinstance(attrs, dict) else (),
+        attrs=attrs,
         phase=Phase(phase),
         block=block,
         origin=line.name() if line.accept("origin=") else "",
@@ -401,22 +272,20 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
     )
     constants = line.sequence(line.numbered) if line.accept("constants=") else ()
     start = line.start() if line.accept("start=") else None
-    kept = line.number_value() if line.accept("kept=") else 0.0
+    kept = line.size() if line.accept("kept=") else 0.0
     return Compute(op, inputs, tuple(outputs), constants, start, kept)
 
 
-def _parse_copy(
-    line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
-) -> HostCopy:
+def _parse_copy(line: Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> HostCopy:
     values = (*inputs, *outputs)
     if kind not in ("offload", "fetch") or len(values) != 2 or values[0] is None or values[1] is None:
         raise line.fail("offload or fetch of one value before its bytes,")
-    size = line.number_value()
+    size = line.size()
     return Offload(values[0], values[1], size) if kind == "offload" else Fetch(values[0], values[1], size)
 
 
 def _parse_move(
-    line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+    line: Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
 ) -> Collective | Slice | Exchange:
     (axis,) = line.sequence(line.axis) or (None,)
     if axis is None or len(inputs) != 1 or len(outputs) != 1:
@@ -429,7 +298,7 @@ def _parse_move(
         line.expect("fill=")
         fill = line.name()
         line.expect("bytes=")
-        return Exchange(axis, dim, before, after, fill, operand, result, line.number_value())
+        return Exchange(axis, dim, before, after, fill, operand, result, line.size())
     if kind != "slice" and kind not in set(CollectiveKind):
         raise line.fail(f"one of {', '.join(CollectiveKind)}, slice, exchange before the axis, not {kind},")
     column = line.at
@@ -442,11 +311,11 @@ def _parse_move(
         line.at = column
         raise line.fail(f"placements that {kind} turns into each other")
     line.expect("bytes=")
-    size = line.number_value()
+    size = line.size()
     return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
 
 
-def _parse_segment(header: _Line, lines: Sequence[_Line], earlier: Sequence[Segment]) -> Segment:
+def _parse_segment(header: Line, lines: Sequence[Line], earlier: Sequence[Segment]) -> Segment:
     kind = header.integer()
     phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
     header.end()
@@ -500,7 +369,7 @@ def _found(kind: int, phase: SegmentPhase, earlier: Sequence[Segment]) -> Iterab
     return saved_for(kind, phase, table)
 
 
-def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
+def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     index = header.integer()
     header.expect("devices=")
     first = header.integer()
@@ -524,14 +393,14 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
         found = hosted if line.accept("hosted") else resident
         if found is resident:
             line.expect("resident")
-        category = Category(line.match(re.compile("|".join(Category)), "a category"))
+        category = Category(line.match(_RESIDENT, "a category of memory that outlives a step"))
         line.expect(":")
-        found.append(Resident(category, line.number_value()))
+        found.append(Resident(category, line.size()))
         line.end()
     return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted))
 
 
-def _parse_crossing(header: _Line, lines: Sequence[_Line]) -> Crossing:
+def _parse_crossing(header: Line, lines: Sequence[Line]) -> Crossing:
     sender, receiver = header.arrow()
     phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
     tensor = header.name()
@@ -560,31 +429,43 @@ def parse_program(text: str) -> Program:
     Raises:
         ProgramError: If the text is malformed; the message points at the place.
     """
-    groups: list[list[_Line]] = []
-    for number, raw in enumerate(text.splitlines(), start=1):
-        if not raw.strip():
+    groups: list[list[Line]] = []
+    for number, raw in enumerate(text.split("\n"), start=1):
+        if not raw.strip() or raw.lstrip().startswith(COMMENT):
             continue
         if raw.startswith(" ") and groups:
-            groups[-1].append(_Line(number, raw))
+            groups[-1].append(Line(number, raw))
         else:
-            groups.append([_Line(number, raw)])
-    if not groups or groups[-1][0].text != "end":
-        raise ProgramError("the text of the program does not finish with 'end'", hint="the file may have been cut off")
-    (head, *_), *body = groups[:-1] or [[_Line(1, "end")]]
+            groups.append([Line(number, raw)])
+    (head, *rest), *body = groups or [[Line(1, "")]]
     head.expect("program")
     schedule = head.name()
     head.expect("microbatches=")
-    num_microbatches = head.integer()
+    num_microbatches = head.integer(1)
     head.end()
+    if rest:
+        raise rest[0].fail("a stage, without spaces before it,")
     stages: list[StageProgram] = []
     segments: list[Segment] = []
     crossings: list[Crossing] = []
+    ended = False
     for header, *lines in body:
+        if ended:
+            raise header.fail("nothing after 'end'")
         if header.accept("stage"):
             stages.append(_parse_stage(header, lines))
         elif header.accept("crossing"):
             crossings.append(_parse_crossing(header, lines))
-        else:
-            header.expect("segment")
+        elif header.accept("segment"):
             segments.append(_parse_segment(header, lines, segments))
+        elif header.accept("end"):
+            header.end()
+            ended = True
+        else:
+            raise header.fail("stage, segment, crossing or end")
+    if not ended:
+        last = groups[-1][-1].number
+        raise ProgramError(
+            f"line {last}: the text of the program does not finish with 'end'", hint="the file may have been cut off"
+        )
     return Program(tuple(stages), tuple(segments), schedule, num_microbatches, tuple(crossings))

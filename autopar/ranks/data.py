@@ -51,19 +51,21 @@ class Weights:
     matrices with variance 1 over their number of rows, scales 1, shifts 0. Moments are 0.
 
     Args:
-        workload: The model.
+        workload: The model; None if all is drawn.
         graph: Its graph.
         seed: Any number.
     """
 
-    def __init__(self, workload: Workload, graph: Graph, seed: int) -> None:
+    def __init__(self, workload: Workload | None, graph: Graph, seed: int) -> None:
         self._graph = graph
         self._seed = seed
         self._roles = {state.input: state.role for state in graph.states}
         self._uses = graph.consumers()
         self.num_given = 0
         self._given: Mapping[str, Callable[[], Array]]
-        if workload.source.startswith(ZOO):
+        if workload is None:
+            self._given = {}
+        elif workload.source.startswith(ZOO):
             assert not isinstance(workload.model, str), "a model of the zoo is in memory"
             values = models.initial_values(workload.model, seed)
             self._given = {name: lambda array=array: array for name, array in values.items()}  # type: ignore[misc]

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import JobError
+from autopar.cost import CostModel
+from autopar.errors import JobError, ProgramError
 from autopar.ir.graph import Graph, Role
 from autopar.plan import Plan
+from autopar.program.files import is_program
+from autopar.program.listing import Listing, Origin, open_listing, read_listing, summary
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback
@@ -27,7 +30,8 @@ from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
 from autopar.ranks.samples import cut, joined, num_parts
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
-from autopar.workload import Workload, open_plan
+from autopar.task import program_costs
+from autopar.workload import Workload, open_plan, open_workload
 
 Array = NDArray[Any]
 
@@ -38,29 +42,26 @@ class Job:
 
     Attributes:
         request: The request.
-        plan: The plan.
-        workload: Its model.
-        lowered: The plan as a program.
+        summary: The plan or program in one line.
+        lowered: The program, with the graph it computes.
+        part: The graph that a microbatch, or each of its parts, runs through on one device.
         parts: Parts of a microbatch that are normalised on their own.
+        workload: The model that weights are taken from; None if they are drawn.
+        costs: What the predicted seconds follow from.
     """
 
     request: RunRequest
-    plan: Plan
-    workload: Workload
+    summary: str
     lowered: Lowered
+    part: Graph
     parts: int
-
-    @property
-    def reference(self) -> Graph:
-        """The graph that a microbatch, or each of its parts, runs through on one device."""
-        if self.parts == 1:
-            return self.lowered.graph
-        return self.workload.folded(self.plan.microbatch // self.parts).graph
+    workload: Workload | None
+    costs: CostModel
 
     @property
     def constants(self) -> Mapping[str, Array]:
-        """The constants of that graph, with the loss scaled to a mean over all it runs on."""
-        return scaled_constants(self.reference, self.lowered.program.num_microbatches * self.parts)
+        """The constants of `part`, with the loss scaled to a mean over all it runs on."""
+        return scaled_constants(self.part, self.lowered.program.num_microbatches * self.parts)
 
     @property
     def tolerance(self) -> float:
@@ -71,35 +72,64 @@ class Job:
         return max(TOLERANCES[dtype] for dtype in types)
 
 
-def check_request(request: RunRequest) -> Plan:
-    """Return the plan of a request.
+def check_request(request: RunRequest) -> Plan | Listing:
+    """Return the plan or the program of a request.
 
     Raises:
         PlanError: If there is no such plan.
+        ProgramError: If there is no such program, or its text is malformed.
+        GraphError: If the text of the program's graph is.
         JobError: If it needs another number of ranks.
     """
-    plan = Plan.load(request.plan)
-    devices = max(stage.devices[1] for stage in plan.stages)
+    found = read_listing(request.plan) if is_program(request.plan) else Plan.load(request.plan)
+    stages = found.program.stages if isinstance(found, Listing) else found.stages
+    devices = max((stage.devices[1] for stage in stages), default=0)
     if request.ranks != devices:
-        raise JobError(
-            f"the plan is for {devices} GPUs, not for {request.ranks} ranks",
-            hint=f"use --ranks {devices}, or solve for --gpus {request.ranks}",
+        what, other = (
+            ("program", "") if isinstance(found, Listing) else ("plan", f", or solve for --gpus {request.ranks}")
         )
-    return plan
+        raise JobError(
+            f"the {what} is for {devices} GPUs, not for {request.ranks} ranks", hint=f"use --ranks {devices}{other}"
+        )
+    return found
 
 
 def prepare_job(request: RunRequest) -> Job:
     """Return what a request asks for, lowered and verified.
 
     Raises:
-        AutoparError: If plan, model or request are wrong (`PlanError`, `ModelError`, `JobError`, `ProgramError`).
+        AutoparError: If plan, program, model or request are wrong (`PlanError`, `ModelError`, `JobError`, ...).
     """
-    plan = check_request(request)
-    workload = open_plan(plan, request.model)
+    found = check_request(request)
+    return _job_of_plan(request, found) if isinstance(found, Plan) else _job_of_listing(request, found)
+
+
+def _job_of_plan(request: RunRequest, plan: Plan) -> Job:
+    workload, costs = open_plan(plan, request.model), run_costs(plan.job)
     folded = workload.folded(plan.microbatch)
-    program = lower(plan, folded, run_costs(plan.job))
+    program = lower(plan, folded, costs)
     verify_program(program, folded)
-    return Job(request, plan, workload, Lowered(program, folded), num_parts(program, folded.graph))
+    parts = num_parts(program, folded.graph)
+    part = folded.graph if parts == 1 else workload.folded(plan.microbatch // parts).graph
+    return Job(request, plan.summary, Lowered(program, folded), part, parts, workload, costs)
+
+
+def _job_of_listing(request: RunRequest, listing: Listing) -> Job:
+    folded, program = open_listing(listing), listing.program
+    origin = Origin(request.model, listing.origin.dims if listing.origin else ()) if request.model else listing.origin
+    workload = None if origin is None else open_workload(origin.source, dims=dict(origin.dims))
+    costs = program_costs(
+        program.num_devices, cluster=request.cluster, stack=request.stack, precision=request.precision
+    )
+    parts = num_parts(program, folded.graph)
+    if parts > 1 and listing.part is None:
+        raise ProgramError(
+            f"devices normalise a microbatch in {parts} parts, and the text has no graph of a part to compare with",
+            hint="append the graph of the samples of one device",
+        )
+    return Job(
+        request, summary(program), Lowered(program, folded), listing.part or folded.graph, parts, workload, costs
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -235,17 +265,17 @@ def run_rank(
     engine.clear()
     progress(Progress("compare", 0, len(steps)))
     lowered = job.lowered
-    single = OneDevice(job.reference, job.constants, memory, engine)
+    single = OneDevice(job.part, job.constants, memory, engine)
     compared, alone, total = [], 0.0, len(steps)
     while steps:
         comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
         compared.append(comparison)
         progress(Progress("compare", len(compared), total))
-    timeline, predicted = predict(lowered.program, run_costs(job.plan.job))
+    timeline, predicted = predict(lowered.program, job.costs)
     steady = [clocks[1:] or clocks for clocks in seconds]
     return RunReport(
-        summary=job.plan.summary,
-        model=job.plan.model.name,
+        summary=job.summary,
+        model=lowered.graph.name,
         ranks=job.request.ranks,
         backend=job.request.backend,
         device=device,
@@ -278,7 +308,7 @@ def _compare(
     data = [
         part
         for index in range(job.lowered.program.num_microbatches)
-        for part in cut(batches(step.number, index), job.reference, job.parts)
+        for part in cut(batches(step.number, index), job.part, job.parts)
     ]
     known = step.before or {}
     content = [state for state in graph.states if state.role is not Role.GRADIENT]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run of a plan.
+    """A run of a plan, or of a program.
 
     Attributes:
-        plan: Path of the plan.
+        plan: Path of the plan, or of the program (`autopar.program.listing`).
         ranks: Number of processes.
         backend: "gloo" (CPU) or "nccl" (one GPU per process).
         steps: Steps to run; the first one warms up.
@@ -17,6 +17,9 @@ class RunRequest:
         seed: Seed of weights and data.
         tolerance: Relative error allowed; None for that of the parameters' element type.
         threads: Threads per process on the CPU.
+        cluster: What seconds are predicted for if a program is run: preset name or YAML file. A plan has its own.
+        stack: The software stack, likewise.
+        precision: What is stored in which precision, likewise.
     """
 
     plan: str
@@ -27,6 +30,9 @@ class RunRequest:
     seed: int = 0
     tolerance: float | None = None
     threads: int = 1
+    cluster: str = "h100"
+    stack: str = "default"
+    precision: str = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class RunReport:
     """Result of a run.
 
     Attributes:
-        summary: The plan in one line.
+        summary: The plan or program in one line.
         model: Name of the model.
         ranks: Number of processes.
         backend: What they communicated with.

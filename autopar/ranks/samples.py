@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover.per_device import PER_DEVICE
 from autopar.errors import JobError
 from autopar.ir.graph import Graph
-from autopar.program.records import Compute, Program
+from autopar.program.listing import part_counts
+from autopar.program.records import Program
 from autopar.ranks.unpartitioned import Unpartitioned
 
 Array = NDArray[Any]
@@ -31,19 +31,14 @@ def num_parts(program: Program, graph: Graph) -> int:
     Raises:
         JobError: If ops differ in that, so that no step on one device computes the same.
     """
-    found = {
-        graph.values[each.op.inputs[0]].shape[0] // each.inputs[0].shape[0]
-        for segment in program.segments
-        for each in segment.instructions
-        if isinstance(each, Compute) and each.op.attr(PER_DEVICE) and each.inputs[0] is not None
-    }
+    found = part_counts(program, graph)
     if len(found) > 1:
         numbers = ", ".join(map(str, sorted(found)))
         raise JobError(
             f"layers normalise microbatches in different numbers of parts ({numbers}): nothing to compare with",
             hint="solve with --sync-batchnorm, or pin the axes that shard the batch",
         )
-    return found.pop() if found else 1
+    return max(found, default=1)
 
 
 def cut(data: Mapping[str, Array], graph: Graph, parts: int) -> list[dict[str, Array]]:

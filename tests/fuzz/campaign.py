@@ -55,7 +55,7 @@ def prepare(kinds: Sequence[str], folder: Path) -> Seeds:
     """Import what runs need, and return files that cases are mutations of.
 
     Raises:
-        RuntimeError: If a command that is right does not print a plan.
+        RuntimeError: If a command that is right does not print a plan or a program.
     """
     for name in (*_IMPORTED, *(package for kind in kinds for package in KINDS[kind].packages)):
         importlib.import_module(name)
@@ -64,6 +64,11 @@ def prepare(kinds: Sequence[str], folder: Path) -> Seeds:
         done = run(Case((*command, "--json"), {}), folder / name)
         if done.code != 0:
             raise RuntimeError(f"{' '.join(command)} does not print a plan:\n{done.err.decode(errors='replace')}")
+        seeds[name] = done.out
+    for name, plan in right.SEED_PROGRAMS.items():
+        done = run(Case(("explain", "plan.json", "--program"), {"plan.json": seeds[plan]}), folder / name)
+        if done.code != 0:
+            raise RuntimeError(f"the program of {plan} is not printed:\n{done.err.decode(errors='replace')}")
         seeds[name] = done.out
     return seeds
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.fuzz import edges, formats, octets, protos, right, trees
+from tests.fuzz import edges, formats, lines, octets, protos, right, trees
 from tests.fuzz.cases import Case, Maker, Seeds
 
 _BYTES = 0.15
@@ -45,6 +45,12 @@ def _plan(random: Random, seeds: Seeds) -> Case:
     data = _file(random, json.loads(right_plan), formats.as_json)
     command = random.choice(right.PLAN_COMMANDS)
     return Case(command, {"plan.json": data, "other.json": right_plan})
+
+
+def _program(random: Random, seeds: Seeds) -> Case:
+    text = seeds[random.choice(list(right.SEED_PROGRAMS))]
+    data = octets.mutated(random, text) if random.random() < _BYTES else lines.mutated(random, text)
+    return Case(random.choice(right.PROGRAM_COMMANDS), {"program.txt": data})
 
 
 def _of_yaml(name: str, files: Mapping[str, Any], commands: tuple[tuple[str, ...], ...]) -> Maker:
@@ -129,6 +135,7 @@ _YAML = {
 KINDS: Mapping[str, Kind] = {
     "onnx": Kind(_onnx, 3),
     "plan": Kind(_plan, 3),
+    "program": Kind(_program, 2),
     "cluster": Kind(_YAML["cluster"], 2),
     "stack": Kind(_YAML["stack"], 1),
     "pins": Kind(_YAML["pins"], 0.5),

@@ -39,6 +39,15 @@ PLAN_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("export", "plan.json", "--to", "onnx", "-o", "model.onnx"),
 )
 
+SEED_PROGRAMS: Mapping[str, str] = {"program-dp": "plan-dp", "program-pp": "plan-pp", "program-tp": "plan-tp"}
+"""Programs that cases of the kind `program` are mutations of, by the plans they are printed from."""
+
+PROGRAM_COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("simulate", "program.txt"),
+    ("simulate", "program.txt", "--json", "--critical-path"),
+    ("simulate", "program.txt", "--trace", "trace.json", "--flat", "--cluster", "a100", "--precision", "fp32"),
+)
+
 _DEVICE = {
     "name": "mine",
     "peaks": {"half": "312 TFLOP/s", "single": "19.5 TFLOP/s"},

@@ -1,5 +1,7 @@
 """The laws of programs. `verify_program` refuses what would compute nonsense, deadlock or be costed wrongly."""
 
+from collections.abc import Callable
+
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.folding.fold import Folded
@@ -18,7 +20,12 @@ __all__ = ["verify_program"]
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
 
 
-def verify_program(program: Program, folded: Folded | None = None, rules: Rules | None = None) -> None:
+def verify_program(
+    program: Program,
+    folded: Folded | None = None,
+    rules: Rules | None = None,
+    doubt: Callable[[str], None] | None = None,
+) -> None:
     """Check that a program keeps the laws.
 
     - The schedule is known, has backwards if the program trains, and gets every microbatch through the stages: none
@@ -41,6 +48,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
         program: What to check.
         folded: The graph it was lowered from; None to look at the program by itself.
         rules: The rules of that graph's ops; None to believe whatever is claimed of ops.
+        doubt: Told, in a sentence, of an op that runs by no strategy of its rule; None to raise an error.
 
     Raises:
         ProgramError: If it does not; the message prints the surrounding instructions.
@@ -68,7 +76,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
             if segment.saved:
                 raise ProgramError(f"{title(segment)} saves values but the program has no backward")
     if folded is not None:
-        verify_graph(program, folded, rules)
+        verify_graph(program, folded, rules, doubt)
         verify_hosted(program, folded)
 
 

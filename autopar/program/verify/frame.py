@@ -4,8 +4,10 @@ from functools import lru_cache
 from itertools import product
 
 from autopar.errors import ProgramError
+from autopar.limits import MAX_DEVICES, MAX_MICROBATCHES
 from autopar.program.records import Program, SegmentPhase
 from autopar.schedule import SCHEDULES, Schedule, Task, follow
+from autopar.sharding import Mesh
 
 
 def verify_frame(program: Program) -> None:
@@ -23,8 +25,8 @@ def verify_frame(program: Program) -> None:
     if schedule.trains != program.trains:
         having = "has" if program.trains else "has no"
         raise ProgramError(f"the program {having} backward segments, which schedule {program.schedule!r} does not fit")
-    if program.num_microbatches < 1:
-        raise ProgramError(f"{program.num_microbatches} microbatches", hint="at least 1")
+    if not 1 <= program.num_microbatches <= MAX_MICROBATCHES:
+        raise ProgramError(f"{program.num_microbatches} microbatches", hint=f"from 1 to {MAX_MICROBATCHES}")
     if not program.stages:
         raise ProgramError("the program has no stages")
     forwards = {segment.kind for segment in program.segments if segment.phase is SegmentPhase.FORWARD}
@@ -41,6 +43,14 @@ def verify_frame(program: Program) -> None:
                 raise ProgramError(f"{where} has the devices of stage {turn} and another mesh or other placements")
         elif stage.devices[0] != device or stage.num_devices < 1:
             raise ProgramError(f"{where} has devices {stage.devices}, the previous one ends at {device}")
+        if stage.devices[1] > MAX_DEVICES:
+            raise ProgramError(f"{where} has devices {stage.devices}", hint=f"there are at most {MAX_DEVICES}")
+        sizes = {axis.name: axis.size for axis in stage.mesh.axes}
+        if stage.mesh != Mesh.of(**sizes):
+            raise ProgramError(
+                f"{where} has mesh {stage.mesh}, whose strides are not those of a grid, or two axes of one name",
+                hint=f"the strides are {', '.join(f'{axis.name}: {axis.stride}' for axis in Mesh.of(**sizes).axes)}",
+            )
         if stage.mesh.size != stage.num_devices:
             raise ProgramError(f"{where} has {stage.num_devices} devices and mesh {stage.mesh} of {stage.mesh.size}")
         if not stage.blocks:

@@ -4,13 +4,14 @@ A value of a program is some tensor of the graph: parts say which one at the edg
 names, a collective hands on what it reads. So it can be followed by name who reads what.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.folding.fold import BlockKind, Folded
-from autopar.ir.graph import Op, Role
+from autopar.ir.functions import DOMAIN, FUNCTIONS
+from autopar.ir.graph import Attr, Graph, Op, Role
 from autopar.program.kinds import graph_kind
 from autopar.program.records import (
     HOST_PHASES,
@@ -32,8 +33,14 @@ from autopar.program.verify.shapes import whole_shape
 from autopar.sharding import Mesh, format_placements
 
 
-def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
+def verify_graph(program: Program, folded: Folded, rules: Rules | None, doubt: Callable[[str], None] | None) -> None:
     """Check that a program computes a graph, and runs its ops by their rules if these are given.
+
+    Args:
+        program: The program.
+        folded: The graph.
+        rules: The rules of its ops; None to believe whatever is claimed of them.
+        doubt: Told of an op that runs by no strategy of its rule; None to raise an error.
 
     Raises:
         ProgramError: If it does not.
@@ -44,7 +51,7 @@ def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
     table, tensors, states = program.table(), _Tensors(), _States.of(folded)
     meshes = {kind: stage.mesh for stage in program.stages for kind in stage.blocks}
     for kind, mesh in sorted(meshes.items()):
-        _Check(folded, kind, mesh, rules, tensors, states).run(table)
+        _Check(folded, kind, mesh, rules, tensors, states, doubt).run(table)
     verify_exchanges(program, folded, tensors.of)
 
 
@@ -75,8 +82,16 @@ class _Check:
     """Follows the values of one kind of block."""
 
     def __init__(
-        self, folded: Folded, number: int, mesh: Mesh, rules: Rules | None, tensors: _Tensors, states: _States
+        self,
+        folded: Folded,
+        number: int,
+        mesh: Mesh,
+        rules: Rules | None,
+        tensors: _Tensors,
+        states: _States,
+        doubt: Callable[[str], None] | None,
     ) -> None:
+        self._doubt = doubt
         self._graph, self._number, self._mesh, self._rules, self._tensors = folded.graph, number, mesh, rules, tensors
         self._kind: BlockKind = folded.kinds[graph_kind(folded, number)]
         self._ops = {op.name: op for op in self._kind.ops}
@@ -157,6 +172,9 @@ class _Check:
         self._done.add(op.name)
         if (op.inputs, op.outputs) != (original.inputs, original.outputs):
             raise fault(segment, index, f"op {op.name!r} reads and defines other values in the graph")
+        problem = _form_problem(compute, original, self._graph)
+        if problem:
+            raise fault(segment, index, problem)
         if segment.phase not in _phases(original):
             raise fault(segment, index, f"op {op.name!r} belongs to the {segment_phase(original.phase)} segment")
         for name, operand in zip(op.inputs, compute.inputs, strict=True):
@@ -177,8 +195,10 @@ class _Check:
             if rule is None or rule.kind != original.kind:
                 raise fault(segment, index, f"there is no rule for op {op.name!r} of kind {original.kind}")
             problem = strategy_problem(compute, original, rule, around, self._graph, self._mesh)
-            if problem:
+            if problem and self._doubt is None:
                 raise fault(segment, index, problem)
+            if problem and self._doubt is not None:
+                self._doubt(problem)
 
     def _verify_shape(self, segment: Segment, index: int | None, operand: Operand, tensor: str) -> None:
         """Check that a value is the block of its tensor that its placements say."""
@@ -206,6 +226,43 @@ class _Check:
                 raise ProgramError(f"{title(segment)} stores {tensor!r} in {store.target!r}")
             else:
                 self._written.add(tensor)
+
+
+def _form_problem(compute: Compute, original: Op, graph: Graph) -> str:
+    """Return how an op differs from that of the graph in what no shard changes; "" if it does not.
+
+    On a shard a number may be divided, an entry of a list may be smaller, and the content of a constant another one. A
+    function of domain `autopar` that is told where its block starts may be in the op's place.
+    """
+    op = compute.op
+    if compute.start is None:
+        if op.kind != original.kind:
+            return f"op {op.name!r} is {op.kind}, and {original.kind} in the graph"
+        if [name for name, _ in op.attrs] != [name for name, _ in original.attrs]:
+            return f"op {op.name!r} has other attributes than in the graph"
+        for (name, value), (_, whole) in zip(op.attrs, original.attrs, strict=True):
+            if not _is_share(value, whole):
+                return f"attribute {name!r} of op {op.name!r} is {value!r}, and {whole!r} in the graph"
+    elif not op.kind.startswith(f"{DOMAIN}::") or op.kind not in FUNCTIONS:
+        return f"op {op.name!r} is {op.kind}, which cannot be told where its block starts"
+    for index, content in compute.constants:
+        held = graph.constants.get(op.inputs[index]) if 0 <= index < len(op.inputs) else None
+        if held is None or held.size != len(content):
+            return f"input {index} of op {op.name!r} is no constant of {len(content)} numbers"
+    return ""
+
+
+def _is_share(value: Attr, whole: Attr) -> bool:
+    """Whether a value of an attribute may be what a shard has of another one."""
+    if value == whole and type(value) is type(whole):
+        return True
+    if isinstance(value, int) and isinstance(whole, int):
+        return 0 < value < whole and whole % value == 0
+    if not isinstance(value, tuple) or not isinstance(whole, tuple) or len(value) != len(whole):
+        return False
+    return all(
+        isinstance(own, int) and isinstance(old, int) and 0 <= own <= old for own, old in zip(value, whole, strict=True)
+    )
 
 
 def _phases(op: Op) -> tuple[SegmentPhase, ...]:
