@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from autopar.degrees import Degrees
     from autopar.display import show_progress
     from autopar.frameworks import export
+    from autopar.ir.graph import Graph
     from autopar.partitioning import partition
     from autopar.pins import Choices, Pins
     from autopar.plan import Plan
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Choices",
     "Degrees",
+    "Graph",
     "Pins",
     "Plan",
     "__version__",
@@ -49,6 +51,7 @@ _HOMES = {
     "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
     "find_gpus": "autopar.sizing.gpus",
+    "Graph": "autopar.ir.graph",
     "Choices": "autopar.pins",
     "Pins": "autopar.pins",
     "Plan": "autopar.plan",

@@ -23,6 +23,7 @@ from autopar.sharding import Axis, Mesh
 if TYPE_CHECKING:  # what the methods for notebooks return
     import pandas
 
+    from autopar.ir.graph import Graph
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
@@ -650,6 +651,15 @@ class Plan:
     def explain(self, *, ops: bool = False) -> "Text":
         """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
         return Text(import_module("autopar.report").format_explain(self, ops=ops))
+
+    def graph(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Graph":
+        """Return what one microbatch of the plan computes, on one device; the whole step in training.
+
+        `Graph.to_networkx` has it for the algorithms of networkx.
+        """
+        workload = import_module("autopar.workload").open_plan(self, model, cache_dir=cache_dir)
+        graph: Graph = workload.folded(self.microbatch).graph
+        return graph
 
     def program(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Text":
         """Return the distributed program of the plan as text, which `autopar.simulate_program` reads from a file."""

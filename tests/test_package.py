@@ -8,7 +8,20 @@ import pytest
 
 import autopar
 
-HEAVY = ("onnx", "ortools", "highspy", "pulp", "onnxruntime", "torch", "rich", "click", "numpy", "bokeh", "matplotlib")
+HEAVY = (
+    "onnx",
+    "networkx",
+    "ortools",
+    "highspy",
+    "pulp",
+    "onnxruntime",
+    "torch",
+    "rich",
+    "click",
+    "numpy",
+    "bokeh",
+    "matplotlib",
+)
 
 
 def _modules_after(statement: str) -> set[str]:

@@ -18,7 +18,7 @@ from autopar.units import format_bytes
 if TYPE_CHECKING:
     from autopar.solvers import Solver
 
-_PACKAGES = ("numpy", "numba", "onnx", "highspy", "ortools", "pulp", "msgspec", "click", "rich")
+_PACKAGES = ("numpy", "numba", "onnx", "highspy", "ortools", "pulp", "msgspec", "networkx", "click", "rich")
 _EXTRAS = {
     "torch": "from_torch, `autopar run` on processes",
     "onnxruntime": "`autopar run`",

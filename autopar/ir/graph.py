@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import networkx
 
 Attr = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """What an op attribute may be. Tensor attributes become constants of the graph when a model is imported."""
@@ -176,6 +180,42 @@ class Graph:
     def producers(self) -> dict[str, Op]:
         """Return the op that defines each value; inputs, states and constants have none."""
         return {name: op for op in self.ops for name in op.outputs if name}
+
+    def to_networkx(self) -> "networkx.MultiDiGraph[str]":
+        """Return the graph for the algorithms of networkx: ops are nodes, what one op reads of another an edge.
+
+        A node of an op has the op's name, and its fields as attributes: `kind`, `phase`, `block`, `origin`, `attrs`,
+        `inputs`, `outputs`. Inputs, states and constants are nodes too, called `%` and their name, of kind "input",
+        "state" (with its `role`) or "constant", with `shape` and `dtype`. An edge has the index of the consumer's input
+        as its key, and `value`, `shape` and `dtype`. `name`, `opset` and `outputs` are attributes of the graph.
+
+        >>> values = {name: Value(name, (8, 4), "float32") for name in ("x", "y", "z")}
+        >>> ops = Op("y", "Relu", ("x",), ("y",), block=0), Op("z", "Add", ("y", "y"), ("z",), block=1)
+        >>> found = Graph("g", 24, values, ("x",), (), {}, ops, ("z",)).to_networkx()
+        >>> list(found.edges(keys=True))
+        [('%x', 'y', 0), ('y', 'z', 0), ('y', 'z', 1)]
+        """
+        import networkx
+
+        found: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(
+            name=self.name, opset=self.opset, outputs=self.outputs
+        )
+        sources = [(name, {"kind": "input"}) for name in self.inputs]
+        sources += [(state.input, {"kind": "state", "role": str(state.role)}) for state in self.states]
+        sources += [(name, {"kind": "constant"}) for name in self.constants]
+        makers = {name: op.name for op in self.ops for name in op.outputs if name}
+        for name, facts in sources:
+            makers[name] = f"%{name}"
+            value = self.values[name]
+            found.add_node(makers[name], **facts, shape=value.shape, dtype=value.dtype)
+        for op in self.ops:
+            own: dict[str, object] = {"kind": op.kind, "phase": str(op.phase), "block": op.block, "origin": op.origin}
+            found.add_node(op.name, **own, attrs=dict(op.attrs), inputs=op.inputs, outputs=op.outputs)
+            for slot, name in enumerate(op.inputs):
+                if name:
+                    value = self.values[name]
+                    found.add_edge(makers[name], op.name, slot, value=name, shape=value.shape, dtype=value.dtype)
+        return found
 
     def consumers(self) -> dict[str, list[Op]]:
         """Return the ops that read each value, in program order, each once."""
