@@ -28,10 +28,10 @@ from autopar.search.branch_and_bound import OVERTIME_SECONDS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
-from autopar.task import Effort, PhaseClock, Task, job_costs, job_stack, prepare, program_costs, rules_for
+from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, program_costs, rules_for
 from autopar.task_search import search_plans
 from autopar.verdict import conclude, searching, simulated
-from autopar.workload import open_plan, open_workload
+from autopar.workload import job_stack, open_plan, open_workload
 
 
 def solve(

@@ -24,7 +24,7 @@ from autopar.discover import Rules
 from autopar.discover.per_device import PER_DEVICE
 from autopar.errors import GraphError, ProgramError
 from autopar.escaping import is_plain, one_line
-from autopar.formulate.fold import Folded, fold
+from autopar.folding.fold import Folded, fold
 from autopar.ir.graph import Graph
 from autopar.ir.text import format_graph, parse_graph
 from autopar.ir.verify import verify
