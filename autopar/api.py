@@ -61,6 +61,7 @@ def solve(
     ray_address: str | None = None,
     pins: str | Path | Pins | Mapping[str, object] | None = None,
     rival: Callable[[Task, Plan], Rival] | None = None,
+    began: float | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -98,6 +99,8 @@ def solve(
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
             `Plan.rival`. It is not asked where there are pins, which it would not keep to.
+        began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
+            start of its process, whose imports take seconds.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -106,7 +109,7 @@ def solve(
         InterruptedSearchError: If it was stopped before the first plan.
         WorkerError: If there is no Ray, or workers keep dying.
     """
-    asked = time.monotonic()
+    asked = time.monotonic() if began is None else began
     effort, crew = Effort(solver, top_k, time_limit, seed), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")

@@ -78,9 +78,11 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "--pin p.yaml --no-cache"
     )
 
+    start = time.monotonic()
     code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
 
     (call,) = api.calls
+    assert start <= call.pop("began") <= time.monotonic(), "a limit of time counts from the start of the command"
     del call["progress"], call["should_stop"], call["rival"]
     assert code == 0
     assert call == {

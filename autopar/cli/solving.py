@@ -10,6 +10,7 @@ from autopar.cli.answers import infeasible_as_json, write_folder
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
+from autopar.cli.invocation import Invocation
 from autopar.cli.options import (
     cache_options,
     echo_json,
@@ -110,6 +111,7 @@ def solve(
                 progress=progress,
                 should_stop=interruption.requested,
                 rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
+                began=context.obj.began if isinstance(context.obj, Invocation) else None,
                 **request,
             )
         try:
