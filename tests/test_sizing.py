@@ -268,7 +268,10 @@ def test_ways_out_are_ways_out(memory: float) -> None:
 
 def _wasteful(task: Task, **_: Any) -> Thrifty:
     """Return a plan that needs much more than others."""
-    return thriftiest(pinned(task, pins_from({"pin": {"recompute": "none", "zero": 0, "stages": 1}})), enough=1e9)
+    return thriftiest(
+        pinned(task, pins_from({"pin": {"recompute": "none", "zero": 0, "stages": 1, "tp": 1, "microbatches": 1}})),
+        enough=1e9,
+    )
 
 
 def test_what_is_missing_and_more_memory_are_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
