@@ -1,6 +1,6 @@
 """The step time made linear: weights of the prices of blocks, whose optimum is a choice of strategies and a bound.
 
-`step_time.py` has the formula, docs/formulation.md why these weights bound it from below.
+`step_time.py` has the formula, docs/bounds.md why these weights bound it from below.
 """
 
 from collections.abc import Iterator, Sequence
