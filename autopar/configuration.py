@@ -288,8 +288,8 @@ def describe(
         num_nodes: Nodes that the devices lie in: of several it matters which devices a stage and an axis have.
     """
     alike = (
-        "equal blocks are sharded alike; values keep one placement between blocks",
-        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+        "repeated layers share one sharding; tensors are not resharded between layers",
+        "partial sums use one reduction type; each split dimension has one chunk count",
     )
     if not space:
         return alike
@@ -338,9 +338,9 @@ def left_words(left: int) -> tuple[str, ...]:
     """Return what is said of configurations that were put aside; `left` is their number."""
     if not left:
         return ()
+    skipped = "1 configuration was" if left == 1 else f"{left} configurations were"
     return (
-        f"put aside: {left} configurations, none of which limits the bound, after work on others like them found no "
-        "better plan (a time limit has them worked on until it ends)",
+        f"{skipped} skipped as unpromising; the bound holds (with --time-limit the search goes on with what is left)",
     )
 
 
@@ -354,17 +354,17 @@ def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor:
     """
     found = []
     if needed:
-        found.append(f"opened: {_offloads(needed)}, since no plan was found that fits without")
+        found.append(f"CPU offload of {_offloads(needed)} was tried because no plan was found that fits without it")
     if reserve:
         found.append(
-            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan of equal stages "
-            f"with it is faster than {format_seconds(floor)}"
+            f"CPU offload of {_offloads(reserve)} was not tried because plans fit without it; pin `offload` to try it "
+            f"(no plan of equal stages with it is faster than {format_seconds(floor)})"
         )
     return tuple(found)
 
 
 def _offloads(hosted: Collection[Hosted]) -> str:
-    names = {Hosted.ACTIVATIONS: "activation offload", Hosted.OPTIMIZER: "optimizer offload"}
+    names = {Hosted.ACTIVATIONS: "activations", Hosted.OPTIMIZER: "optimizer state"}
     return " and ".join(name for own, name in names.items() if own in hosted)
 
 

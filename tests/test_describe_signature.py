@@ -149,7 +149,7 @@ def test_a_reordering_names_all_parts_that_matter() -> None:
 
 @pytest.mark.parametrize(
     ("complete", "words"),
-    [(0.0, ""), (1.4, "no plan that differs from these"), (1.05, "may exist from 1.05 s")],
+    [(0.0, ""), (1.4, "no substantially different plan is faster"), (1.05, "different plan can be faster than 1.05 s")],
 )
 def test_the_list_says_how_complete_it_is(complete: float, words: str) -> None:
     """Up to the last of its plans, or from which time on others may exist; nothing if nothing is known."""

@@ -50,8 +50,8 @@ def test_a_least_objective_that_the_simulator_does_not_rank_first_is_called_prov
     proven, unproven = (
         " ".join(report.format_report(replace(plan, search=own)).split()) for own in (ended, open_still)
     )
-    assert "970 ms is proven to be the least by the formula" in proven
-    assert "the gap left is the bound's weakness" in unproven
+    assert "970 ms is proven optimal by the formula" in proven
+    assert "search complete; the remaining 1.0 % is unproven" in unproven
 
 
 def _without_search(plan: Plan) -> Plan:

@@ -116,14 +116,14 @@ def test_its_time_is_a_tenth_of_the_search(took: float, wanted: float) -> None:
 @pytest.mark.parametrize(
     ("rival", "text"),
     [
-        (FOUND, "dp=8 × pp=1: 1.1 s (+10.0 %); all 90 plans by degrees (1F1B) priced in 2 s"),
+        (FOUND, "dp=8 × pp=1: 1.1 s (+10.0 %); best of all 90 dp/tp/pp combinations (1F1B), tried in 2 s"),
         (
             replace(FOUND, stopped="time limit"),
-            "dp=8 × pp=1: 1.1 s (+10.0 %); 20 of 90 plans by degrees (1F1B), nearest to this one first, priced in 2 s",
+            "dp=8 × pp=1: 1.1 s (+10.0 %); best of 20 of 90 dp/tp/pp combinations (1F1B), tried in 2 s",
         ),
         (
             replace(FOUND, summary="", step_seconds=None, peak_bytes=None),
-            "no plan that fits; all 90 plans by degrees (1F1B) priced in 2 s",
+            "no plan that fits among all 90 dp/tp/pp combinations (1F1B), tried in 2 s",
         ),
     ],
 )

@@ -39,14 +39,12 @@ if TYPE_CHECKING:
 @model_argument
 @job_options(
     gpus_required=False,
-    limit="Seconds until the plan is there, import and verification included; the grid and files come on top.",
+    limit="Time limit in seconds, including import and verification, not the grid baseline or writing files.",
 )
 @sizing_options
 @model_options
 @top_k_option("How many plans to return.")
-@seed_option(
-    "Seed of what solvers draw at random to improve placements; what is proven is so for any, and no plan names it."
-)
+@seed_option("Random seed of the solvers; proofs do not depend on it.")
 @click.option(
     "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
 )

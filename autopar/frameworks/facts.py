@@ -33,6 +33,8 @@ _FEW = 0.001
 """Share of the matrices that may be copied without a word: frameworks copy routers, too."""
 _NAMED = 3
 """Parameters named in a sentence before the rest is counted."""
+_DATA_ROLES = {"dp": "data-parallel", "cp": "context-parallel"}
+"""Roles of an axis on which frameworks replicate weights, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list
     values = folded.graph.values
     parameters = {state.input for state in folded.graph.states if state.role is Role.PARAMETER}
     copied: dict[str, list[str]] = {}
-    split: dict[str, list[str]] = {}
+    split: dict[tuple[str, str], list[str]] = {}
     for block in plan.blocks:
         for op, placed in zip(folded.kinds[block.kind].ops, block.ops, strict=True):
             if op.phase is not Phase.FORWARD:
@@ -242,7 +244,7 @@ def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list
                     if found.role == "tp" and not is_split:
                         copied.setdefault(found.axis.name, []).append(name)
                     elif found.role in ("dp", "cp") and is_split and not found.experts:
-                        split.setdefault(found.axis.name, []).append(name)
+                        split.setdefault((found.axis.name, found.role), []).append(name)
     matrices = sum(value.size for value in folded.graph.parameters if len(value.shape) > 1)
     lost = [
         f"tensor-parallel axis {axis!r} copies {_some(names)}"
@@ -250,7 +252,8 @@ def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list
         if sum(values[name].size for name in set(names)) > _FEW * matrices
     ]
     return lost + [
-        f"ops split {_some(names)} over axis {axis!r}, which splits data elsewhere" for axis, names in split.items()
+        f"tensor-parallel on the {_DATA_ROLES[role]} axis {axis!r}, exported as replicated: {_some(names)}"
+        for (axis, role), names in split.items()
     ]
 
 

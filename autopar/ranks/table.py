@@ -10,7 +10,8 @@ def format_run(report: RunReport) -> str:
     """Return the report of a run."""
     start = "as the model gives them"
     if report.drawn:
-        start = f"{report.drawn} of its tensors drawn, seed {report.seed}"
+        tensors = "tensor" if report.drawn == 1 else "tensors"
+        start = f"{report.drawn} weight {tensors} initialised randomly (seed {report.seed})"
     verdict = "equal within tolerance" if report.passed else "DIFFERENT"
     losses = [f"{step.loss:.6g} in step {step.step}" for step in report.compared if step.loss is not None]
     lines = format_entries(

@@ -75,11 +75,8 @@ def _complete(plan: Plan) -> list[str]:
         return []
     last = max(candidate.objective for candidate in (plan, *plan.alternatives))
     if search.complete >= last * (1 - OPTIMALITY_TOLERANCE):
-        return ["no plan that differs from these in more than details is faster by the formula than the last of them"]
-    return [
-        f"a plan that differs from these in more than details may exist from {format_seconds(search.complete)} "
-        "by the formula on"
-    ]
+        return ["no substantially different plan is faster by the formula than the last of these"]
+    return [f"no substantially different plan can be faster than {format_seconds(search.complete)} by the formula"]
 
 
 def _seconds(plan: Plan) -> float:

@@ -27,7 +27,7 @@ from autopar.units import format_bytes, format_count, format_seconds, parse_quan
 
 WHY_STOPPED: Mapping[str, str] = {
     "optimal": "optimal: the gap is proven to be within tolerance",
-    "exhausted": "exhausted: the whole space was searched, the gap left is the bound's weakness or the solver's limit",
+    "exhausted": "exhausted: search complete; the remaining gap is unproven",
     "time limit": "time limit: a larger --time-limit may find a better plan or a better bound",
     "interrupted": "interrupted: this is the best plan found until then",
 }
@@ -122,7 +122,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         if plan.rival is not None:
             entries.append((plan.rival.method, rival_words(plan.rival, plan)))
         if search.history:
-            entries.append(("on the way", _history(search)))
+            entries.append(("progress", _history(search)))
         if search.cached:
             entries.append(
                 ("from cache", "found before for the same model, cluster and job; --no-cache searches again")
@@ -134,9 +134,11 @@ def why_stopped(search: SearchReport) -> str:
     """Return why a search ended, and what that says of its plan."""
     if search.termination == "exhausted" and search.bound >= search.least * (1 - OPTIMALITY_TOLERANCE):
         return (
-            f"exhausted: {format_seconds(search.least)} is proven to be the least by the formula; the plan of it is "
-            "slower than this one when simulated, does not fit, or is less simple and not noticeably faster"
+            f"exhausted: search complete; {format_seconds(search.least)} is proven optimal by the formula; that plan "
+            "is slower than this one when simulated, does not fit, or is less simple and not noticeably faster"
         )
+    if search.termination == "exhausted":
+        return f"exhausted: search complete; the remaining {100 * search.gap:.1f} % is unproven"
     return WHY_STOPPED.get(search.termination, search.termination)
 
 
@@ -178,12 +180,11 @@ def fullest_stage(plan: Plan, simulated: Simulated) -> tuple[int, StageMemory, f
 def rival_words(rival: Rival, plan: Plan) -> str:
     """Return what another way to search came to, against a plan, and how it was obtained."""
     part = f"{rival.tried:,} of" if rival.stopped else "all"
-    order = ", nearest to this one first," if rival.stopped else ""
-    told = f"{part} {rival.plans:,} plans by degrees ({rival.space}){order} priced in {format_seconds(rival.seconds)}"
+    told = f"{part} {rival.plans:,} dp/tp/pp combinations ({rival.space}), tried in {format_seconds(rival.seconds)}"
     if rival.step_seconds is None:
-        return f"no plan that fits; {told}"
+        return f"no plan that fits among {told}"
     against = format_change(rival.step_seconds, plan.simulated.step_seconds) if plan.simulated is not None else "-"
-    return f"{rival.summary}: {format_seconds(rival.step_seconds)} ({against}); {told}"
+    return f"{rival.summary}: {format_seconds(rival.step_seconds)} ({against}); best of {told}"
 
 
 def _history(search: SearchReport) -> str:
@@ -192,7 +193,8 @@ def _history(search: SearchReport) -> str:
     best = next(point for point in search.history if point.objective == last.objective)
     told = f"first plan after {format_seconds(first.seconds)}"
     if best.objective < first.objective:
-        told += f" ({format_change(first.objective, best.objective)}), best after {format_seconds(best.seconds)}"
+        slower = 100 * (first.objective / best.objective - 1)
+        told += f" ({slower:.1f} % slower than the best), best after {format_seconds(best.seconds)}"
     return told
 
 
@@ -201,7 +203,7 @@ def assumptions(plan: Plan) -> list[tuple[str, str]]:
     schedule = SCHEDULES.get(plan.schedule)
     if schedule is None or not schedule.steps_overlap or len(plan.stages) == 1:
         return []
-    return [("assumes", "a group of devices starts its next step while others finish: no norm of all gradients first")]
+    return [("assumes", "no global gradient-norm clipping: pipeline groups start their next step while others finish")]
 
 
 def notes(simulated: Simulated, without: str = "") -> list[tuple[str, str]]:

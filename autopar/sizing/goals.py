@@ -1,5 +1,6 @@
 """What a number of GPUs is to be found for, and when a plan meets it."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,6 +94,17 @@ class Goal:
         if self.budget is not None:
             return f"a plan at which {self._of(unit)} costs at most {self.budget:g}"
         return "a plan that fits"
+
+    def raised_to(self, least: float) -> str:
+        """Return a hint to raise the goal to a time in seconds or to a price, rounded up to three digits.
+
+        >>> Goal(target_seconds=0.1).raised_to(0.123456), Goal(budget=1.0, gpu_hour_price=2.0).raised_to(71.23)
+        ('raise --target-time to at least 0.124', 'raise --budget to at least 71.3')
+        """
+        digit = 10.0 ** (math.floor(math.log10(least)) - 2)
+        rounded = math.ceil(least / digit * (1 - 1e-9)) * digit
+        option = "--budget" if self.target_seconds is None else "--target-time"
+        return f"raise {option} to at least {rounded:.3g}"
 
     def _of(self, unit: str) -> str:
         return {Per.STEP: "a step", Per.MILLION: f"a million {unit}s", Per.RUN: f"a run of {self.steps} steps"}[

@@ -152,11 +152,10 @@ class Finder:
             InfeasibleError: If no number meets the goal.
             InterruptedSearchError: If it was stopped before one did.
         """
-        least = self._least()
-        if least:
+        if (least := self._least()) is not None:
+            words, hint = least
             raise InfeasibleError(
-                f"no number of GPUs has {self.goal.fact(self.unit)}: {least}, however many there are",
-                hint="a goal that is easier to meet",
+                f"no number of GPUs has {self.goal.fact(self.unit)}: {words}, however many there are", hint=hint
             )
         numbers = counts(self.base, 1, self.most)
         answer = self._fastest(numbers) if self.goal.budget is not None else self._fewest(numbers)
@@ -179,25 +178,25 @@ class Finder:
             hosted=self._with_host([number for number in numbers if number < answer]),
         )
 
-    def _least(self) -> str:
-        """Return what no number of GPUs does better at all, in words, if the goal asks for more; else "".
+    def _least(self) -> tuple[str, str] | None:
+        """Return a lower bound above the goal that holds for every number of GPUs, and a hint; None if none is above.
 
         Whatever the number, a microbatch passes through all ops of its forward and backward pass, each of which is
         launched (the weight passes of different stages may run side by side), and all devices together take as long as
         one that does all the work.
         """
         if self.base.cluster.groups:  # they differ in this
-            return ""
+            return None
         if self.goal.target_seconds is not None:
             floor = self.base.search(self.effort).floor
             seconds = floor.chained_launches() + self.base.costs.stack["step_seconds"]
             if seconds > self.goal.target_seconds:
-                return f"it takes {format_seconds(seconds)} or more"
+                return f"it takes {format_seconds(seconds)} or more", self.goal.raised_to(seconds)
         if self.goal.budget is not None:
             price = self.goal.price(1, self._floor(self.base), self.items)
             if price is not None and price > self.goal.budget:
-                return f"it costs {price:.4g} or more"
-        return ""
+                return f"it costs {price:.4g} or more", self.goal.raised_to(price)
+        return None
 
     def _with_host(self, numbers: Sequence[int]) -> Looked | None:
         """Return the least of the first few numbers on which a plan fits with host memory; None if none is found."""
@@ -404,19 +403,21 @@ class Finder:
     def _nothing(self, numbers: Iterable[int]) -> AutoparError:
         known = [self.looked[number] for number in sorted(self.looked)]
         slow = [own for own in known if own.step_seconds is not None]
-        nearest = ""
+        nearest = ease = ""
         if slow:
             best = min(slow, key=lambda own: own.step_seconds or math.inf)
             cheapest = min(slow, key=lambda own: own.cost or math.inf)
             nearest = f"; the fastest found takes {format_seconds(best.step_seconds or 0.0)} on {best.gpus} GPUs"
             if cheapest.cost is not None:
                 nearest += f", the cheapest costs {cheapest.cost:.4g} on {cheapest.gpus}"
+            missed = best.step_seconds if self.goal.target_seconds is not None else cheapest.cost
+            ease = f", or {self.goal.raised_to(missed)}" if missed is not None else ""
         elif known:
             nearest = f"; {known[-1].gpus} GPUs: {known[-1].why}"
         largest = max(numbers, default=0)
         return InfeasibleError(
             f"no number of GPUs up to {largest} has {self.goal.fact(self.unit)}{nearest}",
-            hint=f"--max-gpus {2 * largest}, or a goal that is easier to meet",
+            hint=f"--max-gpus {2 * largest}{ease}",
         )
 
 
