@@ -172,7 +172,8 @@ class _Check:
         self._done.add(op.name)
         if (op.inputs, op.outputs) != (original.inputs, original.outputs):
             raise fault(segment, index, f"op {op.name!r} reads and defines other values in the graph")
-        problem = _form_problem(compute, original, self._graph)
+        has_halo = any(operand is not None and operand.value in halos for operand in compute.inputs)
+        problem = _form_problem(compute, original, self._graph, has_halo=has_halo)
         if problem:
             raise fault(segment, index, problem)
         if segment.phase not in _phases(original):
@@ -228,11 +229,12 @@ class _Check:
                 self._written.add(tensor)
 
 
-def _form_problem(compute: Compute, original: Op, graph: Graph) -> str:
+def _form_problem(compute: Compute, original: Op, graph: Graph, *, has_halo: bool) -> str:
     """Return how an op differs from that of the graph in what no shard changes; "" if it does not.
 
-    On a shard a number may be divided, an entry of a list may be smaller, and the content of a constant another one. A
-    function of domain `autopar` that is told where its block starts may be in the op's place.
+    On a shard a number may be divided, an entry of a list may be smaller (or larger, as the pads of a transposed
+    convolution that reads a halo), and the content of a constant another one. A function of domain `autopar` that is
+    told where its block starts may be in the op's place.
     """
     op = compute.op
     if compute.start is None:
@@ -241,7 +243,7 @@ def _form_problem(compute: Compute, original: Op, graph: Graph) -> str:
         if [name for name, _ in op.attrs] != [name for name, _ in original.attrs]:
             return f"op {op.name!r} has other attributes than in the graph"
         for (name, value), (_, whole) in zip(op.attrs, original.attrs, strict=True):
-            if not _is_share(value, whole):
+            if not _is_share(value, whole, has_halo=has_halo):
                 return f"attribute {name!r} of op {op.name!r} is {value!r}, and {whole!r} in the graph"
     elif not op.kind.startswith(f"{DOMAIN}::") or op.kind not in FUNCTIONS:
         return f"op {op.name!r} is {op.kind}, which cannot be told where its block starts"
@@ -252,7 +254,7 @@ def _form_problem(compute: Compute, original: Op, graph: Graph) -> str:
     return ""
 
 
-def _is_share(value: Attr, whole: Attr) -> bool:
+def _is_share(value: Attr, whole: Attr, *, has_halo: bool) -> bool:
     """Whether a value of an attribute may be what a shard has of another one."""
     if value == whole and type(value) is type(whole):
         return True
@@ -261,7 +263,8 @@ def _is_share(value: Attr, whole: Attr) -> bool:
     if not isinstance(value, tuple) or not isinstance(whole, tuple) or len(value) != len(whole):
         return False
     return all(
-        isinstance(own, int) and isinstance(old, int) and 0 <= own <= old for own, old in zip(value, whole, strict=True)
+        isinstance(own, int) and isinstance(old, int) and own >= 0 and (own <= old or has_halo)
+        for own, old in zip(value, whole, strict=True)
     )
 
 
