@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from autopar.pins import Choices, Pins
     from autopar.plan import Plan
     from autopar.prediction import predict
+    from autopar.request import JobRequest
     from autopar.scenarios import whatif
     from autopar.sizing.gpus import find_gpus
     from autopar.torch_export import from_torch
@@ -22,6 +23,7 @@ __all__ = [
     "Choices",
     "Degrees",
     "Graph",
+    "JobRequest",
     "Pins",
     "Plan",
     "__version__",
@@ -52,6 +54,7 @@ _HOMES = {
     "Degrees": "autopar.degrees",
     "find_gpus": "autopar.sizing.gpus",
     "Graph": "autopar.ir.graph",
+    "JobRequest": "autopar.request",
     "Choices": "autopar.pins",
     "Pins": "autopar.pins",
     "Plan": "autopar.plan",

@@ -22,6 +22,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, never, silent
+from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
 from autopar.search.branch_and_bound import OVERTIME_SECONDS
@@ -115,7 +116,7 @@ def solve(
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.get_ready()
     end = math.inf if time_limit is None else asked + time_limit + OVERTIME_SECONDS
-    task = prepare(
+    request = JobRequest(
         model,
         gpus=gpus,
         cluster=cluster,
@@ -128,11 +129,11 @@ def solve(
         sync_batchnorm=sync_batchnorm,
         stack=stack,
         precision=precision,
-        cache_dir=cache_dir,
-        progress=progress,
         pins=pins,
-        should_stop=lambda: time.monotonic() > end,  # a signal ends it at once: there is nothing to keep yet
+        cache_dir=cache_dir,
     )
+    # a signal ends it at once: there is nothing to keep yet
+    task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
     cache = ResultCache(cache_dir, task, effort)
     plan = cache.answer() if dump_problem is None else None
     if plan is None:

@@ -12,6 +12,7 @@ from autopar.errors import ClusterError, InterruptedSearchError, JobError
 from autopar.least_memory_plan import shortage, thriftiest
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.sizing.goals import price_per_million
@@ -148,7 +149,7 @@ def whatif(
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing.
         progress: Told which one is looked at.
         should_stop: Polled; once true what was found so far is returned.
-        request: Whatever else `prepare` takes: `mode`, `global_batch`, `dims`, `memory_limit`, `precision`, ...
+        request: Further fields of `JobRequest`: `mode`, `global_batch`, `dims`, `memory_limit`, `precision`, ...
 
     Raises:
         AutoparError: If the model, a cluster or the request is wrong.
@@ -170,9 +171,8 @@ def whatif(
                 continue
             progress(Progress("whatif", len(cells), total, detail=f"{number} × {name}"))
             try:
-                task = prepare(
-                    model, gpus=number, cluster=machine, cache_dir=cache_dir, should_stop=should_stop, **request
-                )
+                job = JobRequest(model, gpus=number, cluster=machine, cache_dir=cache_dir, **request)
+                task = prepare(job, should_stop=should_stop)
             except (JobError, ClusterError) as error:
                 refused = refused or error
                 cells.append(Cell(name, number, "not possible", str(error.args[0])))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,13 +30,14 @@ from autopar.formulate.manual_recipes import BatchDims, batch_dims
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left
-from autopar.plan import DimSize, Job, PhaseTime
+from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.request import JobRequest
 from autopar.search.backends import HERE, Engine
 from autopar.search.branch_and_bound import OVERTIME_SECONDS, Search
 from autopar.search.submesh_space import Unequal, unequal
-from autopar.workload import Workload, default_batch, job_stack, open_workload
+from autopar.workload import Workload, default_batch, job_stack
 
 NO_PINS = Pins()
 
@@ -198,54 +199,32 @@ class Task:
         return self.workload.batch_dims(fixed)
 
 
-def prepare(
-    model: str | Path,
-    *,
-    gpus: int,
-    cluster: str | Path | Cluster = "h100",
-    mode: str = "train",
-    global_batch: int | None = None,
-    dims: Mapping[str, DimSize] | None = None,
-    memory_limit: float | None = None,
-    loss: str = "auto",
-    optimizer: str = "adam",
-    sync_batchnorm: bool = False,
-    stack: str | Path | Stack = DEFAULT,
-    precision: str = "mixed",
-    cache_dir: Path | None = None,
-    progress: ProgressCallback = silent,
-    pins: str | Path | Pins | Mapping[str, object] | None = None,
-    should_stop: StopCallback = never,
-) -> Task:
-    """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
+def prepare(request: JobRequest, *, progress: ProgressCallback = silent, should_stop: StopCallback = never) -> Task:
+    """Return a job ready to be searched: model imported, rules discovered, space declared.
+
+    Args:
+        request: The job.
+        progress: Told which phase begins, and what is discovered.
+        should_stop: Polled; once true this ends in an error.
 
     Raises:
         AutoparError: If the model, cluster or request is wrong.
         InterruptedSearchError: If `should_stop` said so.
     """
-    whole = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    whole, gpus, cache_dir = request.load_cluster(), request.gpus, request.cache_dir
     machine = job_machine(gpus, whole)
-    software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
-    check_request(gpus, machine, global_batch, memory_limit)
-    wanted = read_pins(pins)
+    software, policy = request.load_stack(), load_policy(request.precision)
+    check_request(gpus, machine, request.global_batch, request.memory_limit)
+    wanted = read_pins(request.pins)
     clock = PhaseClock(progress)
     with clock("import"):
-        workload = open_workload(
-            model,
-            mode=mode,
-            dims=dims,
-            loss=loss,
-            optimizer=optimizer,
-            sync_batchnorm=sync_batchnorm,
-            fusion=software.fusion,
-            cache_dir=cache_dir,
-        )
+        workload = request.open_workload()
         with workload.stoppable(should_stop):
-            batch = global_batch or default_batch(workload, gpus)
+            batch = request.global_batch or default_batch(workload, gpus)
             space = _space(workload, machine, gpus, batch)
     with clock("discover"), workload.stoppable(should_stop):
         found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))
-    job = make_job(workload, gpus, batch, machine, software, policy, memory_limit)
+    job = make_job(workload, gpus, batch, machine, software, policy, request.memory_limit)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
     return pinned(task, wanted)
 

@@ -25,6 +25,7 @@ from autopar.errors import JobError, TacticError
 from autopar.estimates import Estimator
 from autopar.plan import Plan
 from autopar.prediction import Predictor
+from autopar.request import JobRequest
 from autopar.simplicity import NEAR as SIMPLER
 from autopar.sizing.fewer import fewer_counts
 from autopar.tactics.by_degrees import mesh_by_degrees
@@ -82,9 +83,17 @@ class SmallJob:
             path.write_bytes(models.build(self.model, **self.dims).SerializeToString())
             source, dims = str(path), {}
         return prepare(
-            source, gpus=self.gpus, cluster=self.cluster, mode=self.mode, global_batch=self.global_batch, dims=dims,
-            memory_limit=limit, cache_dir=folder,
-        )  # fmt: skip
+            JobRequest(
+                source,
+                gpus=self.gpus,
+                cluster=self.cluster,
+                mode=self.mode,
+                global_batch=self.global_batch,
+                dims=dims,
+                memory_limit=limit,
+                cache_dir=folder,
+            )
+        )
 
     def __str__(self) -> str:
         layers = f", {self.dims['num_layers']} layers" if "num_layers" in self.dims else ""

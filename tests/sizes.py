@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from autopar.request import JobRequest
 from autopar.sizing.planning import find_plan
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
@@ -16,7 +17,7 @@ GPT: dict[str, Any] = {"global_batch": 16, "dims": DIMS["gpt2"]}
 @cache
 def short_task(name: str, gpus: int, memory: float | None = None) -> Task:
     """Return a job of a model with few blocks."""
-    return prepare(f"zoo:{name}", gpus=gpus, global_batch=8, dims=SHORT[name], memory_limit=memory)
+    return prepare(JobRequest(f"zoo:{name}", gpus=gpus, global_batch=8, dims=SHORT[name], memory_limit=memory))
 
 
 def fits(task: Task) -> bool:

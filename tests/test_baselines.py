@@ -25,6 +25,7 @@ from autopar.errors import JobError
 from autopar.formulate.building import build_tables
 from autopar.formulate.tables import Tables
 from autopar.progress import never, silent
+from autopar.request import JobRequest
 from autopar.tactics.terms import passes_terms
 from autopar.task import Effort, Task, prepare
 from tests import formulations
@@ -36,7 +37,9 @@ DIMS = {"num_layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
 @cache
 def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None, batch: int = 8) -> Task:
     dims = DIMS | ({"kv_heads": 2, "ffn": 128, "experts": 4} if name == "mixtral-8x7b" else {})
-    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=batch, dims=dims, memory_limit=limit)
+    return prepare(
+        JobRequest(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=batch, dims=dims, memory_limit=limit)
+    )
 
 
 def _race(task: Task) -> Race:
@@ -61,7 +64,7 @@ def test_every_baseline_ends_in_a_verified_plan(name: str) -> None:
 
 def test_no_plain_data_parallelism_is_faster_than_the_plan_found() -> None:
     """All devices on one axis, the gradient of the tied embedding reduced once: what grid search wins with."""
-    task = prepare("zoo:gpt2", gpus=4, cluster="a100", global_batch=32, dims=formulations.DIMS["gpt2"])
+    task = prepare(JobRequest("zoo:gpt2", gpus=4, cluster="a100", global_batch=32, dims=formulations.DIMS["gpt2"]))
     race = _race(task)
 
     plan = plan_task(task, Effort(top_k=3))
@@ -159,7 +162,9 @@ def test_floors_are_below_every_plan(name: str) -> None:
 
 def test_megatron_follows_its_rules() -> None:
     """A sixth of GPT-3 and of the memory: a node of tensor parallelism, then pipelines; ZeRO-1; interleaved."""
-    race = _race(prepare("zoo:gpt3-175b", gpus=256, cluster="a100", dims={"num_layers": 16}, memory_limit=14e9))
+    race = _race(
+        prepare(JobRequest("zoo:gpt3-175b", gpus=256, cluster="a100", dims={"num_layers": 16}, memory_limit=14e9))
+    )
 
     megatron(race)
 
@@ -261,7 +266,7 @@ def test_names_of_baselines_are_checked() -> None:
 
 def test_grid_search_passes_over_what_cannot_be_placed() -> None:
     """Three devices divide neither sequences of 32 nor 4 heads: what is left is found all the same."""
-    task = prepare("zoo:gpt2", gpus=3, cluster="a100", global_batch=3, dims=DIMS | {"num_layers": 2})
+    task = prepare(JobRequest("zoo:gpt2", gpus=3, cluster="a100", global_batch=3, dims=DIMS | {"num_layers": 2}))
     race = _race(task)
 
     grid(race)

@@ -19,6 +19,7 @@ from autopar.bench.baselines.race import Race
 from autopar.bench.usual import Sweep, UsualRace, usual_grid
 from autopar.cluster import Cluster, load_cluster
 from autopar.progress import never, silent
+from autopar.request import JobRequest
 from autopar.task import Effort, Task, prepare
 from autopar.verdict import step_seconds
 
@@ -36,7 +37,7 @@ def _nodes(bandwidth: float) -> Cluster:
 def _task(bandwidth: float, batch: int = 64) -> Task:
     """Gradients of 134 MB take more than a second over 100 MB/s; products of 8,192 samples 2.3 ms on one device."""
     dims = {"num_layers": 2, "hidden": 4096}
-    return prepare("zoo:mlp-xs", gpus=4, cluster=_nodes(bandwidth), global_batch=batch, dims=dims)
+    return prepare(JobRequest("zoo:mlp-xs", gpus=4, cluster=_nodes(bandwidth), global_batch=batch, dims=dims))
 
 
 def _race(bandwidth: float, batch: int = 64) -> Race:
@@ -103,7 +104,9 @@ def test_a_sweep_leaves_out_devices_on_which_no_plan_is_as_fast(share: float, co
 
 def test_a_method_without_a_plan_ends() -> None:
     """3 rows are not dealt out to 4 or 2 devices, nor does the chain of one block have stages."""
-    task = prepare("zoo:mlp-xs", gpus=4, cluster=_nodes(1e8), global_batch=3, dims={"num_layers": 1, "hidden": 15})
+    task = prepare(
+        JobRequest("zoo:mlp-xs", gpus=4, cluster=_nodes(1e8), global_batch=3, dims={"num_layers": 1, "hidden": 15})
+    )
 
     results = [BASELINES[name].find(task, Effort(), name, silent, never) for name in ("annealing", "mcts", "grid")]
 

@@ -23,6 +23,8 @@ from autopar.bench.sweep import in_fresh_process, run_sweep, run_tiny, spec_jobs
 from autopar.cli import main
 from autopar.errors import InfeasibleError, JobError, ModelError
 from autopar.plan import HistoryPoint, PhaseTime, Plan
+from autopar.request import JobRequest
+from autopar.task import Effort
 from tests.plans import two_stage_plan
 from tests.shares import some
 from tests.sizes import MLP
@@ -73,9 +75,9 @@ def test_no_benchmark_is_slower_than_recipes_by_hand(name: str) -> None:
 
 def test_every_solver_asked_for_is_a_result() -> None:
     """Once each, after the baselines; these prove nothing."""
-    comparison = bench.compare(
-        "zoo:gpt2", gpus=2, global_batch=1, dims=TINY, baselines=("grid", "grid"), solvers=("beam", "auto", "beam")
-    )
+    request = JobRequest("zoo:gpt2", gpus=2, global_batch=1, dims=TINY)
+
+    comparison = bench.compare(request, baselines=("grid", "grid"), solvers=("beam", "auto", "beam"))
 
     assert [result.method for result in comparison.results] == ["planner: auto", "grid", "planner: beam"]
     assert [result.gap is None for result in comparison.results] == [False, True, False]
@@ -90,7 +92,7 @@ def test_a_model_that_fits_nowhere_is_a_result(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("autopar.api.explain_infeasible", brief)
 
-    comparison = bench.compare("zoo:mlp-xs", gpus=2, **MLP, memory_limit=2e3)
+    comparison = bench.compare(JobRequest("zoo:mlp-xs", gpus=2, **MLP, memory_limit=2e3))
 
     assert {result.termination for result in comparison.results} == {"infeasible"}
     assert "more than the limit of 2 kB" in comparison.ours.note
@@ -99,7 +101,9 @@ def test_a_model_that_fits_nowhere_is_a_result(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_interrupted_comparison_begins_no_other_method() -> None:
     """What is there is returned."""
-    comparison = bench.compare("zoo:gpt2", gpus=2, global_batch=1, dims=TINY, should_stop=lambda: True)
+    request = JobRequest("zoo:gpt2", gpus=2, global_batch=1, dims=TINY)
+
+    comparison = bench.compare(request, should_stop=lambda: True)
 
     (ours,) = comparison.results
     assert ours.termination == "interrupted"
@@ -107,13 +111,19 @@ def test_an_interrupted_comparison_begins_no_other_method() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [{"baselines": ("nope",)}, {"solvers": ("nope",)}, {"solver": "nope"}, {"top_k": 0}, {"time_limit": 0.0}],
+    ("methods", "effort"),
+    [
+        ({"baselines": ("nope",)}, {}),
+        ({"solvers": ("nope",)}, {}),
+        ({}, {"solver": "nope"}),
+        ({}, {"top_k": 0}),
+        ({}, {"time_limit": 0.0}),
+    ],
 )
-def test_a_wrong_request_is_refused_before_any_work(request_: dict[str, Any]) -> None:
+def test_a_wrong_request_is_refused_before_any_work(methods: dict[str, Any], effort: dict[str, Any]) -> None:
     """The model is never opened."""
     with pytest.raises(autopar.errors.AutoparError) as caught:
-        bench.compare("no such file.onnx", gpus=2, **request_)
+        bench.compare(JobRequest("no such file.onnx", gpus=2), Effort(**effort), **methods)
 
     assert not isinstance(caught.value, ModelError)
 
@@ -236,12 +246,19 @@ class Recorder:
     """Stands for `compare` in a sweep: remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[tuple[JobRequest, Effort, dict[str, Any]]] = []
 
-    def __call__(self, model: str, **request: Any) -> Comparison:
+    def __call__(self, request: JobRequest, effort: Effort, **more: Any) -> Comparison:
         """Answer as `compare` does."""
-        self.calls.append({"model": model, **request})
+        for name in ("progress", "should_stop"):
+            more.pop(name, None)
+        self.calls.append((request, effort, more))
         return _comparison()
+
+    @property
+    def jobs(self) -> list[tuple[str, int]]:
+        """Models and numbers of devices."""
+        return [(str(request.model), request.gpus) for request, _, _ in self.calls]
 
 
 def test_figures_of_all_benchmarks_are_published() -> None:
@@ -257,11 +274,17 @@ def test_a_sweep_runs_every_case() -> None:
     """Smallest first, with the settings it was given."""
     run = Recorder()
 
-    comparisons = list(run_sweep(spec_jobs(spec("gpt3-175b")), run=run, time_limit=5.0))
+    comparisons = list(
+        run_sweep(spec_jobs(spec("gpt3-175b")), Effort(time_limit=5.0), run=run, baselines=("grid",), precision="fp32")
+    )
 
     assert len(comparisons) == 2
     assert run.calls == [
-        {"model": "zoo:gpt3-175b", "gpus": gpus, "cluster": "a100", "mode": "train", "time_limit": 5.0}
+        (
+            JobRequest("zoo:gpt3-175b", gpus=gpus, cluster="a100", precision="fp32"),
+            Effort(time_limit=5.0),
+            {"baselines": ("grid",), "solvers": ()},
+        )
         for gpus in (128, 1024)
     ]
 
@@ -273,7 +296,7 @@ def test_a_sweep_can_be_narrowed_and_stopped() -> None:
     list(run_sweep([job] * 3, run=stopped, should_stop=lambda: len(stopped.calls) == 2))
 
     assert [job.gpus for job in spec_jobs(spec("gpt3-175b"), gpus=128)] == [128]
-    assert [call["gpus"] for call in stopped.calls] == [8, 8]
+    assert stopped.jobs == [("zoo:gpt2", 8)] * 2
 
 
 def test_jobs_are_read_from_a_list(tmp_path: Path) -> None:
@@ -283,7 +306,7 @@ def test_jobs_are_read_from_a_list(tmp_path: Path) -> None:
         "- model: zoo:gpt2\n  gpus: 8\n- {model: a.onnx, gpus: 4, cluster: a100, memory_limit: 2.5, dims: {seq: 64}}"
     )
 
-    first, second = (job.request() for job in load_jobs(path))
+    first, second = (job.stated() for job in load_jobs(path))
 
     assert first == {"model": "zoo:gpt2", "gpus": 8, "cluster": "h100", "mode": "train"}
     assert second == {
@@ -306,7 +329,7 @@ def test_a_wrong_list_of_jobs_is_refused(text: str, message: str, tmp_path: Path
 def test_errors_of_a_fresh_process_come_back_whole() -> None:
     """Class, message and hint."""
     with pytest.raises(ModelError, match="no model 'gpt22'") as caught:
-        in_fresh_process("zoo:gpt22", gpus=2)
+        in_fresh_process(JobRequest("zoo:gpt22", gpus=2))
 
     assert "gpt2" in caught.value.hint
 
@@ -327,29 +350,14 @@ def test_command_passes_on_what_was_asked(recorder: Recorder, capsys: pytest.Cap
         ["benchmark", "zoo:gpt2", "--gpus", "8", "--no-cache", "--solvers", "beam,grid", "--set", "seq=64", *baselines]
     )
 
-    (call,) = recorder.calls
-    del call["progress"], call["should_stop"]
     assert code == 0
-    assert call == {
-        "model": "zoo:gpt2",
-        "gpus": 8,
-        "cluster": "h100",
-        "stack": "default",
-        "mode": "train",
-        "global_batch": None,
-        "dims": {"seq": 64},
-        "top_k": 3,
-        "time_limit": None,
-        "solver": "auto",
-        "baselines": ("grid", "alpa"),
-        "solvers": ("beam", "grid"),
-        "memory_limit": None,
-        "loss": "auto",
-        "optimizer": "adam",
-        "sync_batchnorm": False,
-        "precision": "mixed",
-        "cache_dir": None,
-    }
+    assert recorder.calls == [
+        (
+            JobRequest("zoo:gpt2", gpus=8, cluster="h100", stack="default", dims={"seq": 64}),
+            Effort(),
+            {"baselines": ("grid", "alpa"), "solvers": ("beam", "grid")},
+        )
+    ]
     assert capsys.readouterr().out == format_comparison(_comparison())
 
 
@@ -374,10 +382,10 @@ def test_command_runs_the_list_of_benchmarks(recorder: Recorder, tmp_path: Path)
     code = main(["benchmark", "--all", "--gpus", "64", "--time-limit", "9", "-o", str(tmp_path)])
 
     assert code == 0
-    assert [(call["model"], call["gpus"]) for call in recorder.calls] == [
+    assert recorder.jobs == [
         ("zoo:llama3-8b", 64), ("zoo:mixtral-8x7b", 64),
     ]  # fmt: skip
-    assert {call["time_limit"] for call in recorder.calls} == {9.0}
+    assert {effort.time_limit for _, effort, _ in recorder.calls} == {9.0}
     assert len(list(tmp_path.glob("planner_*.md"))) == 1
 
 

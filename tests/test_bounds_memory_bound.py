@@ -22,6 +22,7 @@ from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Memory, Tables
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import Search
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
@@ -146,7 +147,7 @@ def test_the_least_mixture_by_enumeration() -> None:
 
 def _search(limit: float = np.inf, gpus: int = 8) -> Search:
     dims = {"num_layers": 6, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
-    task = prepare("zoo:gpt2", gpus=gpus, cluster="h100", global_batch=64, dims=dims)
+    task = prepare(JobRequest("zoo:gpt2", gpus=gpus, cluster="h100", global_batch=64, dims=dims))
     return replace(task.search(Effort()), memory_limit=limit)
 
 

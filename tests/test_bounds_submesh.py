@@ -25,6 +25,7 @@ from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import Search
 from autopar.search.microbatch_bounding import Pacing
 from autopar.search.outcome import Outcome
@@ -155,7 +156,7 @@ def test_prices_are_those_of_the_tables_where_the_batch_can_be_split(samples: in
 def _task() -> Task:
     """Return a small job whose blocks take time that is not for launches alone."""
     dims = {"num_layers": 4, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
-    return prepare("zoo:gpt2", gpus=16, cluster="h100", global_batch=24, dims=dims)
+    return prepare(JobRequest("zoo:gpt2", gpus=16, cluster="h100", global_batch=24, dims=dims))
 
 
 @cache

@@ -24,6 +24,7 @@ from autopar.formulate.tables import Tables
 from autopar.pipeline_partition.balance import least_load
 from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.recompute import ON_DEVICE, Recompute
+from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.node_solver import Attempt
 from autopar.search.tasks import Finding
@@ -181,7 +182,7 @@ def test_other_ops_or_dims_do_not_scale() -> None:
 def _task() -> Task:
     """Return a small job whose blocks take time that is not for launches alone, so that samples matter."""
     dims = DIMS["gpt2"] | {"hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
-    return prepare("zoo:gpt2", gpus=8, cluster="h100", global_batch=24, dims=dims)
+    return prepare(JobRequest("zoo:gpt2", gpus=8, cluster="h100", global_batch=24, dims=dims))
 
 
 def _random_plans(task: Task, family: Family, number: int) -> list[float]:

@@ -24,6 +24,7 @@ from autopar.formulate.tables import Tables
 from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.pipeline_partition.p2p import between
 from autopar.recompute import ON_DEVICE, Recompute
+from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search import branch_and_bound
 from autopar.search.executor import Crew
@@ -52,7 +53,9 @@ CLOSE = 3e-6
 @cache
 def _task(name: str, gpus: int, mode: str = "train", memory: float | None = None, batch: int = 8) -> Task:
     return prepare(
-        f"zoo:{name}", gpus=gpus, global_batch=batch, mode=mode, dims=DIMS[name] | _short(name), memory_limit=memory
+        JobRequest(
+            f"zoo:{name}", gpus=gpus, global_batch=batch, mode=mode, dims=DIMS[name] | _short(name), memory_limit=memory
+        )
     )
 
 
@@ -322,7 +325,7 @@ def test_the_floor_is_below_every_candidate() -> None:
 def test_microbatches_that_are_imported_differently_have_rules_and_floors() -> None:
     """A microbatch of one sample needs no Expand of the rotary tables; its ops and their work still line up."""
     dims = {"num_layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "seq": 6, "vocab": 44}
-    task = prepare("zoo:llama3-8b", gpus=2, cluster="h100", global_batch=8, dims=dims)
+    task = prepare(JobRequest("zoo:llama3-8b", gpus=2, cluster="h100", global_batch=8, dims=dims))
     one, eight = task.workload.folded(1), task.workload.folded(8)
     assert {op.name for op in one.graph.ops} != {op.name for op in eight.graph.ops}
 
@@ -337,7 +340,7 @@ def test_microbatches_that_are_imported_differently_have_rules_and_floors() -> N
 
 def test_an_op_the_probe_does_not_have_gets_its_rule() -> None:
     """Rules are found by name; what is missing is discovered on the spot, what is there is not run again."""
-    task = prepare("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=8, dims=DIMS["mlp-xs"])
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=8, dims=DIMS["mlp-xs"]))
     graph = task.workload.folded(4)
     some = graph.kinds[0].ops[0]
     known = {name: rule for name, rule in task.rules.by_op.items() if name != some.name}

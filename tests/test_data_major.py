@@ -18,6 +18,7 @@ from autopar.formulate.step_time import Split, step_time
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import EARLY
 from autopar.search.executor import Alone
 from autopar.search.node_solver import Attempt
@@ -142,7 +143,7 @@ def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
 
 @cache
 def _task() -> Task:
-    return prepare("zoo:mlp-xs", gpus=8, global_batch=8, dims={"num_layers": 2, "hidden": 16})
+    return prepare(JobRequest("zoo:mlp-xs", gpus=8, global_batch=8, dims={"num_layers": 2, "hidden": 16}))
 
 
 @pytest.mark.parametrize(("weak", "pieces"), [(0.0, 0), (np.inf, 0), (np.inf, 1), (np.inf, 1000)], ids=str)
@@ -201,7 +202,7 @@ def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
 
     monkeypatch.setattr("autopar.search.branch_and_bound.scouts", no_scouts)
     monkeypatch.setattr("autopar.search.branch_and_bound.EARLY", early)
-    task = prepare("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32})
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32}))
     space = [each for each in task.space if each.num_stages > 1]
 
     replace(task.search(Effort(top_k=1)), hire=Noting).run(space)

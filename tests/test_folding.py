@@ -20,6 +20,7 @@ from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.pipeline_partition.p2p import Hops, between
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
+from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.lowered_memory import Weighing
 from autopar.search.outcome import Candidate
@@ -87,7 +88,7 @@ def test_the_objective_is_that_of_the_unfolded_graph(
     A value that the first layer reads of the block before it and later ones of further away (a mask) takes no time
     between stages where it is read from further away; folded, that holds for the first layer as well.
     """
-    task = prepare(f"zoo:{name}", gpus=4, global_batch=8, dims=DIMS[name])
+    task = prepare(JobRequest(f"zoo:{name}", gpus=4, global_batch=8, dims=DIMS[name]))
     for schedule in schedules:
         configuration = _configuration(task, schedule)
         found = _best(task, configuration)
@@ -153,7 +154,7 @@ def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatc
     sizes = []
     for layers in (4, 12):
         asked.clear()
-        task = prepare("zoo:gpt2", gpus=4, global_batch=8, dims=DIMS["gpt2"] | {"num_layers": layers})
+        task = prepare(JobRequest("zoo:gpt2", gpus=4, global_batch=8, dims=DIMS["gpt2"] | {"num_layers": layers}))
         folded = task.workload.folded(4)
         found = build_tables(folded, task.rules_of(folded), mesh, task.costs)
         sizes.append(

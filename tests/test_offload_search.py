@@ -22,6 +22,7 @@ from autopar.pins.reading import pins_of
 from autopar.plan import Plan
 from autopar.progress import never, silent
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.request import JobRequest
 from autopar.search.outcome import Candidate
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
@@ -39,9 +40,16 @@ SLOW = replace(PRESETS["h100"], host=replace(PRESETS["h100"].known_host(), to_ho
 
 def _task(memory: float | None = None, gpus: int = 2, num_layers: int = 5, **pins: Any) -> Task:
     return prepare(
-        "zoo:mlp-xs", gpus=gpus, cluster=SLOW, global_batch=8, dims=DIMS["mlp-xs"] | {"num_layers": num_layers},
-        memory_limit=memory, pins=pins_from(pins) if pins else None,
-    )  # fmt: skip
+        JobRequest(
+            "zoo:mlp-xs",
+            gpus=gpus,
+            cluster=SLOW,
+            global_batch=8,
+            dims=DIMS["mlp-xs"] | {"num_layers": num_layers},
+            memory_limit=memory,
+            pins=pins_from(pins) if pins else None,
+        )
+    )
 
 
 def _short(memory: float | None = None, **pins: Any) -> Task:
@@ -188,7 +196,9 @@ def test_forbidding_host_memory_is_part_of_the_conflict() -> None:
 
 def test_a_cluster_without_hosts_offloads_nothing() -> None:
     task = prepare(
-        "zoo:mlp-xs", gpus=2, cluster=replace(PRESETS["h100"], host=None), global_batch=8, dims=DIMS["mlp-xs"]
+        JobRequest(
+            "zoo:mlp-xs", gpus=2, cluster=replace(PRESETS["h100"], host=None), global_batch=8, dims=DIMS["mlp-xs"]
+        )
     )
     assert not task.constraints.reserve
 

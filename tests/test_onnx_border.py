@@ -16,6 +16,7 @@ from autopar.errors import InterruptedSearchError, ModelError
 from autopar.onnx import load
 from autopar.onnx.functions import MAX_NODES
 from autopar.onnx.isolated import Isolated, RefusedError, isolated
+from autopar.request import JobRequest
 from autopar.task import prepare
 
 node = helper.make_node
@@ -382,8 +383,7 @@ def test_a_job_is_stopped_while_it_is_prepared(phase: str) -> None:
 
     with pytest.raises(InterruptedSearchError, match="before the search began"):
         prepare(
-            "zoo:mlp-xs",
-            gpus=2,
+            JobRequest("zoo:mlp-xs", gpus=2),
             progress=lambda step: told.append(step.phase),
             should_stop=lambda: phase in told,
         )

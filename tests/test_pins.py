@@ -16,6 +16,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
 from autopar.plan import Plan, SearchReport
+from autopar.request import JobRequest
 from autopar.search.heterogeneous_nodes import MOST_COUNTS
 from autopar.search.node_solver import MEMORY_GAP
 from autopar.sharding import Shard, parse_placements
@@ -30,7 +31,7 @@ CLOSE = 3e-6
 
 @cache
 def _task(name: str = "gpt2", gpus: int = 8, mode: str = "train") -> Task:
-    return prepare(f"zoo:{name}", gpus=gpus, global_batch=16, mode=mode, dims=DIMS[name])
+    return prepare(JobRequest(f"zoo:{name}", gpus=gpus, global_batch=16, mode=mode, dims=DIMS[name]))
 
 
 def _solve(pins: dict[str, Any], name: str = "gpt2", gpus: int = 8) -> tuple[Plan, Task]:
@@ -357,7 +358,7 @@ def test_the_check_tells_what_splits_the_sequence() -> None:
 )
 def test_the_sequence_is_whole_where_it_would_be_split(content: dict[str, Any]) -> None:
     """Of layers large enough that doing all on each device is slower."""
-    task = prepare("zoo:gpt2", gpus=4, global_batch=8, dims={"num_layers": 2})
+    task = prepare(JobRequest("zoo:gpt2", gpus=4, global_batch=8, dims={"num_layers": 2}))
     base = {"stages": 1, "dp": 1, "tp": 1}
     split = plan_task(pinned(task, pins_from({"pin": base})), Effort(top_k=1))
     assert any(own.role == "cp" for own in roles_of_axes(split.mesh, split.blocks, task.workload.folded(8)))
@@ -382,7 +383,7 @@ def test_experts_are_split_as_pinned(content: dict[str, Any], degree: int) -> No
 
 def test_axes_lie_within_nodes_where_pinned() -> None:
     """On 16 GPUs in nodes of 8 the major one of two axes does not, unless a stage has no more than a node."""
-    task = prepare("zoo:gpt2", gpus=16, global_batch=16, dims=DIMS["gpt2"])
+    task = prepare(JobRequest("zoo:gpt2", gpus=16, global_batch=16, dims=DIMS["gpt2"]))
 
     def meshes(content: dict[str, Any]) -> set[tuple[int, ...]]:
         return {own.mesh.shape for own in pinned(task, pins_from(content)).space}
@@ -397,7 +398,7 @@ def test_axes_lie_within_nodes_where_pinned() -> None:
 
 def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:
     """Two layers, of which the first and the last are kinds of their own: the pinned axis has matrices to split."""
-    task = prepare("zoo:mlp-xs", gpus=4, global_batch=16, dims={"num_layers": 2, "hidden": 64})
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=4, global_batch=16, dims={"num_layers": 2, "hidden": 64}))
     pins = pins_from({"pin": {"stages": 2, "tp": 2}})
 
     plan = plan_task(pinned(task, pins), Effort(top_k=1))
@@ -433,7 +434,7 @@ def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: ob
 
 def test_every_divisor_of_the_batch_can_be_pinned() -> None:
     """The space lists them all."""
-    task = prepare("zoo:mlp-xs", gpus=2, global_batch=18, dims=DIMS["mlp-xs"])
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=18, dims=DIMS["mlp-xs"]))
     assert {configuration.num_microbatches for configuration in task.space} == {1, 2, 3, 6, 9, 18}
 
     found = pinned(task, pins_from({"pin": {"microbatches": 3}}))

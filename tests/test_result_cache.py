@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import autopar
 from autopar.cluster import load_cluster
 from autopar.plan import Plan
+from autopar.request import JobRequest
 from autopar.result_cache import FOLDER, ResultCache, clear, question_key, usage
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
@@ -24,7 +25,7 @@ def _solve(folder: Path, model: str | Path = "zoo:mlp-xs", **changes: Any) -> Pl
 
 
 def _task(**changes: Any) -> Task:
-    return prepare("zoo:mlp-xs", **{**MLP, **changes})
+    return prepare(JobRequest("zoo:mlp-xs", **{**MLP, **changes}))
 
 
 def _model(path: Path, *, alpha: float = 0.1, width: int = 8, shape: tuple[int, ...] = (0, 2, 4)) -> Path:

@@ -6,6 +6,7 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.configuration import Configuration, configurations, first_tries, roomy_try
+from autopar.request import JobRequest
 from autopar.search.executor import Alone
 from autopar.search.tasks import Piece, Work
 from autopar.sharding import Mesh
@@ -28,7 +29,7 @@ def _noting() -> type[_Noting]:
 
 
 def _small() -> Task:
-    return prepare("zoo:mlp-xs", gpus=2, global_batch=16, dims={"num_layers": 2, "hidden": 16}).on_device
+    return prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=16, dims={"num_layers": 2, "hidden": 16})).on_device
 
 
 def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> None:
@@ -57,7 +58,7 @@ def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> No
 @pytest.mark.parametrize("name", ["bert-base", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
     """Of all blocks, alike or not; what is there beside while one runs is much in convolutional nets."""
-    task = replace(prepare(f"zoo:{name}", gpus=8, global_batch=64), unequal=None)
+    task = replace(prepare(JobRequest(f"zoo:{name}", gpus=8, global_batch=64)), unequal=None)
     mesh, search = Mesh.of(outer=2, inner=4), task.search(Effort(top_k=1))
     task.space[:] = [own for own in task.space if own.mesh == mesh and own.num_microbatches == 1]
     plan = plan_task(task, Effort(top_k=1))

@@ -14,6 +14,7 @@ from autopar.describe.signature import Signature
 from autopar.least_memory_plan import thriftiest
 from autopar.progress import Progress
 from autopar.recompute import Recompute
+from autopar.request import JobRequest
 from autopar.search import branch_and_bound
 from autopar.search.branch_and_bound import Search
 from autopar.search.configuration_descent import FAILURES, PROBED, REACH, TURNS, Climbing, distance
@@ -191,7 +192,7 @@ def test_devices_that_move_are_counted_once() -> None:
 
 def _small(memory: float | None = None) -> Task:
     dims = {"num_layers": 2, "hidden": 16}
-    return prepare("zoo:mlp-xs", gpus=2, global_batch=16, dims=dims, memory_limit=memory)
+    return prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=16, dims=dims, memory_limit=memory))
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def _stopped(phase: str, monkeypatch: pytest.MonkeyPatch, each: float = 1e3) -> 
     """Return what a search is known to have found, and has told, when it is stopped in a phase; memory is short."""
     monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
     dims = {"num_layers": 8, "hidden": 512, "heads": 8, "seq": 512, "vocab": 512}
-    task = prepare("zoo:gpt2", gpus=8, global_batch=64, dims=dims, memory_limit=3e8).on_device
+    task = prepare(JobRequest("zoo:gpt2", gpus=8, global_batch=64, dims=dims, memory_limit=3e8)).on_device
     told: list[Progress] = []
 
     def stops() -> bool:
@@ -322,7 +323,7 @@ def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeyp
 
 def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
     """A placement with all blocks recomputed takes longer than the cutoff, and the plan that has it does not."""
-    task = prepare("zoo:llama3-8b", gpus=8, cluster="rtx4090")
+    task = prepare(JobRequest("zoo:llama3-8b", gpus=8, cluster="rtx4090"))
     search = task.on_device.search(Effort(top_k=1))
     mesh = Mesh.of(inner=4)
     found = next(

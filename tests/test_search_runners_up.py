@@ -19,6 +19,7 @@ from autopar.pipeline_partition.p2p import between
 from autopar.plan import StagePlan
 from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import Search
 from autopar.search.branching import Branch, Keeping, Levels, With, Without, apply, branches_of
 from autopar.search.node_solver import Attempt
@@ -37,7 +38,7 @@ BASE = Signature((("dp", 1, 8), ("tp", 0, 4)), 2, "1f1b", 8, "selective")
 @cache
 def _task(mode: str = "train", memory: float | None = None, gpus: int = 2, batch: int = 4) -> Task:
     dims = DIMS["mlp-xs"] | {"num_layers": 2}
-    return prepare("zoo:mlp-xs", gpus=gpus, global_batch=batch, mode=mode, dims=dims, memory_limit=memory)
+    return prepare(JobRequest("zoo:mlp-xs", gpus=gpus, global_batch=batch, mode=mode, dims=dims, memory_limit=memory))
 
 
 def _run(task: Task, keep: int = 3) -> Outcome:
@@ -181,7 +182,7 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
 
 def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
     """From a data parallel plan with one matrix for all there is one that deals out experts, and the way back."""
-    task = prepare("zoo:mixtral-8x7b", gpus=2, global_batch=8, mode="infer", dims=DIMS["mixtral-8x7b"])
+    task = prepare(JobRequest("zoo:mixtral-8x7b", gpus=2, global_batch=8, mode="infer", dims=DIMS["mixtral-8x7b"]))
     search = task.search(Effort())
     family = next(own for own in families(task.space) if own[0].mesh.size == 2 and own[0].num_microbatches == 1)
 

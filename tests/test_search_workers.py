@@ -23,6 +23,7 @@ import autopar
 from autopar.configuration import families
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
+from autopar.request import JobRequest
 from autopar.search import tasks
 from autopar.search.backends import Engine
 from autopar.search.branch_and_bound import Search
@@ -45,13 +46,15 @@ GPT: dict[str, Any] = {"gpus": 4, "dims": DIMS["gpt2"] | {"num_layers": 2}, "glo
 
 @cache
 def _task() -> Task:
-    return prepare("zoo:gpt2", **GPT)
+    return prepare(JobRequest("zoo:gpt2", **GPT))
 
 
 @cache
 def _tight() -> Task:
     """Return a job in which memory binds."""
-    return prepare("zoo:mlp-xs", gpus=2, dims=DIMS["mlp-xs"] | {"num_layers": 2}, global_batch=8, memory_limit=7.0e3)
+    return prepare(
+        JobRequest("zoo:mlp-xs", gpus=2, dims=DIMS["mlp-xs"] | {"num_layers": 2}, global_batch=8, memory_limit=7.0e3)
+    )
 
 
 def _run(task: Task, hire: Callable[[Search], Crew] = Alone, *, keep: int = 3) -> Outcome:
@@ -98,7 +101,9 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of blocks spread over stages is packed, and no more than that: packing takes time, too."""
     monkeypatch.setattr("autopar.search.node_solver.SPREAD_STEPS", 1)
-    task = prepare("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
+    task = prepare(
+        JobRequest("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
+    )
     search = task.search(Effort())
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
 

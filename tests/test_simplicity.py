@@ -11,6 +11,7 @@ from autopar.degrees import Degrees
 from autopar.plan import Plan, StageMemory
 from autopar.report.parts import why_lost
 from autopar.report.ranking import reorderings
+from autopar.request import JobRequest
 from autopar.simplicity import NEAR, complexity
 from autopar.task import Task, prepare
 from autopar.verdict import simplest
@@ -20,7 +21,7 @@ _DIMS = {"hidden": 8, "num_layers": 4}
 
 @cache
 def _task() -> Task:
-    return prepare("zoo:mlp-xs", gpus=2, global_batch=8, dims=_DIMS)
+    return prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=8, dims=_DIMS))
 
 
 def _plan(seconds: float = 1.0, peak: float = 1e9, **degrees: Any) -> Plan:

@@ -26,6 +26,7 @@ from autopar.pins import pins_from
 from autopar.progress import Progress, StopCallback, never
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
+from autopar.request import JobRequest
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
@@ -112,7 +113,7 @@ def test_no_search_of_a_configuration_finds_much_less(
 ) -> None:
     """Searched under a twentieth less memory than the thriftiest plan needs, no configuration has a plan."""
     dims = {"num_layers": layers, "hidden": hidden}
-    task = prepare("zoo:mlp-xs", gpus=gpus, global_batch=batch, dims=dims)
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=gpus, global_batch=batch, dims=dims))
     task = task.opened if opened else task
     found = thriftiest(task)
     search = replace(task.search(Effort(top_k=1)), memory_limit=found.bytes * 0.95)
@@ -204,7 +205,7 @@ def test_the_thriftiest_plan_keeps_to_a_pinned_schedule() -> None:
 
 def test_stages_in_turn_need_less_where_blocks_are_unequal() -> None:
     """Two devices that each hold an end of the model: neither has the embedding and the head, nor all layers."""
-    task = prepare("zoo:llama3-8b", gpus=2, global_batch=16, dims=DIMS["llama3-8b"])
+    task = prepare(JobRequest("zoo:llama3-8b", gpus=2, global_batch=16, dims=DIMS["llama3-8b"]))
     turns, line = (
         thriftiest(pinned(task, pins_from({"pin": {"stages": 2, "schedule": schedule}})).opened)
         for schedule in ("interleaved", "1f1b")
@@ -351,7 +352,7 @@ host memory 5.8, 18.2 and 22.8 kB."""
 def test_the_conflict_is_irreducible(name: str) -> None:
     """Together nothing fits; without any one of its members something does; what is idle is not in it."""
     content, memory, guilty = CONFLICTS[name]
-    free = prepare("zoo:mlp-xs", gpus=4, global_batch=256, dims=DIMS["mlp-xs"], memory_limit=memory)
+    free = prepare(JobRequest("zoo:mlp-xs", gpus=4, global_batch=256, dims=DIMS["mlp-xs"], memory_limit=memory))
     task = pinned(free, pins_from(content))
 
     report = _report(task)

@@ -10,6 +10,7 @@ import autopar
 from autopar.cluster import Cluster, load_cluster
 from autopar.degrees import Degrees
 from autopar.plan import Plan
+from autopar.request import JobRequest
 from autopar.sizing.fewer import fewer_counts, links_are_slow, reserved
 from autopar.task import Effort, prepare, resized
 
@@ -34,7 +35,7 @@ def _planned() -> Plan:
 
 def test_halves_that_fill_nodes_are_looked_at() -> None:
     """Of 8 nodes of 2: 8, 4 and 2 devices; none inside a node, none beside pins."""
-    task = prepare("zoo:mlp-xs", gpus=16, **JOB)
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=16, **JOB))
 
     assert fewer_counts(task) == (8, 4, 2)
     assert fewer_counts(resized(task, gpus=2)) == ()
@@ -42,7 +43,7 @@ def test_halves_that_fill_nodes_are_looked_at() -> None:
 
 def test_time_is_kept_for_fewer_gpus_only_where_links_are_slow() -> None:
     """A quarter of the limit; a search without a limit needs none."""
-    slow, fast = (prepare("zoo:mlp-xs", gpus=4, **{**JOB, "cluster": own}) for own in (SLOW, FAST))
+    slow, fast = (prepare(JobRequest("zoo:mlp-xs", gpus=4, **{**JOB, "cluster": own})) for own in (SLOW, FAST))
 
     assert links_are_slow(slow)
     assert not links_are_slow(fast)

@@ -15,6 +15,7 @@ from autopar.errors import InfeasibleError, InterruptedSearchError, JobError
 from autopar.pins import pins_from
 from autopar.progress import never, silent
 from autopar.report.sizing import format_sizing
+from autopar.request import JobRequest
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import Finder, find_gpus
@@ -34,7 +35,7 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     assert found.gpus is not None
     assert found.plan is not None
     assert found.plan.job.gpus == found.gpus
-    base = prepare("zoo:mlp-xs", gpus=1, memory_limit=limit, **MLP)
+    base = prepare(JobRequest("zoo:mlp-xs", gpus=1, memory_limit=limit, **MLP))
     for number in counts(base, 1, found.gpus - 1):
         assert not fits(resized(base, gpus=number))
     by_number = {own.gpus: own for own in found.looked}
@@ -127,7 +128,7 @@ def test_goals_that_no_number_meets_are_known(goal: dict[str, Any], unit: str) -
 
     (_, raised) = caught.value.hint.split(" to at least ")
     assert float(raised) > next(iter(goal.values()))
-    base = prepare("zoo:mlp-xs", gpus=1, **MLP)
+    base = prepare(JobRequest("zoo:mlp-xs", gpus=1, **MLP))
     finder = Finder(base, Goal(), Effort(), 8, silent, never)
     # The floor of a pipeline with fewer microbatches than stages leaves out that its passes follow each other.
     for number in (1,) if unit == "takes" else (1, 2, 4, 8, 64):

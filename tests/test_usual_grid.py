@@ -17,6 +17,7 @@ from autopar.degrees import Degrees
 from autopar.plan import PhaseTime, Plan, Rival
 from autopar.progress import never, silent
 from autopar.report.summary import rival_words, verdict
+from autopar.request import JobRequest
 from autopar.task import Effort, Task, prepare
 from autopar.verdict import VERIFY
 from tests.formulations import DIMS
@@ -28,7 +29,7 @@ FOUND = Rival("grid search", "1F1B", "dp=8 × pp=1", 1.1, 1e9, 20, 90, "", 2.0)
 
 @cache
 def _task() -> Task:
-    return prepare("zoo:mlp-xs", **REQUEST)
+    return prepare(JobRequest("zoo:mlp-xs", **REQUEST))
 
 
 @cache
@@ -49,7 +50,7 @@ def _usual(plan: Degrees, node: int) -> bool:
 
 @pytest.mark.parametrize("gpus", [2, 16])
 def test_the_space_is_the_usual_part_of_all_degrees(gpus: int) -> None:
-    task = prepare("zoo:gpt2", gpus=gpus, global_batch=16, dims=DIMS["gpt2"])
+    task = prepare(JobRequest("zoo:gpt2", gpus=gpus, global_batch=16, dims=DIMS["gpt2"]))
     whole, usual = (kind(task, "grid", math.inf, silent, never).space for kind in (Race, UsualRace))
 
     plans = [usual.degrees(leaf) for leaf in usual.leaves()]

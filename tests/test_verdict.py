@@ -13,6 +13,7 @@ import autopar
 from autopar import verdict
 from autopar.describe.signature import Signature
 from autopar.plan import PhaseTime, Plan
+from autopar.request import JobRequest
 from autopar.search.outcome import Outcome
 from autopar.task import NO_SECONDS, Effort, PhaseClock, Task, prepare
 from tests.formulations import DIMS
@@ -29,7 +30,7 @@ class _Known:
 
 @cache
 def _task() -> Task:
-    return prepare("zoo:mlp-xs", gpus=1, global_batch=8, dims=DIMS["mlp-xs"])
+    return prepare(JobRequest("zoo:mlp-xs", gpus=1, global_batch=8, dims=DIMS["mlp-xs"]))
 
 
 @cache
@@ -155,7 +156,7 @@ def test_what_is_left_of_an_effort_is_never_less_than_nothing() -> None:
 
 def test_the_limit_of_a_job_counts_from_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the search is given is what the import of the model has left of the limit."""
-    spent, left = list[float](), list[float | None]()
+    spent, left, answer = list[float](), list[float | None](), _plan()
 
     def slow(*args: Any, **options: Any) -> Task:
         start = time.monotonic()
@@ -166,7 +167,7 @@ def test_the_limit_of_a_job_counts_from_when_it_is_asked_for(monkeypatch: pytest
 
     def planned(task: Task, effort: Effort, **_: Any) -> Plan:
         left.append(effort.time_limit)
-        return _plan()
+        return answer
 
     monkeypatch.setattr("autopar.api.prepare", slow)
     monkeypatch.setattr("autopar.api.plan_task", planned)
@@ -180,7 +181,7 @@ def test_the_limit_of_a_job_counts_from_when_it_is_asked_for(monkeypatch: pytest
 
 def test_the_printed_space_knows_the_nodes_of_the_job() -> None:
     """Two nodes of eight: which devices a stage has matters there, and not within one."""
-    jobs = [prepare("zoo:mlp-xs", gpus=gpus, global_batch=16, dims=DIMS["mlp-xs"]) for gpus in (8, 16)]
+    jobs = [prepare(JobRequest("zoo:mlp-xs", gpus=gpus, global_batch=16, dims=DIMS["mlp-xs"])) for gpus in (8, 16)]
 
     one, two = (verdict._report(Outcome(), task, 1.0, "auto", ()).space[0] for task in jobs)
 

@@ -7,6 +7,7 @@ import pytest
 
 from autopar import solvers
 from autopar.problem import OPTIMALITY_TOLERANCE, Termination
+from autopar.request import JobRequest
 from autopar.search import node_solver
 from autopar.search.outcome import Outcome
 from autopar.solvers import limited
@@ -74,7 +75,7 @@ def test_more_work_is_no_worse(name: str) -> None:
 
 
 def _outcome(time_limit: float | None = None) -> Outcome:
-    task = prepare("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2})
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2}))
     return task.search(Effort(top_k=3, time_limit=time_limit)).run(task.space)
 
 

@@ -8,6 +8,7 @@ from autopar.formulate.agreement import check_blocks
 from autopar.pins import pins_from
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, silent
+from autopar.request import JobRequest
 from autopar.task import Task, prepare
 from autopar.workload import job_stack
 
@@ -32,7 +33,7 @@ def task_of(
         PlanError: If it is another one than the plan was made for.
     """
     job = plan.job
-    task = prepare(
+    request = JobRequest(
         model or plan.model.source,
         gpus=job.gpus,
         cluster=cluster_from_dict(job.cluster),
@@ -46,9 +47,9 @@ def task_of(
         stack=job_stack(job),
         precision=job.precision,
         cache_dir=cache_dir,
-        progress=progress,
         pins=pins_from(job.pins) if job.pins else None,
     )
+    task = prepare(request, progress=progress)
     folded = task.workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
     if task.workload.info().sha256 != plan.model.sha256:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""Jobs to compare on, listed in a YAML file: what `compare` is asked, one entry per job.
+"""Jobs to compare on, listed in a YAML file, one entry per job.
 
 - model: zoo:llama3-8b
   gpus: 64
@@ -8,6 +8,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,9 +38,9 @@ class BenchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dims: Mapping[str, DimSize] = {}
     memory_limit: float | None = None
 
-    def request(self) -> dict[str, object]:
-        """Return the arguments of `compare` that the job states."""
-        stated: dict[str, object] = {name: getattr(self, name) for name in self.__struct_fields__}
+    def stated(self) -> dict[str, Any]:
+        """Return the fields of a `JobRequest` that the job states."""
+        stated: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.memory_limit is not None:
             stated["memory_limit"] = self.memory_limit * 1e9
         return {name: value for name, value in stated.items() if value not in (None, {})}

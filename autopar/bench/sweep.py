@@ -6,13 +6,15 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
-from autopar.bench.compare import compare
+from autopar.bench.compare import DEFAULT_BASELINES, USUAL, compare
 from autopar.bench.jobs import BenchJob
 from autopar.bench.records import Comparison
 from autopar.bench.specs import BenchSpec
 from autopar.errors import InterruptedSearchError, WorkerError
 from autopar.machine import follow_parent
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.request import JobRequest
+from autopar.task import Effort
 
 Compare = Callable[..., Comparison]
 """`compare`, or what stands for it."""
@@ -46,20 +48,26 @@ def spec_jobs(spec: BenchSpec, gpus: int | None = None) -> list[BenchJob]:
 
 def run_sweep(
     jobs: Sequence[BenchJob],
+    effort: Effort = USUAL,
     *,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     run: Compare = in_fresh_process,
-    **request: Any,
+    baselines: Sequence[str] = DEFAULT_BASELINES,
+    solvers: Sequence[str] = (),
+    **common: Any,
 ) -> Iterator[Comparison]:
     """Yield the comparison of every job as soon as it is done.
 
     Args:
         jobs: What to compare on.
+        effort: How hard each method looks.
         progress: Told when a job begins.
         should_stop: Polled between jobs.
         run: What compares; gets the arguments of `compare`.
-        **request: Further arguments of `compare`; what a job states comes first.
+        baselines: As of `compare`.
+        solvers: As of `compare`.
+        **common: Fields of `JobRequest` for all jobs; what a job states comes first.
 
     Raises:
         AutoparError: As `compare` does.
@@ -68,9 +76,17 @@ def run_sweep(
         if should_stop():
             return
         progress(Progress("benchmark", done, len(jobs), detail=f"{job.model} on {job.gpus} × {job.cluster}"))
-        yield run(**{**request, **job.request()})
+        yield run(JobRequest(**{**common, **job.stated()}), effort, baselines=baselines, solvers=solvers)
 
 
-def run_tiny(spec: BenchSpec, **request: Any) -> Comparison:
-    """Return the comparison for a small stand-in of a benchmark's model on two devices, computed in this process."""
-    return compare(spec.model, gpus=2, cluster=spec.sweep[0].cluster, dims=spec.tiny, global_batch=2, **request)
+def run_tiny(spec: BenchSpec, *, baselines: Sequence[str] = DEFAULT_BASELINES, **stated: Any) -> Comparison:
+    """Return the comparison for a small stand-in of a benchmark's model on two devices, computed in this process.
+
+    Args:
+        spec: The benchmark.
+        baselines: As of `compare`.
+        **stated: Further fields of `JobRequest`.
+    """
+    cluster = spec.sweep[0].cluster
+    request = JobRequest(spec.model, gpus=2, cluster=cluster, dims=spec.tiny, global_batch=2, **stated)
+    return compare(request, baselines=baselines)

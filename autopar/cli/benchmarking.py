@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autopar.bench.conditions import Conditions
     from autopar.bench.jobs import BenchJob
     from autopar.bench.problems import ProblemRun
+    from autopar.task import Effort
 
 DEFAULT_PROBLEM_SOLVER = "portfolio"
 """Solver of problem files: the one that always has an answer, whatever their size."""
@@ -121,12 +122,12 @@ def benchmark(
     from autopar import bench
     from autopar.bench.conditions import conditions
     from autopar.bench.report import format_comparison
+    from autopar.request import JobRequest
 
-    begun = conditions(command)
+    begun, effort, methods = conditions(command), _effort(request), _methods(request)
+    job = JobRequest(model, gpus=gpus, cache_dir=cache, **request)
     with Interruption() as interruption, show_progress() as progress:
-        comparison = bench.compare(
-            model, gpus=gpus, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request
-        )
+        comparison = bench.compare(job, effort, progress=progress, should_stop=interruption.requested, **methods)
     if output is not None:
         _write_benchmark([comparison], begun, output, "benchmark")
     if as_json:
@@ -134,6 +135,18 @@ def benchmark(
     else:
         click.echo(format_comparison(comparison), nl=False)
     return _benchmark_code([comparison])
+
+
+def _effort(request: dict[str, Any]) -> "Effort":
+    """Take how hard to look out of what was asked."""
+    from autopar.task import Effort
+
+    return Effort(**{name: request.pop(name) for name in ("solver", "top_k", "time_limit")})
+
+
+def _methods(request: dict[str, Any]) -> dict[str, Any]:
+    """Take what is compared out of what was asked."""
+    return {name: request.pop(name) for name in ("baselines", "solvers")}
 
 
 def _refuse_with_problems(context: click.Context, model: str | None, specs: tuple[str, ...], all_specs: bool) -> None:
@@ -208,8 +221,9 @@ def _run_jobs(
 
     done: list[Comparison] = []
     begun = conditions(command)  # a page that is written again after midnight is still the same one
+    effort, common = _effort(request), _methods(request) | request
     with Interruption() as interruption, show_progress() as progress:
-        for comparison in run_sweep(jobs, progress=progress, should_stop=interruption.requested, **request):
+        for comparison in run_sweep(jobs, effort, progress=progress, should_stop=interruption.requested, **common):
             done.append(comparison)
             if not as_json:
                 click.echo(format_comparison(comparison))

@@ -33,6 +33,7 @@ from autopar.least_memory_plan import held_in_all, thriftiest
 from autopar.pins import read_pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import Search
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
@@ -88,7 +89,7 @@ def find_gpus(
         seed: Of what solvers draw at random.
         progress: Told which number is looked at.
         should_stop: Polled; once true, what is known is returned.
-        **request: What else `autopar.solve` takes to describe the job: `cluster`, `global_batch`, `pins`, ...
+        **request: Further fields of `JobRequest`: `cluster`, `global_batch`, `pins`, ...
 
     Raises:
         AutoparError: If the model, the cluster, the goal or the request is wrong.
@@ -110,15 +111,14 @@ def find_gpus(
 
 def _first_task(model: str | Path, most: int, progress: ProgressCallback, request: Mapping[str, Any]) -> Task:
     """Return the task on one node, or what of it there is; pins are applied number by number."""
-    own = dict(request)
-    pins = own.pop("pins", None)
-    task = prepare(model, gpus=1, progress=progress, **own)
-    if own.get("global_batch") is None and default_batch(task.workload, 1) != default_batch(task.workload, 2):
+    job = JobRequest(model, gpus=1, **request)
+    task = prepare(replace(job, pins=None), progress=progress)
+    if job.global_batch is None and default_batch(task.workload, 1) != default_batch(task.workload, 2):
         raise JobError(
             "the batch of this model depends on the number of GPUs if nobody states it",
             hint="--global-batch B says how many samples a step has",
         )
-    return replace(task, pins=read_pins(pins))
+    return replace(task, pins=read_pins(job.pins))
 
 
 @dataclass(slots=True, eq=False)

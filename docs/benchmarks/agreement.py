@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autopar.api import plan_task
 from autopar.configuration import Configuration
+from autopar.request import JobRequest
 from autopar.sharding import Mesh
 from autopar.task import Effort, prepare
 
@@ -59,7 +60,7 @@ def say(line: str = "") -> None:
 def rows(name: str, seconds: float) -> list[tuple[str, float, float]]:
     """Return the best plans of a case: what they are, and seconds by the formula and by the simulator."""
     case = CASES[name]
-    task = prepare(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster, global_batch=case.batch)
+    task = prepare(JobRequest(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster, global_batch=case.batch))
     if case.mesh:
         outer, inner = case.mesh
         task.space[:] = [Configuration(1, Mesh.of(outer=outer, inner=inner), 1, "1f1b")]

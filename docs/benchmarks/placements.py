@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.bounds.priced_cuts import Spreader, levels_of
 from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
+from autopar.request import JobRequest
 from autopar.search.branch_and_bound import Search
 from autopar.search.node_solver import BLOCK_GAP, Attempt
 from autopar.solvers.auto import Auto
@@ -109,7 +110,7 @@ def main() -> None:
     say("| job | pipeline | problems | one of many | by itself | times |")
     say("|---|---|---|---|---|---|")
     for case in CASES:
-        task = prepare(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster)
+        task = prepare(JobRequest(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster))
         search = task.search(Effort())
         known = {str(family[0]): family for family in families(task.space)}
         for start, end in case.pipelines:

@@ -143,12 +143,15 @@ def planned(name: str, limit: float | None) -> dict[str, object]:
     from autopar.api import plan_task
     from autopar.configuration import Configuration
     from autopar.progress import Progress
+    from autopar.request import JobRequest
     from autopar.search.backends import Engine
     from autopar.sharding import Mesh
     from autopar.task import Effort, prepare
 
     case = CASES[name]
-    task = prepare(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster, dims=case.dims, global_batch=case.batch)
+    task = prepare(
+        JobRequest(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster, dims=case.dims, global_batch=case.batch)
+    )
     if case.mesh:
         outer, inner = case.mesh
         task.space[:] = [Configuration(1, Mesh.of(outer=outer, inner=inner), 1, "1f1b")]

@@ -12,6 +12,7 @@ from functools import partial
 
 from autopar.api import plan_task
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
+from autopar.request import JobRequest
 from autopar.search.heterogeneous_stages import UnequalAttempt
 from autopar.search.submesh_space import nearest
 from autopar.solvers.staging.dynamic_program import solve
@@ -53,7 +54,9 @@ CASES = (
 
 
 def _row(case: Case) -> str:
-    task = prepare(case.model, gpus=case.gpus, cluster=case.cluster, global_batch=case.batch, dims=case.dims)
+    task = prepare(
+        JobRequest(case.model, gpus=case.gpus, cluster=case.cluster, global_batch=case.batch, dims=case.dims)
+    )
     search = task.search(Effort())
     space = task.unequal
     assert space is not None, case.name
@@ -79,7 +82,9 @@ def _row(case: Case) -> str:
 
 def _plans(case: Case) -> str:
     """Return the best plans with and without unequal stages."""
-    task = prepare(case.model, gpus=case.gpus, cluster=case.cluster, global_batch=case.batch, dims=case.dims)
+    task = prepare(
+        JobRequest(case.model, gpus=case.gpus, cluster=case.cluster, global_batch=case.batch, dims=case.dims)
+    )
     row = f"{case.name:34}"
     for own in (replace(task, unequal=None), task):
         start = time.process_time()
