@@ -1,6 +1,6 @@
-"""Solvers of `autopar.problem.Problem`: arrays in, `Solution` out. They know nothing of neural nets.
+"""Solvers of `autopar.problem.Problem`, a weighted constraint satisfaction problem (WCSP) under memory limits.
 
-`SOLVERS` is the table of all of them; adding one is a file and a line.
+They see arrays only, never a neural net. `SOLVERS` is the table of all solvers; adding one is a file and a line.
 
 >>> from autopar.problem import Problem
 >>> problem = Problem.build([[1, 2], [3, 0]], [(0, 1, [[0, 9], [9, 0]])])
@@ -30,7 +30,7 @@ SOLVERS = {
     "grid": "autopar.solvers.local_search.grid_search:Grid",
     "coordinate-descent": "autopar.solvers.local_search.coordinate_descent:CoordinateDescent",
 }
-"""Name -> "module:class". The class is made without arguments."""
+"""Name -> "module:class". The class is instantiated without arguments."""
 
 NEEDS = {
     "auto": "highspy",
@@ -42,7 +42,7 @@ NEEDS = {
     "pulp-cbc": "pulp",
     "cp-sat": "ortools",
 }
-"""The package a solver cannot do without."""
+"""Name -> the package the solver requires."""
 
 
 def names() -> tuple[str, ...]:

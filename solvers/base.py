@@ -1,4 +1,7 @@
-"""What every solver is, and the budget it works under."""
+"""The solver interface: `Solver`, and the `Budget` (time, work, targets, incumbent, lower bound) one solve runs under.
+
+A new solver subclasses `Solver` and implements `run`; termination status and solution follow from its budget.
+"""
 
 import math
 import time
@@ -14,42 +17,42 @@ EXACT = 1e-12
 
 
 class Work:
-    """Work that is counted, so that what a limit cuts is the same on a slow machine as on a fast one.
+    """Counter of deterministic work, so that a work limit stops a solve at the same point on every machine.
 
-    A unit takes about a nanosecond: a number that is added up, a nonzero that a step of a linear program looks at.
+    A unit takes about a nanosecond: one table entry added up, one nonzero visited by a simplex step.
 
     Args:
-        limit: Units at most; infinity for any number.
-        whole: What this is a part of: units are counted there as well.
+        limit: Units allowed; infinity for no limit.
+        parent: Counter that these units are also charged to.
     """
 
-    def __init__(self, limit: float = math.inf, whole: "Work | None" = None) -> None:
-        self._limit, self._whole = limit, whole
+    def __init__(self, limit: float = math.inf, parent: "Work | None" = None) -> None:
+        self._limit, self._parent = limit, parent
         self.done = 0.0
-        """Units so far."""
+        """Units counted so far."""
 
     @property
     def left(self) -> float:
-        """Units left, at least 0."""
+        """Units left, at least 0, here and in the parent."""
         own = max(0.0, self._limit - self.done)
-        return own if self._whole is None else min(own, self._whole.left)
+        return own if self._parent is None else min(own, self._parent.left)
 
     def spend(self, units: float) -> None:
         """Count units."""
         self.done += units
-        if self._whole is not None:
-            self._whole.spend(units)
+        if self._parent is not None:
+            self._parent.spend(units)
 
 
 Watch = Callable[[Choice | None, float, float], None]
-"""(best choice, its cost, proven lower bound), None and infinity before the first choice."""
+"""(incumbent, its cost, proven lower bound); the incumbent is None and its cost infinity before the first."""
 
 
 class Solver(ABC):
-    """Finds a choice for a problem and proves what it can."""
+    """Finds a choice for a problem and proves a lower bound on the optimum."""
 
-    counts: ClassVar[bool] = False
-    """Whether it counts its work, so that a limit of work ends it."""
+    counts_work: ClassVar[bool] = False
+    """Whether the solver counts its work, so that a work limit stops it."""
 
     def solve(
         self,
@@ -70,15 +73,15 @@ class Solver(ABC):
         Args:
             problem: What to solve.
             time_limit: Seconds of wall time; met to within one step of the method.
-            start: A choice to begin from; ignored if it is forbidden or does not fit.
-            cutoff: Stop as soon as the bound proves that no choice costs less than this.
-            gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only
+            start: Warm start; ignored if it is forbidden or breaks a limit.
+            cutoff: Stop once the lower bound proves that no choice costs less than this.
+            gap: Stop once cost and bound agree to this, relative to the cost. A solution is called optimal only
                 if they agree to `OPTIMALITY_TOLERANCE`, whatever `gap` is.
-            should_stop: Polled between steps; the solver returns what it has once this is true.
-            threads: Threads it may use; most solvers use one.
-            seed: Of whatever is drawn at random.
-            watch: Called with what is known whenever a better choice or a higher bound is.
-            work: What it does is counted here, and it ends when nothing is left, if it `counts`.
+            should_stop: Polled between steps; the solver returns its incumbent and bound once this is true.
+            threads: Threads the solver may use; most solvers use one.
+            seed: Seed of every random draw.
+            watch: Called after each new incumbent and each rise of the lower bound.
+            work: Counter of the solver's work; a solver with `counts_work` stops when none is left.
 
         Raises:
             SolverError: If the solver cannot take this problem at all.
@@ -89,9 +92,9 @@ class Solver(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, budget: "Budget") -> None:
-        """Offer choices to the budget and raise its bound until it is spent, or nothing more can be done.
+        """Offer choices to the budget and raise its bound until the budget is spent or the method has finished.
 
-        This is all a solver has to write: what it found and proved, and why it stopped, follow from the budget.
+        Termination status, cost and bound of the `Solution` follow from the budget.
 
         Args:
             problem: What to solve.
@@ -103,21 +106,21 @@ class Solver(ABC):
 
 
 class Budget:
-    """Time, interruption and the targets of one call, and the best choice and bound so far.
+    """Time, work, interruption and targets of one solve, with its incumbent and its lower bound.
 
-    A choice is taken only if the problem itself finds it permitted and fitting, so nothing a third-party code reports
-    is trusted.
+    The budget prices every offered choice by `Problem.cost` and tests it by `Problem.fits`, so no cost or feasibility
+    claim of a third-party solver is trusted.
 
     Attributes:
-        start: The choice the caller gave to begin from, fitting or not.
-        choice: Best choice so far.
-        cost: Its cost.
-        bound: Best proven lower bound so far.
-        gap: Cost and bound that agree to this, relative to the cost, are enough.
-        interrupted: Whether `should_stop` has said so.
+        start: The caller's warm start, feasible or not.
+        choice: The incumbent.
+        cost: Cost of the incumbent.
+        bound: Best proven lower bound.
+        gap: Relative difference of cost and bound at which to stop.
+        interrupted: Whether `should_stop` has returned true.
         threads: Threads that may be used.
-        seed: Of whatever is drawn at random.
-        work: Counts what is done.
+        seed: Seed of every random draw.
+        work: Counter of the work done.
     """
 
     def __init__(
@@ -157,69 +160,69 @@ class Budget:
 
     @property
     def upper(self) -> float:
-        """Cost that is of no interest any more: the incumbent's or the cutoff."""
+        """Cost from which on choices are of no interest: the incumbent's or the cutoff."""
         return min(self.cost, self._cutoff)
 
-    def part(self, seconds: float) -> "Budget":
-        """Return a budget that begins where this one is and ends after `seconds`, or with this one."""
+    def limited_to(self, seconds: float) -> "Budget":
+        """Return a copy of this budget that ends after `seconds`, or with this budget if that is sooner."""
         result = copy(self)
         result._end = min(self._end, time.monotonic() + seconds)
         return result
 
-    def apart(self, problem: Problem, share: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
-        """Return a budget for another problem, of a share of what is left, that ends when the caller wants an end."""
+    def for_subproblem(self, problem: Problem, share: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
+        """Return the budget of a subproblem: `share` of the time and work left, stopped together with this budget."""
         work = Work(share * self.work.left, self.work)
         limit = share * self.remaining
         return Budget(problem, limit, start, math.inf, self.gap, self.stopped, self.threads, self.seed, watch, work)
 
     def adopt(self, part: "Budget") -> None:
-        """Take what was found under a part of this budget."""
+        """Copy the incumbent and bound of `part`, a copy of this budget, if they are better."""
         if part.cost < self.cost:
             self.choice, self.cost = part.choice, part.cost
         self.bound = max(self.bound, part.bound)
         self.interrupted = self.interrupted or part.interrupted
 
     def spent(self) -> bool:
-        """Return whether to stop now: out of time or work, interrupted, or done."""
-        return self.stopped() or self.remaining == 0.0 or self.work.left == 0.0 or self.done()
+        """Return whether to stop now: out of time or work, interrupted, or targets met."""
+        return self.stopped() or self.remaining == 0.0 or self.work.left == 0.0 or self.targets_met()
 
     def stopped(self) -> bool:
-        """Return whether the caller wants an end."""
+        """Return whether the caller asked for an interruption."""
         if self._should_stop is not None and self._should_stop():
             self.interrupted = True
         return self.interrupted
 
-    def done(self) -> bool:
-        """Return whether cost and bound meet the caller's targets."""
+    def targets_met(self) -> bool:
+        """Return whether cost and bound meet the cutoff or the gap."""
         return self.bound >= self._cutoff or (
             self.choice is not None and relative_gap(self.cost, self.bound) <= self.gap
         )
 
     def offer(self, choice: Sequence[int]) -> bool:
-        """Take `choice` if it is the cheapest so far; return whether it is permitted and fits."""
+        """Make `choice` the incumbent if it is cheaper; return whether it is permitted and within the limits."""
         candidate = tuple(map(int, choice))
         cost = self._problem.cost(candidate)
         if cost == math.inf or not self._problem.fits(candidate):
             return False
         if cost < self.cost:
             self.choice, self.cost = candidate, cost
-            self._tell()
+            self._notify()
         return True
 
     def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
-        """Take a lower bound that is true to the relative `error`, rounded up to a cost there can be."""
+        """Raise the lower bound to `bound`, true up to the relative `error`; for whole costs it is rounded up."""
         if self._problem.is_whole and math.isfinite(bound):
             bound = math.ceil(bound - max(1e-3, error * abs(bound)))
         if bound > self.bound:
             self.bound = bound
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._watch is not None:
             self._watch(self.choice, self.cost, min(self.bound, self.cost))
 
     def solution(self) -> Solution:
-        """Return what was found, with the termination that follows from it."""
+        """Return the incumbent and bound with the termination status they imply."""
         bound = min(self.bound, self.cost)
         if self.choice is None:
             if bound == math.inf:

@@ -1,4 +1,7 @@
-"""How much one placement problem may take: a limit of work, so that it is cut at the same point on every machine."""
+"""Work and time limits of one placement problem (`solve_limited`).
+
+The limit is counted work, so that a solve is cut off at the same point on every machine.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,22 +12,22 @@ from autopar.solvers import Solver
 from autopar.solvers.base import Work
 
 PLACEMENT_WORK = 8e9
-"""Units of work one placement problem may take, about a nanosecond each; most take a hundredth of it.
+"""Work limit of one placement problem, in units of about a nanosecond; most problems take a hundredth of it.
 
-A limit of work, unlike one of time, cuts the same problems at the same point on every machine, however busy it is."""
+Unlike a time limit, it cuts the same problems off at the same point on every machine, however busy it is."""
 
 PLACEMENT_SECONDS = 8.0
-"""The same for solvers that do not count their work."""
+"""Time limit of one placement problem, in seconds, for solvers that do not count their work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What came of a placement problem.
+    """Solution of a placement problem under limits.
 
     Attributes:
         solution: The solution.
-        cut: Whether a limit cut it.
-        work: Units of work it took.
+        cut: Whether a limit ended the solve.
+        work: Units of work used.
     """
 
     solution: Solution
@@ -44,10 +47,10 @@ def solve_limited(
     seed: int = 0,
     most: float = PLACEMENT_WORK,
 ) -> Limited:
-    """Solve a placement problem within the limits: `most` units of work, and until `end` on the monotonic clock."""
+    """Solve a placement problem within `most` units of work and before `end` on the monotonic clock."""
     work, began = Work(min(PLACEMENT_WORK, most)), time.monotonic()
     left = end - began
-    clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
+    clock = max(0.1, left if solver.counts_work else min(PLACEMENT_SECONDS, left))
     solution = solver.solve(
         instance,
         time_limit=clock,

@@ -18,7 +18,7 @@ from autopar.recompute import Recompute
 from autopar.solvers import load
 from autopar.solvers.base import Budget
 from autopar.solvers.exact.aggregate_objective import minimise
-from autopar.solvers.reductions.reduced_cost_fixing import Left
+from autopar.solvers.reductions.reduced_cost_fixing import Survivors
 from tests.formulations import good_choice, lowered_bytes, random_choice, tables
 
 TOLERANCE = 2e-6
@@ -48,7 +48,7 @@ def _choices(found: Tables, model: str, seed: int, number: int) -> list[Choice]:
     return result
 
 
-def _only(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Left:
+def _only(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Survivors:
     """Return what is left where only some strategies of each node are allowed."""
     labels = []
     for node, own in zip(found.nodes, allowed, strict=True):
@@ -61,7 +61,7 @@ def _only(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Left:
         at, mask = (min(first, second), max(first, second)), np.isfinite(table)
         mask = mask if at == (first, second) else mask.T
         pairs[at] = pairs[at] & mask if at in pairs else mask
-    return Left(tuple(labels), pairs)
+    return Survivors(tuple(labels), pairs)
 
 
 @pytest.mark.parametrize("limited", [False, True])

@@ -9,9 +9,9 @@ import pytest
 from autopar.problem import Problem
 from autopar.solvers.backends.highs import HighsSolver
 from autopar.solvers.base import Budget, Work
-from autopar.solvers.exact.aggregate_objective import Composite, Term, minimise
+from autopar.solvers.exact.aggregate_objective import AggregateObjective, Term, minimise
 from autopar.solvers.model.graphical_model import Floats
-from autopar.solvers.reductions.reduced_cost_fixing import Left, below, union
+from autopar.solvers.reductions.reduced_cost_fixing import Survivors, survivors_below, union_of
 
 NUM_CRITERIA = 3
 TOLERANCE = 1e-6
@@ -40,15 +40,15 @@ def _criteria(terms: tuple[Term, ...], choice: tuple[int, ...]) -> Floats:
     return found
 
 
-def _composite(rng: np.random.Generator, sizes: list[int], modes: int, parts: int) -> Composite:
+def _composite(rng: np.random.Generator, sizes: list[int], modes: int, parts: int) -> AggregateObjective:
     """Return 2 y0 + y1, y0 at least each of three sums, y1 at least a fourth less y0; one criterion alike by mode."""
     weights = rng.random((4, modes, NUM_CRITERIA)) * 3
     weights[:, :, 0] = weights[:, :1, 0]
     lhs = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
-    return Composite(np.array([2.0, 1.0]), lhs, rng.random((4, modes)), weights, _terms(rng, sizes), parts)
+    return AggregateObjective(np.array([2.0, 1.0]), lhs, rng.random((4, modes)), weights, _terms(rng, sizes), parts)
 
 
-def _value(composite: Composite, choice: tuple[int, ...]) -> float:
+def _value(composite: AggregateObjective, choice: tuple[int, ...]) -> float:
     """Return the least value of a choice over all shares of modes."""
     found = _criteria(composite.terms, choice)
     modes, best = composite.least.shape[1], math.inf
@@ -63,7 +63,7 @@ def _value(composite: Composite, choice: tuple[int, ...]) -> float:
     return best
 
 
-def _priced(composite: Composite, sizes: list[int], mode: int, prices: Floats) -> tuple[Problem, float]:
+def _priced(composite: AggregateObjective, sizes: list[int], mode: int, prices: Floats) -> tuple[Problem, float]:
     """Return the problem of a mode at prices of rows, and what it leaves out."""
     weight = prices @ composite.weights[:, mode]
     nodes = [np.zeros(size) for size in sizes]
@@ -93,7 +93,7 @@ def test_the_least_is_that_of_brute_force(seed: int, modes: int, parts: int) -> 
     assert len(possible) > 10
     for ceiling in (possible[0] * 1.001, possible[len(possible) // 10], possible[-1]):
         problems = [_priced(composite, sizes, mode, PRICES) for mode in range(modes)]
-        left = union([below(problem, ceiling - rest, _budget(problem)) for problem, rest in problems])
+        left = union_of([survivors_below(problem, ceiling - rest, _budget(problem)) for problem, rest in problems])
         assert left is not None
 
         for choice, value in values.items():
@@ -115,11 +115,11 @@ def test_below_the_least_there_is_nothing(seed: int) -> None:
     least = min(_value(composite, choice) for choice in itertools.product(*map(range, sizes)))
     problem, rest = _priced(composite, sizes, 0, PRICES)
 
-    left = below(problem, 0.99 * least - rest, _budget(problem))
+    left = survivors_below(problem, 0.99 * least - rest, _budget(problem))
 
     assert left is None or minimise(composite, left, 0.99 * least, _budget(problem)).bound >= 0.99 * least
     lowest = HighsSolver().solve(problem).bound
-    assert below(problem, lowest - 1e-3, _budget(problem)) is None
+    assert survivors_below(problem, lowest - 1e-3, _budget(problem)) is None
 
 
 def test_what_work_cuts_is_still_a_bound() -> None:
@@ -129,13 +129,13 @@ def test_what_work_cuts_is_still_a_bound() -> None:
     composite = _composite(rng, sizes, 2, 3)
     values = {choice: _value(composite, choice) for choice in itertools.product(*map(range, sizes))}
     least = min(values.values())
-    everything = Left(tuple(np.ones(size, np.bool_) for size in sizes), {})
+    everything = Survivors(tuple(np.ones(size, np.bool_) for size in sizes), {})
 
     for work in (1.0, 1e6, 1e8, math.inf):
         problem, _ = _priced(composite, sizes, 0, PRICES)
         forbidden = {term.nodes: np.isfinite(term.values) for term in composite.terms if len(term.nodes) == 2}
         pairs = {tuple(sorted(at)): mask if at[0] < at[1] else mask.T for at, mask in forbidden.items()}
-        left = Left(everything.labels, {(at[0], at[1]): mask for at, mask in pairs.items()})
+        left = Survivors(everything.labels, {(at[0], at[1]): mask for at, mask in pairs.items()})
         found = minimise(composite, left, 2 * least, _budget(problem, work))
 
         assert found.bound <= least * (1 + TOLERANCE)

@@ -16,7 +16,7 @@ from autopar.solvers import auto
 from autopar.solvers.backends import lazy_rows
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds import dual_ascent
-from autopar.solvers.bounds.dual_ascent import Closing
+from autopar.solvers.bounds.dual_ascent import AscentResult
 from autopar.solvers.bounds.lagrangian_dual import WINDOW
 from autopar.solvers.model.graphical_model import prepare
 from tests.checks import check_exact, check_solution
@@ -44,7 +44,7 @@ def test_what_is_kept_holds_an_optimum(problem: Problem, rounds: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dual_ascent, "ROUNDS", rounds)
-        found = dual_ascent.close_in(field, _budget(problem))
+        found = dual_ascent.ascend(field, _budget(problem))
 
     room = DUST * max(1.0, abs(best))
     assert found.bound <= best + room
@@ -75,14 +75,14 @@ def test_what_messages_find_is_kept_if_the_linear_program_is_cut(seed: int) -> N
     problem = Problem.build(list(rng.random((6, 3))), edges)
     told: list[float] = []
 
-    def open_still(*arguments: Any) -> Closing:
-        found = dual_ascent.close_in(*arguments)
+    def open_still(*arguments: Any) -> AscentResult:
+        found = dual_ascent.ascend(*arguments)
         told.append(found.bound)
         return replace(found, closed=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto, "MAX_ENTRIES", 4)
-        patch.setattr(auto, "close_in", open_still)
+        patch.setattr(auto, "ascend", open_still)
         patch.setattr(lazy_rows, "minimise", lambda *_, **__: None)
 
         solution = solvers.load("auto").solve(problem)
@@ -102,7 +102,7 @@ def test_a_bound_that_is_enough_ends_the_search() -> None:
     prepared = prepare(problem)
     assert prepared is not None
 
-    found = dual_ascent.close_in(prepared.field, _budget(problem), 45.0)
+    found = dual_ascent.ascend(prepared.field, _budget(problem), 45.0)
 
     assert found.closed
     assert found.bound >= 45.0

@@ -82,7 +82,7 @@ def test_what_forbidden_pairs_force_a_node_to_use_is_part_of_the_conflict() -> N
 
     assert conflict == Conflict((0, 1), (2,), ((0, 1),), 7, 5, irreducible=True)
     assert conflict.sentence(["w", "x", "y"]) == (
-        "nodes w and x use at least 7 at time 2 (with what the edges 0-1 forbid), the limit is 5; "
+        "nodes w and x use at least 7 at time 2 (given the forbidden pairs of edges 0-1), the limit is 5; "
         "without any one of them there is a choice"
     )
 
@@ -96,7 +96,9 @@ def test_forbidden_pairs_alone_can_be_the_conflict() -> None:
     conflict = explain(problem)
 
     assert conflict == Conflict((0, 1, 2), (), ((0, 1), (0, 2), (1, 2)), None, None, irreducible=True)
-    assert conflict.sentence().startswith("nodes 0, 1 and 2 have no permitted choice (with what the edges 0-1, 0-2")
+    assert conflict.sentence().startswith(
+        "nodes 0, 1 and 2 have no permitted choice (given the forbidden pairs of edges 0-1, 0-2"
+    )
 
 
 def test_limits_that_exclude_each_other_are_told_together() -> None:

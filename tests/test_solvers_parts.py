@@ -15,9 +15,9 @@ from autopar.solvers.base import Budget
 from autopar.solvers.bounds.local_polytope import linear_program, scale_of
 from autopar.solvers.model.graphical_model import Field, prepare
 from autopar.solvers.model.memory_rows import Memory
-from autopar.solvers.reductions.contraction import merge
+from autopar.solvers.reductions.contraction import contract
 from autopar.solvers.reductions.dominance import undominated
-from autopar.solvers.reductions.elimination import eliminate, eliminate_all, order_of, thin
+from autopar.solvers.reductions.elimination import drop_weak_tables, eliminate, eliminate_all, elimination_order
 from tests.checks import check_exact, choices
 from tests.strategies import problems, tied_problems
 
@@ -64,18 +64,18 @@ def test_merging_keeps_exactly_the_permitted_choices(problem: Problem) -> None:
     """
     prepared = prepare(problem)
     permitted = {c: problem.cost(c) for c in choices(problem) if problem.cost(c) < math.inf}
-    merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
+    contraction = None if prepared is None else contract(prepared.field, Memory.of(problem, prepared.labels))
 
-    if prepared is None or merged is None:
+    if prepared is None or contraction is None:
         assert not permitted
         return
     found = {}
-    for labels in labellings(merged.field):
-        cost = merged.field.cost(labels)
+    for labels in labellings(contraction.field):
+        cost = contraction.field.cost(labels)
         if cost < math.inf:
-            choice = prepared.strategies(merged.invert(labels))
+            choice = prepared.strategies(contraction.invert(labels))
             found[choice] = cost
-            fits = bool((merged.memory.profile(labels) <= merged.memory.limits).all())
+            fits = bool((contraction.memory.profile(labels) <= contraction.memory.limits).all())
             assert fits == problem.fits(choice)
     assert found == permitted
 
@@ -90,13 +90,13 @@ def test_a_circle_of_nodes_that_tie_each_other_becomes_one_node() -> None:
     prepared = prepare(problem)
     assert prepared is not None
 
-    merged = merge(prepared.field, Memory.unlimited())
+    contraction = contract(prepared.field, Memory.unlimited())
 
-    assert merged is not None
-    assert [len(u) for u in merged.field.unary] == [2]
-    assert not merged.field.tables
-    assert prepared.strategies(merged.invert([0])) == (0, 0, 1, 2)
-    assert merged.field.cost([0]) == problem.cost((0, 0, 1, 2)) == 1 + 3 + 6 + 7
+    assert contraction is not None
+    assert [len(u) for u in contraction.field.unary] == [2]
+    assert not contraction.field.tables
+    assert prepared.strategies(contraction.invert([0])) == (0, 0, 1, 2)
+    assert contraction.field.cost([0]) == problem.cost((0, 0, 1, 2)) == 1 + 3 + 6 + 7
 
 
 @given(problem=problems())
@@ -123,7 +123,7 @@ def test_min_marginals_are_exact(problem: Problem) -> None:
     assume(prepared is not None)
     assert prepared is not None
     field = prepared.field
-    order = order_of(field, 10**6, 10**7)
+    order = elimination_order(field, 10**6, 10**7)
     assert order is not None
     eliminated = eliminate_all(field, order, budget(problem))
     assert eliminated is not None
@@ -190,9 +190,9 @@ def test_residual_costs_bound_every_choice(problem: Problem) -> None:
     outcome = highs.run(program, False, budget(problem))
     assert outcome.duals is not None
 
-    residual = program.residual(outcome.duals)
+    residual = program.reduced_cost_field(outcome.duals)
 
-    thinned, _ = thin(residual, 8, 100)
+    thinned, _ = drop_weak_tables(residual, 8, 100)
     for labels in labellings(field):
         cost = field.cost(labels)
         room = DUST * max(abs(cost), abs(outcome.bound)) if math.isfinite(cost) else 0.0

@@ -18,15 +18,15 @@ from autopar.solvers.model.graphical_model import Field, prepare
 from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.reductions import components
-from autopar.solvers.reductions.components import Part, settle, split
-from autopar.solvers.reductions.contraction import merge
+from autopar.solvers.reductions.components import Component, fix_unconstrained, split
+from autopar.solvers.reductions.contraction import contract
 from autopar.solvers.reductions.presolve import Size, presolve
 from tests.checks import check_solution, choices, close
 from tests.instances import knapsack
 from tests.strategies import problems, tied_problems
 
 
-def best_of(part: Part) -> tuple[int, ...] | None:
+def best_of(part: Component) -> tuple[int, ...] | None:
     """Return the best labels of a part under its limits, None if nothing fits."""
     room = part.memory.limits + 1e-9 * part.memory.scales
     labels = product(*(range(max(1, len(u))) for u in part.field.unary))
@@ -65,7 +65,7 @@ def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Pr
     usages = [Usage(n, t, t + 2, rng.integers(0, 9, 2)) for n, t in enumerate(rng.integers(0, 12, len(sizes)))]
     flat = Problem.build([[0, 0] for _ in sizes], usages=usages, limit=12)
     memory = Memory.of(flat, [np.arange(2) for _ in sizes]).restrict([np.arange(2) for _ in sizes])
-    whole = best_of(Part(np.arange(len(sizes)), field, memory))
+    whole = best_of(Component(np.arange(len(sizes)), field, memory))
 
     parts = split(field, memory)
 
@@ -217,11 +217,11 @@ def test_parts_that_share_no_table_and_no_time_are_solved_apart(
     split_up: list[bool] = []
 
     def counted(*arguments: Any) -> bool:
-        split_up.append(components.solve_apart(*arguments))
+        split_up.append(components.solve_components(*arguments))
         return split_up[-1]
 
     for module in (auto, portfolio):
-        monkeypatch.setattr(module, "solve_apart", counted)
+        monkeypatch.setattr(module, "solve_components", counted)
 
     @settings(max_examples=60)
     @given(parts=st.lists(problems(max_nodes=4, limited=True), min_size=2, max_size=3))
@@ -247,17 +247,19 @@ def test_parts_that_share_no_table_and_no_time_are_solved_apart(
 def test_deciding_what_no_limit_binds_keeps_an_optimum(problem: Problem) -> None:
     """What is left has the same optimum, and a choice of it is one of the whole at the same cost."""
     prepared = prepare(problem)
-    merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
-    assume(merged is not None)
+    contraction = None if prepared is None else contract(prepared.field, Memory.of(problem, prepared.labels))
+    assume(contraction is not None)
     assert prepared is not None
-    assert merged is not None
+    assert contraction is not None
     best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
 
-    settled, parts = settle(merged.restrict([np.arange(len(unary)) for unary in merged.field.unary]))
+    settled, parts = fix_unconstrained(
+        contraction.restrict([np.arange(len(unary)) for unary in contraction.field.unary])
+    )
 
-    found = best_of(Part(np.arange(len(settled.field.unary)), settled.field, settled.memory))
+    found = best_of(Component(np.arange(len(settled.field.unary)), settled.field, settled.memory))
     assert parts <= len(settled.field.unary)
-    assert len(settled.field.unary) + len(settled.decided - merged.decided) >= len(merged.field.unary)
+    assert len(settled.field.unary) + len(settled.decided - contraction.decided) >= len(contraction.field.unary)
     if best == math.inf:
         assert found is None
         return

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from autopar.formulate.manual_recipes import restrict
 from autopar.problem import Kinship, Limit, Problem, Recipe, Termination, Usage, check
 from autopar.solvers.auto import Auto
-from autopar.solvers.bounds.dual_ascent import close_in_flat
+from autopar.solvers.bounds.dual_ascent import ascend_flat
 from autopar.solvers.exact.brute_force import BruteForce
 from autopar.solvers.model import problem_family
-from autopar.solvers.model.problem_family import Frame, frame_of
-from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, order_of
+from autopar.solvers.model.problem_family import ProblemFamily, family_of
+from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, elimination_order
 
 TIED, SUMS, FREE = "tied", "sums", "free"
 """What an edge is: each label has one partner, a cost per row plus one per column, or anything."""
@@ -54,8 +54,8 @@ def families(draw: st.DrawFn) -> list[Problem]:
 
 @given(families())
 @settings(max_examples=150, deadline=None)
-def test_each_of_a_family_has_the_optimum_it_has_alone(family: list[Problem]) -> None:
-    for problem in family:
+def test_each_of_a_family_has_the_optimum_it_has_alone(members: list[Problem]) -> None:
+    for problem in members:
         found = Auto().solve(problem)
         expected = BruteForce().solve(replace(problem, kinship=None))
         check(problem, found)
@@ -66,11 +66,11 @@ def test_each_of_a_family_has_the_optimum_it_has_alone(family: list[Problem]) ->
 
 @given(families())
 @settings(max_examples=60, deadline=None)
-def test_a_wide_core_is_closed_in_the_same_way(family: list[Problem]) -> None:
+def test_a_wide_core_is_closed_in_the_same_way(members: list[Problem]) -> None:
     """Where it is not eliminated, messages bound what is left, and what they leave open is searched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problem_family, "MAX_ENTRIES", 0)
-        for problem in family:
+        for problem in members:
             found = Auto().solve(problem)
             expected = BruteForce().solve(replace(problem, kinship=None))
             check(problem, found)
@@ -84,12 +84,12 @@ def test_what_takes_long_to_eliminate_is_left_to_messages() -> None:
     nodes = range(5)
     edges = [(one, two, random.random((14, 14)), 1.0) for one in nodes for two in nodes if one < two]
     problem = replace(Problem.build([random.random(14) for _ in nodes], edges), kinship=Kinship())
-    frame = frame_of(problem)
-    assert frame is not None
-    core = frame.core(problem)
+    family = family_of(problem)
+    assert family is not None
+    core = family.core(problem)
 
-    assert order_of(core.flat.field, MAX_ENTRIES, MAX_WORK) is not None
-    assert frame.order(core) is None
+    assert elimination_order(core.flat.field, MAX_ENTRIES, MAX_WORK) is not None
+    assert family.order(core) is None
     found, expected = Auto().solve(problem), Auto().solve(replace(problem, kinship=None))
     assert found.cost == pytest.approx(expected.cost)
     assert found.bound == pytest.approx(expected.bound)
@@ -119,19 +119,19 @@ def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.Monkey
 
 @given(families())
 @settings(max_examples=60, deadline=None)
-def test_a_core_costs_what_the_problem_does(family: list[Problem]) -> None:
+def test_a_core_costs_what_the_problem_does(members: list[Problem]) -> None:
     """Whatever labels are taken of a core: the rest of the choice is the best there is with them."""
-    for problem in family:
-        frame = frame_of(problem)
-        assert frame is not None
-        if not frame.is_permitted:
+    for problem in members:
+        family = family_of(problem)
+        assert family is not None
+        if not family.is_permitted:
             continue
-        core = frame.core(problem)
+        core = family.core(problem)
         random = np.random.default_rng(0)
         sizes = np.diff(core.flat.offsets)
         for _ in range(3):
             labels = random.integers(sizes) if len(sizes) else np.zeros(0, np.int64)
-            own, whole = core.flat.cost(labels), problem.cost(frame.strategies(core, labels.tolist()))
+            own, whole = core.flat.cost(labels), problem.cost(family.strategies(core, labels.tolist()))
             assert own == pytest.approx(whole)
 
 
@@ -145,25 +145,25 @@ def _ring(weight: float, kinship: Kinship | None, **more: Any) -> Problem:
 
 def test_what_follows_from_what_is_forbidden_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kinship, made = Kinship(), []
-    begin = Frame.__init__
+    begin = ProblemFamily.__init__
 
-    def counted(self: Frame, problem: Problem) -> None:
+    def counted(self: ProblemFamily, problem: Problem) -> None:
         made.append(problem)
         begin(self, problem)
 
-    monkeypatch.setattr(Frame, "__init__", counted)
+    monkeypatch.setattr(ProblemFamily, "__init__", counted)
     costs = [Auto().solve(_ring(weight, kinship)).cost for weight in (1.0, 2.0, 3.0)]
     assert costs == [BruteForce().solve(_ring(weight, None)).cost for weight in (1.0, 2.0, 3.0)]
     assert len(made) == 1
-    assert len({id(frame_of(_ring(weight, kinship))) for weight in (1.0, 2.0)}) == 1
+    assert len({id(family_of(_ring(weight, kinship))) for weight in (1.0, 2.0)}) == 1
 
 
 def test_only_problems_without_limits_of_which_there_are_many_are_akin() -> None:
-    assert frame_of(_ring(1.0, None)) is None
+    assert family_of(_ring(1.0, None)) is None
     usages, limits = (Usage(0, 0, 1, np.ones(3)),), (Limit(2.0, 0, 1),)
-    assert frame_of(_ring(1.0, Kinship(), usages=usages, limits=limits)) is None
+    assert family_of(_ring(1.0, Kinship(), usages=usages, limits=limits)) is None
     whole = replace(Problem.build([[1, 2], [3, 4]], [(0, 1, [[1, 2], [3, 4]])]), kinship=Kinship())
-    assert frame_of(whole) is None
+    assert family_of(whole) is None
 
 
 def test_a_restricted_problem_is_no_longer_akin() -> None:
@@ -202,14 +202,14 @@ def test_costs_are_closed_no_nearer_than_is_asked_for() -> None:
 
 def test_a_field_in_arrays_is_closed_as_one_of_tables_is() -> None:
     from autopar.solvers.base import Budget
-    from autopar.solvers.bounds.dual_ascent import close_in
+    from autopar.solvers.bounds.dual_ascent import ascend
 
     problem = _ring(2.0, Kinship())
-    frame = frame_of(problem)
-    assert frame is not None
-    flat = frame.core(problem).flat
+    family = family_of(problem)
+    assert family is not None
+    flat = family.core(problem).flat
     budget = Budget(problem, 10.0, None, np.inf, 1e-6, None)
-    one, other = close_in(flat.field, budget), close_in_flat(flat, budget)
+    one, other = ascend(flat.field, budget), ascend_flat(flat, budget)
     assert one.closed == other.closed
     assert other.bound == pytest.approx(one.bound)
     assert flat.cost(np.array(other.labels)) == pytest.approx(flat.cost(np.array(one.labels)))
@@ -221,11 +221,11 @@ def test_a_long_chain_is_eliminated_in_time_that_grows_with_its_length() -> None
     costs = [random.random(3) for _ in range(count)]
     edges = [(node, node + 1, random.random((3, 3)), 1.0) for node in range(count - 1)]
     problem = replace(Problem.build(costs, edges), kinship=Kinship())
-    frame = frame_of(problem)
-    assert frame is not None
+    family = family_of(problem)
+    assert family is not None
     began = time.process_time()
 
-    core = frame.core(problem)
+    core = family.core(problem)
 
     assert len(core.nodes) == 0
     assert time.process_time() - began < 5.0

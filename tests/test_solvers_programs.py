@@ -84,7 +84,7 @@ def test_a_choice_to_begin_from_satisfies_the_program(problem: Problem) -> None:
         if labels is None or problem.cost(choice) == math.inf:
             continue
 
-        start = plain.beginning(labels).start
+        start = plain.with_start(labels).start
 
         assert start is not None
         rows = np.repeat(np.arange(len(plain.row_lower)), np.diff(plain.starts))
@@ -103,14 +103,14 @@ def test_the_caller_s_choice_is_where_codes_begin(name: str, monkeypatch: pytest
     solver = solvers.load(name)
     assert isinstance(solver, MipSolver)
     begun: list[bool] = []
-    original = type(solver).code
+    original = type(solver).solve_program
 
-    def code(self: Any, program: Any, whole: bool, budget: Budget) -> Any:
-        if whole:
+    def solve_program(self: Any, program: Any, integer: bool, budget: Budget) -> Any:
+        if integer:
             begun.append(program.start is not None)
-        return original(self, program, whole, budget)
+        return original(self, program, integer, budget)
 
-    monkeypatch.setattr(type(solver), "code", code)
+    monkeypatch.setattr(type(solver), "solve_program", solve_program)
 
     solution = solver.solve(problem, start=best.choice)
 

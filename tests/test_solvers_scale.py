@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from autopar.problem import Problem, Termination, Usage
 from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.lagrangian_dual import Relaxation, peaks
+from autopar.solvers.bounds.lagrangian_dual import LagrangianDual, peaks
 from autopar.solvers.bounds.messages import Messages
 from autopar.solvers.local_search.improve import Guide, Improver
-from autopar.solvers.local_search.neighbourhood import carve, solve
+from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.parallel_search import improve_together
 from autopar.solvers.local_search.polish import Polisher
-from autopar.solvers.local_search.tree_descent import LOOKS, Trees
-from autopar.solvers.model.csr import Flat, FlatMemory, indicator
+from autopar.solvers.local_search.tree_descent import VISITS, TreeDescent
+from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Field, prepare
 from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.portfolio import Portfolio
-from autopar.solvers.reductions.contraction import Merged, merge
+from autopar.solvers.reductions.contraction import Contraction, contract
 from tests.checks import check_solution, choices, close
 from tests.instances import k_tree
 from tests.strategies import problems
@@ -36,21 +36,21 @@ def labellings(field: Field) -> list[tuple[int, ...]]:
     return list(product(*(range(len(u)) for u in field.unary)))
 
 
-def reduced(problem: Problem) -> Merged:
+def reduced(problem: Problem) -> Contraction:
     """Return the problem with its nodes merged; draws without a permitted choice are thrown away."""
     prepared = prepare(problem)
     if prepared is None:
         reject()
-    merged = merge(prepared.field, Memory.of(problem, prepared.labels))
-    if merged is None:
+    contraction = contract(prepared.field, Memory.of(problem, prepared.labels))
+    if contraction is None:
         reject()
-    return merged
+    return contraction
 
 
-def fitting(merged: Merged) -> dict[tuple[int, ...], float]:
+def fitting(contraction: Contraction) -> dict[tuple[int, ...], float]:
     """Return the permitted choices that fit, with their costs."""
-    memory = merged.memory
-    found = {c: merged.field.cost(c) for c in labellings(merged.field)}
+    memory = contraction.memory
+    found = {c: contraction.field.cost(c) for c in labellings(contraction.field)}
     return {c: cost for c, cost in found.items() if cost < math.inf and (memory.profile(c) <= memory.limits).all()}
 
 
@@ -63,15 +63,15 @@ def room(*costs: float) -> float:
 @settings(max_examples=100)
 def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data: st.DataObject) -> None:
     """The bound of any messages is below every choice; sweeping never lowers it, and a tree's is its optimum."""
-    merged = reduced(problem)
-    flat = Flat.of(merged.field.softened())
-    messages = Messages.none(flat)
+    contraction = reduced(problem)
+    flat = FlatField.of(contraction.field.softened())
+    messages = Messages.zero(flat)
     seed = data.draw(st.integers(0, 2**32 - 1))
     scale = data.draw(st.sampled_from([0.0, 1.0, 1e6]))
     random = np.random.default_rng(seed)
     messages.to_first[:] = scale * random.normal(size=len(messages.to_first))
     messages.to_second[:] = scale * random.normal(size=len(messages.to_second))
-    best = min(merged.field.cost(c) for c in labellings(merged.field))
+    best = min(contraction.field.cost(c) for c in labellings(contraction.field))
 
     bounds = [messages.bound(flat, flat.unary)]
     for _ in range(30):
@@ -83,7 +83,7 @@ def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data:
     slack = DUST * (abs(best) + scale + largest)
     assert abs(swept - bounds[-1]) <= slack
     assert all(b >= a - slack for a, b in pairwise(bounds[1:]))
-    if len(merged.field.tables) <= 1:
+    if len(contraction.field.tables) <= 1:
         assert bounds[-1] >= best - slack
 
 
@@ -91,20 +91,20 @@ def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data:
 @settings(max_examples=100)
 def test_the_dual_bounds_every_choice_that_fits_and_every_label(problem: Problem) -> None:
     """The bound holds with prices too, and a choice costs at least the bound plus the rise of each of its labels."""
-    merged = reduced(problem)
-    flat = Flat.of(merged.field.softened())
-    relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
-    costs = fitting(merged)
+    contraction = reduced(problem)
+    flat = FlatField.of(contraction.field.softened())
+    dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
+    costs = fitting(contraction)
     best = min(costs.values(), default=math.inf)
 
     for _ in range(200):
-        relaxation.round()
-        assert relaxation.bound <= best
-    bound, rises = relaxation.rises()
+        dual.run_round()
+        assert dual.bound <= best
+    bound, reduced_costs = dual.reduced_costs()
 
     slack = 1e-9 * (float(np.abs(flat.unary).max()) + float(np.abs(flat.tables).max(initial=0.0)) + abs(bound))
     for choice, cost in costs.items():
-        assert (bound + rises[flat.offsets[:-1] + np.array(choice)] <= cost + slack).all()
+        assert (bound + reduced_costs[flat.offsets[:-1] + np.array(choice)] <= cost + slack).all()
 
 
 @given(excess=st.lists(st.integers(-2, 3), max_size=12), count=st.integers(1, 4))
@@ -120,28 +120,31 @@ def test_peaks_are_the_highest_of_each_run(excess: list[int], count: int) -> Non
     assert peaks(array, count).tolist() == tops[:count]
 
 
-def _flat(merged: Merged) -> tuple[Flat, FlatMemory]:
-    flat = Flat.of(merged.field.softened())
-    return flat, FlatMemory.of(merged.memory, flat.offsets)
+def _flat(contraction: Contraction) -> tuple[FlatField, FlatMemory]:
+    flat = FlatField.of(contraction.field.softened())
+    return flat, FlatMemory.of(contraction.memory, flat.offsets)
 
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
 def test_arrays_cost_and_use_what_the_field_does(problem: Problem, data: st.DataObject) -> None:
     """The flat form of a field and of its limits says the same as the form it was made from."""
-    merged = reduced(problem)
-    flat, memory = _flat(merged)
-    choice = data.draw(st.sampled_from(labellings(merged.field)))
+    contraction = reduced(problem)
+    flat, memory = _flat(contraction)
+    choice = data.draw(st.sampled_from(labellings(contraction.field)))
     prices = np.array(
-        data.draw(st.lists(st.integers(0, 5), min_size=merged.memory.num_rows, max_size=merged.memory.num_rows)), float
+        data.draw(
+            st.lists(st.integers(0, 5), min_size=contraction.memory.num_rows, max_size=contraction.memory.num_rows)
+        ),
+        float,
     )
 
-    cost, use = merged.field.cost(choice), merged.memory.profile(choice)
+    cost, use = contraction.field.cost(choice), contraction.memory.profile(choice)
 
     if cost < math.inf:
         assert abs(flat.cost(np.array(choice)) - cost) <= room(cost, float(np.abs(flat.tables).max(initial=1.0)))
     assert np.allclose(memory.profile(indicator(flat.offsets, choice)), use)
-    expected = merged.memory.prices(prices, [len(u) for u in merged.field.unary])
+    expected = contraction.memory.prices(prices, [len(u) for u in contraction.field.unary])
     assert np.allclose(memory.priced(prices, len(flat.unary)), np.concatenate(expected))
 
 
@@ -149,69 +152,69 @@ def test_arrays_cost_and_use_what_the_field_does(problem: Problem, data: st.Data
 @settings(max_examples=100)
 def test_a_piece_sees_the_costs_and_limits_of_the_whole(problem: Problem, data: st.DataObject) -> None:
     """Changing free nodes changes the cost alike in piece and whole, fits alike, and the piece's best is found."""
-    merged = reduced(problem)
-    costs = fitting(merged)
+    contraction = reduced(problem)
+    costs = fitting(contraction)
     assume(len(costs) > 0)
-    flat, memory = _flat(merged)
+    flat, memory = _flat(contraction)
     present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
-    count = len(merged.field.unary)
+    count = len(contraction.field.unary)
     nodes = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True)), np.int64)
     kept = []
     for n in nodes.tolist():
-        others = data.draw(st.sets(st.integers(0, len(merged.field.unary[n]) - 1)))
+        others = data.draw(st.sets(st.integers(0, len(contraction.field.unary[n]) - 1)))
         kept.append(np.array(sorted(others | {int(present[n])}), np.int64))
     profile = memory.profile(indicator(flat.offsets, present))
 
-    piece = carve(merged.field, memory, present, profile, nodes, kept)
+    subproblem = subproblem_of(contraction.field, memory, present, profile, nodes, kept)
 
-    before = merged.field.cost(present.tolist()) - piece.field.cost(piece.present)
+    before = contraction.field.cost(present.tolist()) - subproblem.field.cost(subproblem.present)
     best = math.inf
-    for choice in labellings(piece.field):
+    for choice in labellings(subproblem.field):
         whole = present.copy()
-        whole[nodes] = piece.labels(choice)
-        cost = merged.field.cost(whole.tolist())
-        found = before + piece.field.cost(choice)
+        whole[nodes] = subproblem.labels(choice)
+        cost = contraction.field.cost(whole.tolist())
+        found = before + subproblem.field.cost(choice)
         assert found == cost or abs(found - cost) <= room(found, cost)
-        fits = bool((piece.memory.profile(choice) <= piece.memory.limits + 1e-9).all())
-        assert fits == bool((merged.memory.profile(whole.tolist()) <= merged.memory.limits + 1e-9).all())
+        fits = bool((subproblem.memory.profile(choice) <= subproblem.memory.limits + 1e-9).all())
+        assert fits == bool((contraction.memory.profile(whole.tolist()) <= contraction.memory.limits + 1e-9).all())
         best = min(best, found) if fits else best
-    solved = solve(piece, Budget(problem, math.inf, None, math.inf, 0.0, None))
+    solved = solve(subproblem, Budget(problem, math.inf, None, math.inf, 0.0, None))
     if solved is not None:
         whole = present.copy()
         whole[nodes] = solved
-        assert merged.field.cost(whole.tolist()) <= best + 1e-5 * abs(best)
+        assert contraction.field.cost(whole.tolist()) <= best + 1e-5 * abs(best)
 
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=60)
 def test_improving_never_makes_a_choice_dearer_or_too_large(problem: Problem, data: st.DataObject) -> None:
     """Every step keeps a choice that fits, and after many steps a problem of one part is solved."""
-    merged = reduced(problem)
-    costs = fitting(merged)
-    assume(len(costs) > 0 and any(len(u) > 1 for u in merged.field.unary))
-    flat, memory = _flat(merged)
+    contraction = reduced(problem)
+    costs = fitting(contraction)
+    assume(len(costs) > 0 and any(len(u) > 1 for u in contraction.field.unary))
+    flat, memory = _flat(contraction)
     present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
-    everything = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(merged.memory.num_rows))
-    relaxation = Relaxation(flat, memory)
-    improver = Improver(merged.field, flat, memory, present, everything, 0, relaxation)
+    everything = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
+    dual = LagrangianDual(flat, memory)
+    improver = Improver(contraction.field, flat, memory, present, everything, 0, dual)
     whole = Budget(problem, math.inf, None, math.inf, 0.0, None)
 
     for _ in range(12):
         before = improver.cost
-        improver.step(whole.part)
+        improver.step(whole.limited_to)
         assert improver.cost <= before
         assert tuple(improver.labels.tolist()) in costs
-        assert improver.cost == pytest.approx(merged.field.cost(improver.labels.tolist()), rel=DUST, abs=DUST)
+        assert improver.cost == pytest.approx(contraction.field.cost(improver.labels.tolist()), rel=DUST, abs=DUST)
 
 
 @given(problem=problems(), data=st.data())
 @settings(max_examples=60)
 def test_merging_knows_the_way_forth_and_back(problem: Problem, data: st.DataObject) -> None:
     """A choice of the roots is found again from the choice of all nodes it stands for."""
-    merged = reduced(problem)
-    choice = list(data.draw(st.sampled_from(labellings(merged.field))))
+    contraction = reduced(problem)
+    choice = list(data.draw(st.sampled_from(labellings(contraction.field))))
 
-    assert merged.choice(merged.invert(choice)) == choice
+    assert contraction.choice(contraction.invert(choice)) == choice
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -219,11 +222,11 @@ def test_a_team_ends_with_its_best_choice(threads: int) -> None:
     """Two nodes that may not use more than 10 together: 1 + 9 costs 0, the start 5 + 5 costs 2."""
     uses = [Usage(node, 0, 1, np.array([5, 1, 9])) for node in (0, 1)]
     problem = Problem.build([[1, 9, 0], [1, 0, 9]], usages=uses, limit=10)
-    merged = reduced(problem)
-    flat, memory = _flat(merged)
+    contraction = reduced(problem)
+    flat, memory = _flat(contraction)
     guide = Guide(-10.0, np.zeros(len(flat.unary)), np.zeros(1))
     start = np.array([0, 0])
-    team = [Improver(merged.field, flat, memory, start, guide, seed) for seed in range(threads)]
+    team = [Improver(contraction.field, flat, memory, start, guide, seed) for seed in range(threads)]
     seen: list[float] = []
 
     labels, cost = improve_together(
@@ -239,15 +242,15 @@ def test_a_team_ends_with_its_best_choice(threads: int) -> None:
 @settings(max_examples=60)
 def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -> None:
     """The result fits and costs no more than any choice whose every label is one of the two choices'."""
-    merged = reduced(problem)
-    costs = fitting(merged)
+    contraction = reduced(problem)
+    costs = fitting(contraction)
     assume(len(costs) > 0)
-    flat, memory = _flat(merged)
+    flat, memory = _flat(contraction)
     mine, other = (data.draw(st.sampled_from(sorted(costs))) for _ in range(2))
-    guide = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(merged.memory.num_rows))
-    improver = Improver(merged.field, flat, memory, np.array(mine), guide, seed=0)
+    guide = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
+    improver = Improver(contraction.field, flat, memory, np.array(mine), guide, seed=0)
 
-    improver.join(np.array(other), Budget(problem, math.inf, None, math.inf, 0.0, None).part)
+    improver.recombine(np.array(other), Budget(problem, math.inf, None, math.inf, 0.0, None).limited_to)
 
     mixtures = [cost for c, cost in costs.items() if all(x in pair for x, *pair in zip(c, mine, other, strict=True))]
     result = tuple(improver.labels.tolist())
@@ -260,14 +263,14 @@ def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -
 @settings(max_examples=100)
 def test_trees_make_a_choice_cheaper_and_break_no_limit(problem: Problem, data: st.DataObject) -> None:
     """Whatever they grow from; limits that are broken are broken no further. A kick gains what it says."""
-    merged = reduced(problem)
-    flat, memory = _flat(merged)
-    start = np.array(data.draw(st.sampled_from(labellings(merged.field))))
-    before = merged.memory.profile(start.tolist())
-    trees = Trees(flat, memory)
+    contraction = reduced(problem)
+    flat, memory = _flat(contraction)
+    start = np.array(data.draw(st.sampled_from(labellings(contraction.field))))
+    before = contraction.memory.profile(start.tolist())
+    trees = TreeDescent(flat, memory)
     seeds = np.array(data.draw(st.lists(st.integers(0, flat.num_nodes - 1), min_size=1, max_size=6)))
     forced = np.array([data.draw(st.integers(0, int(np.diff(flat.offsets)[n]) - 1)) for n in seeds.tolist()])
-    opened = np.full(flat.num_nodes, LOOKS)
+    opened = np.full(flat.num_nodes, VISITS)
     most = data.draw(st.integers(1, 4))
     labels = start.copy()
 
@@ -280,54 +283,56 @@ def test_trees_make_a_choice_cheaper_and_break_no_limit(problem: Problem, data: 
     assert flat.cost(descended) <= flat.cost(start) + slack
     assert abs(flat.cost(descended) - gained - flat.cost(labels)) <= slack
     for changed in (descended, labels):
-        after = merged.memory.profile(changed.tolist())
-        assert (after <= np.maximum(merged.memory.limits, before) + 1e-9 * merged.memory.scales).all()
+        after = contraction.memory.profile(changed.tolist())
+        assert (after <= np.maximum(contraction.memory.limits, before) + 1e-9 * contraction.memory.scales).all()
 
 
 @given(problem=problems(limited=False), data=st.data())
 @settings(max_examples=100)
 def test_a_tree_takes_its_best_labels(problem: Problem, data: st.DataObject) -> None:
     """Two nodes are a tree, and so is one node while its neighbours stay: no change of one is left that is cheaper."""
-    merged = reduced(problem)
-    flat, memory = _flat(merged)
-    labels = np.array(data.draw(st.sampled_from(labellings(merged.field))))
+    contraction = reduced(problem)
+    flat, memory = _flat(contraction)
+    labels = np.array(data.draw(st.sampled_from(labellings(contraction.field))))
     polisher = Polisher(flat, memory, seed=0)
 
-    polisher.look(labels, np.zeros(0), lambda: False)
+    polisher.polish(labels, np.zeros(0), lambda: False)
 
     assert polisher.labels is not None
     slack = room(*flat.tables, *flat.unary, flat.constant)
-    for node, unary in enumerate(merged.field.unary):
+    for node, unary in enumerate(contraction.field.unary):
         for label in range(len(unary)):
             other = polisher.labels.copy()
             other[node] = label
             assert flat.cost(other) >= polisher.cost - slack
     if flat.num_nodes <= 2:
-        assert polisher.cost <= min(flat.cost(np.array(c)) for c in labellings(merged.field)) + slack
+        assert polisher.cost <= min(flat.cost(np.array(c)) for c in labellings(contraction.field)) + slack
 
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
 def test_polishing_takes_only_what_fits_and_is_cheaper(problem: Problem, data: st.DataObject) -> None:
     """From whatever start; and it finds a choice where the least use of every node fits or one node uses anything."""
-    merged = reduced(problem)
-    flat, memory = _flat(merged)
+    contraction = reduced(problem)
+    flat, memory = _flat(contraction)
     polisher = Polisher(flat, memory, seed=0)
-    fits = {c for c in labellings(merged.field) if (merged.memory.profile(c) <= merged.memory.limits).all()}
-    starts = data.draw(st.lists(st.sampled_from(labellings(merged.field)), min_size=1, max_size=3))
+    fits = {
+        c for c in labellings(contraction.field) if (contraction.memory.profile(c) <= contraction.memory.limits).all()
+    }
+    starts = data.draw(st.lists(st.sampled_from(labellings(contraction.field)), min_size=1, max_size=3))
 
     costs = []
-    polisher.offer(polisher.thrifty())
+    polisher.offer(polisher.least_use_labels())
     for start in starts:
-        polisher.look(np.array(start), np.zeros(merged.memory.num_rows), lambda: False)
+        polisher.polish(np.array(start), np.zeros(contraction.memory.num_rows), lambda: False)
         costs.append(polisher.cost)
 
     assert costs == sorted(costs, reverse=True)
     assert polisher.labels is None or tuple(polisher.labels.tolist()) in fits
-    lonely = len(set(merged.memory.nodes.tolist())) == len(merged.memory.nodes) == 1
-    lowest, _ = merged.memory.extremes()
-    single = len(merged.memory.nodes) == len(set(merged.memory.nodes.tolist()))
-    if fits and (lonely or (single and (lowest <= merged.memory.limits).all())):
+    lonely = len(set(contraction.memory.nodes.tolist())) == len(contraction.memory.nodes) == 1
+    lowest, _ = contraction.memory.extremes()
+    single = len(contraction.memory.nodes) == len(set(contraction.memory.nodes.tolist()))
+    if fits and (lonely or (single and (lowest <= contraction.memory.limits).all())):
         assert polisher.labels is not None
 
 
@@ -335,10 +340,10 @@ def test_repair_takes_what_costs_least_per_use_saved() -> None:
     """15 of 12 are used. Node 0 saves 4 for 8, node 1 saves 3 for 3, node 2 saves 2 for 1: nodes 1 is enough."""
     uses = [Usage(node, 0, 1, np.array(use)) for node, use in enumerate(([5, 1], [5, 2], [5, 3]))]
     problem = Problem.build([[0, 8], [0, 3], [0, 1]], usages=uses, limit=12)
-    merged = reduced(problem)
-    polisher = Polisher(*_flat(merged), seed=0)
+    contraction = reduced(problem)
+    polisher = Polisher(*_flat(contraction), seed=0)
 
-    polisher.look(np.zeros(3, np.int64), np.zeros(1), lambda: False)
+    polisher.polish(np.zeros(3, np.int64), np.zeros(1), lambda: False)
 
     assert polisher.labels is not None
     assert (polisher.labels.tolist(), polisher.cost) == ([0, 1, 0], 3.0)
@@ -346,13 +351,13 @@ def test_repair_takes_what_costs_least_per_use_saved() -> None:
 
 def test_the_dual_goes_on_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any time of its own the dual still gets as far as it would have got alone, to a thousandth."""
-    for name, value in (("SMALL", -1), ("MIDDLING", -1), ("DUAL_SHARE", 0.0)):
+    for name, value in (("SMALL", -1), ("MEDIUM", -1), ("DUAL_SHARE", 0.0)):
         monkeypatch.setattr(portfolio, name, value)
     problem = k_tree(300, width=2, tightness=0.3)
-    merged = reduced(problem)
-    relaxation = Relaxation(*_flat(merged))
-    while not relaxation.finished:
-        relaxation.round()
+    contraction = reduced(problem)
+    dual = LagrangianDual(*_flat(contraction))
+    while not dual.finished:
+        dual.run_round()
     bounds = [-math.inf]
 
     solution = Portfolio().solve(
@@ -360,19 +365,19 @@ def test_the_dual_goes_on_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> 
         time_limit=120.0,  # a loaded machine compiles for long before the dual gets its turn
         threads=2,
         watch=lambda _choice, _cost, bound: bounds.append(bound),
-        should_stop=lambda: bounds[-1] >= 0.999 * relaxation.bound,
+        should_stop=lambda: bounds[-1] >= 0.999 * dual.bound,
     )
 
     check_solution(problem, solution)
-    assert solution.bound >= 0.999 * relaxation.bound
+    assert solution.bound >= 0.999 * dual.bound
 
 
 def test_there_is_a_choice_before_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick look at a small problem finds one that costs well below that of least use."""
     known: list[float] = []
-    monkeypatch.setattr(portfolio, "exact", lambda _prepared, _merged, part: known.append(part.cost))
-    monkeypatch.setattr(portfolio, "GLANCE_SHARE", 1.0)
-    monkeypatch.setattr(portfolio, "GLANCE_SECONDS", 3.0)
+    monkeypatch.setattr(portfolio, "exact", lambda _prepared, _contraction, part: known.append(part.cost))
+    monkeypatch.setattr(portfolio, "QUICK_SHARE", 1.0)
+    monkeypatch.setattr(portfolio, "QUICK_SECONDS", 3.0)
     problem = k_tree(300, width=2, tightness=0.3)
     least = problem.cost([int(u.amounts.argmin()) for u in problem.usages])
 
@@ -386,7 +391,7 @@ def test_there_is_a_choice_before_the_exact_method(monkeypatch: pytest.MonkeyPat
 def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
     """Also where the exact method comes last, on what the bound leaves of the problem."""
     monkeypatch.setattr(portfolio, "SMALL", -1)
-    monkeypatch.setattr(portfolio, "MIDDLING", 10**9 if fixing else -1)
+    monkeypatch.setattr(portfolio, "MEDIUM", 10**9 if fixing else -1)
 
     @settings(max_examples=80)
     @given(problem=problems())

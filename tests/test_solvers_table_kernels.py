@@ -78,7 +78,7 @@ def test_a_line_decides_where_it_permits_one_entry(table: Floats) -> None:
     finite = np.isfinite(table)
     rows, columns = bool((finite.sum(axis=1) == 1).all()), bool((finite.sum(axis=0) == 1).all())
 
-    assert table_kernels.deciders(table) == BY_ROWS * rows + BY_COLUMNS * columns
+    assert table_kernels.functional_sides(table) == BY_ROWS * rows + BY_COLUMNS * columns
 
 
 @given(tables())
@@ -104,7 +104,7 @@ def test_what_goes_through_a_node_is_the_least_over_its_labels(data: st.DataObje
     unary = data.draw(tables(rows=count, columns=1))[:, 0]
     turned, turned_too = data.draw(st.booleans()), data.draw(st.booleans())
 
-    found = table_kernels.through(
+    found = table_kernels.min_sum_product(
         unary,
         np.ascontiguousarray(first.T) if turned else first,
         turned,
@@ -141,8 +141,8 @@ def test_a_label_goes_only_if_another_is_never_dearer(field: Field) -> None:
             for s in range(len(unary)):
                 counted = [(line, np.isfinite(line[t])) for line in lines]
                 rises = [(line[s, own] - line[t, own]).max(initial=-np.inf) for line, own in counted]
-                hopeless = any(np.isposinf(rise) for rise in rises)
-                beats[t, s] = s != t and not hopeless and unary[s] - unary[t] + sum(rises) <= 0
+                is_infeasible = any(np.isposinf(rise) for rise in rises)
+                beats[t, s] = s != t and not is_infeasible and unary[s] - unary[t] + sum(rises) <= 0
         left = set(range(len(unary)))
         for t in range(len(unary)):
             if any(beats[t, s] for s in left):

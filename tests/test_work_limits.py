@@ -20,7 +20,7 @@ from tests.instances import k_tree
 HARD = k_tree(60, width=6, tightness=0.35, num_strategies=6, seed=3)
 """A problem that no method closes at once: a wide graph under a limit."""
 
-COUNTING = [name for name in solvers.available() if solvers.load(name).counts]
+COUNTING = [name for name in solvers.available() if solvers.load(name).counts_work]
 
 
 def _slow(monkeypatch: pytest.MonkeyPatch, step: float) -> None:

@@ -17,8 +17,8 @@ from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.tables import AGAIN, OUTSIDE, Slot, Tables
 from autopar.problem import Choice
 from autopar.solvers.base import Budget
-from autopar.solvers.exact.aggregate_objective import Composite, Term, minimise
-from autopar.solvers.reductions.reduced_cost_fixing import below, union
+from autopar.solvers.exact.aggregate_objective import AggregateObjective, Term, minimise
+from autopar.solvers.reductions.reduced_cost_fixing import survivors_below, union_of
 
 WHOLE_WORK = 6e10
 """Units of work it may take; those of branch and bound take a fifth of a nanosecond here, so that it is cut after some
@@ -55,8 +55,8 @@ def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> W
     parts = []
     for mode in modes:
         instance, constant = hull.priced(mode)
-        parts.append(below(instance, ceiling - constant, budget))
-    left = union(parts)
+        parts.append(survivors_below(instance, ceiling - constant, budget))
+    left = union_of(parts)
     if left is None:
         return Whole(math.inf, None)
     if left.size > MOST_LEFT or budget.spent():
@@ -66,7 +66,7 @@ def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> W
     return Whole(max(hull.bound, found.bound * unit + rows.fixed), found.choice)
 
 
-def composite(tables: Tables, rows: StepProgram, modes: list[int], unit: float, *, memory: bool) -> Composite:
+def composite(tables: Tables, rows: StepProgram, modes: list[int], unit: float, *, memory: bool) -> AggregateObjective:
     """Return the rows of a step program as a function of what a choice adds to them; modes are flavours.
 
     Args:
@@ -93,7 +93,7 @@ def composite(tables: Tables, rows: StepProgram, modes: list[int], unit: float, 
         terms.append(Term(nodes, number, values))
     least = (rows.least[:, None] + rows.host[:, modes])[used] * scale[:, None]
     several = int(max(kind.count for kind in tables.folded.kinds))
-    return Composite(rows.cost, rows.lhs[used] * own, least, np.stack(weights, axis=-1), tuple(terms), several)
+    return AggregateObjective(rows.cost, rows.lhs[used] * own, least, np.stack(weights, axis=-1), tuple(terms), several)
 
 
 def _parts(

@@ -442,7 +442,7 @@ class Attempt:
 
     def _ceiling(self, bound: float, cutoff: float) -> float:
         """Return the objective below which a proof would look for choices; 0 if there is nothing to prove."""
-        if self.best is None or self.hull is None or self.pipeline.num_stages > 1 or not self.search.solver.counts:
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1 or not self.search.solver.counts_work:
             return 0.0
         ceiling = min(cutoff, self.best.objective)
         return ceiling if self.hull.has_prices and bound < ceiling * (1 - OPTIMALITY_TOLERANCE) else 0.0

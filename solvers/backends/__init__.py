@@ -1,1 +1,1 @@
-"""Linear and integer programs of other codes: HiGHS, OR-Tools, CBC, CP-SAT."""
+"""Linear and integer programming back ends: HiGHS, OR-Tools (HiGHS, SCIP, CBC), PuLP's CBC, CP-SAT."""

@@ -1,7 +1,7 @@
-"""The local polytope on CP-SAT, all numbers scaled to whole ones so that its bound stays a bound.
+"""The local polytope on CP-SAT, scaled to integers so that its bound stays valid.
 
-Costs and uses are rounded down, limits up: the scaled problem is a relaxation, so its bound holds for the true one. One
-worker with `linearization_level=2` closes these problems; the default portfolio on few cores does not.
+Costs and uses are rounded down, limits up: the scaled problem is a relaxation, so its bound holds for the original. One
+worker with `linearization_level=2` closes these problems; CP-SAT's default portfolio on few cores does not.
 """
 
 import math
@@ -21,10 +21,10 @@ _ROW_TOTAL = 2.0**40
 
 
 class CpSat(MipSolver):
-    """Exact up to the scaling, which is 2^-46 of the sum of the largest costs."""
+    """Exact up to the scaling error of 2^-46 of the sum of all costs."""
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
-        """Solve one program; `whole` is always so for CP-SAT."""
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
+        """Solve one program; CP-SAT solves the integer program whether `integer` is set or not."""
         model = cp_model.CpModel()
         columns = [model.new_bool_var("") for _ in program.cost]
         largest = float(np.abs(program.cost).sum())

@@ -1,4 +1,4 @@
-"""The local polytope on HiGHS: linear program first, which is usually integral, branching only where it is not."""
+"""The local polytope on HiGHS: the LP relaxation, which is usually integral, and branch and bound where it is not."""
 
 import math
 from typing import Any, ClassVar
@@ -13,43 +13,44 @@ from autopar.solvers.base import Budget
 from autopar.solvers.bounds.local_polytope import LinearProgram
 
 STEP_BASE = 10_000
-"""What a step takes beside looking at nonzeros, in nonzeros."""
+"""Fixed work of a step, in nonzeros."""
 SIMPLEX_STEP, BRANCH_STEP = 1.0, 3000.0
-"""Units of work per nonzero and step of the simplex method, and from one question of branch and bound to the next."""
+"""Units of work per nonzero: of a simplex iteration, and between two callbacks of branch and bound."""
 
 FEASIBILITY, LP_FEASIBILITY = 1e-6, 1e-7
-"""By how much rows may be broken in HiGHS's branch and bound, and in its linear programs; its defaults."""
+"""Row tolerances of HiGHS's branch and bound and of its LP solver; its defaults."""
 
 _FEASIBLE = 2
-"""`kSolutionStatusFeasible` of HiGHS, which highspy gives as a number."""
+"""`kSolutionStatusFeasible` of HiGHS, which highspy returns as an integer."""
 
 
 class HighsSolver(MipSolver):
-    """Exact, on the whole problem without further reduction."""
+    """Exact: HiGHS on the whole problem, without our reductions."""
 
     relaxes: ClassVar[bool] = True
-    counts: ClassVar[bool] = True
+    counts_work: ClassVar[bool] = True
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program."""
-        return run(program, whole, budget)
+        return run(program, integer, budget)
 
 
 def run(
     program: LinearProgram,
-    whole: bool,
+    integer: bool,
     budget: Budget,
     ceiling: float = math.inf,
     feasibility: float = FEASIBILITY,
 ) -> Outcome:
-    """Solve the relaxation, or the whole-number program.
+    """Solve the LP relaxation or the integer program.
 
     Args:
-        program: What to solve.
-        whole: Whether labels must be whole.
-        budget: Time.
-        ceiling: Solutions that cost more need not be found; the bound is then infinite, and true up to the ceiling.
-        feasibility: By how much rows may be broken.
+        program: The program.
+        integer: Whether label columns must be integer.
+        budget: Time and work.
+        ceiling: Objective from which on solutions need not be found; the bound is then infinite, and valid up to the
+            ceiling.
+        feasibility: Row tolerance.
 
     Raises:
         SolverError: If HiGHS refuses the program.
@@ -70,7 +71,7 @@ def run(
     model.a_matrix_.start_ = program.starts
     model.a_matrix_.index_ = program.columns
     model.a_matrix_.value_ = program.values
-    if not whole:
+    if not integer:
         # HiGHS's presolve finds little in a local polytope: the relaxation is solved five times faster without.
         highs.setOptionValue("presolve", "off")
     else:
@@ -83,12 +84,12 @@ def run(
         model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
     if highs.passModel(model) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the linear program")
-    if whole and program.start is not None:
+    if integer and program.start is not None:
         start = highspy.HighsSolution()
         start.col_value = program.start.tolist()
         highs.setSolution(start)
-    # Python's own signal handlers do not run while HiGHS does, so an interruption is looked for from inside. HiGHS asks
-    # at the same points of its way in every run, so that they can be counted: a limit of work ends it at one of them.
+    # Python's signal handlers do not run while HiGHS does, so callbacks poll for an interruption. HiGHS calls them at
+    # deterministic points, so counting the calls gives a deterministic work limit.
     size = STEP_BASE + len(program.values)
     events = ((highs.cbSimplexInterrupt, SIMPLEX_STEP * size), (highs.cbMipInterrupt, BRANCH_STEP * size))
     for event, units in events:
@@ -104,7 +105,7 @@ def run(
         return Outcome(True, None, math.inf)
     finished = status == highspy.HighsModelStatus.kOptimal
     solution = highs.getSolution()
-    if whole:
+    if integer:
         info = highs.getInfo()
         found = info.primal_solution_status == _FEASIBLE
         bound = (

@@ -1,4 +1,4 @@
-"""The loop around a linear-programming code: solve, add the limits that are broken, repeat."""
+"""Lazy constraints: solve the local polytope, add the limits and covers the solution violates, repeat."""
 
 import math
 from abc import abstractmethod
@@ -19,13 +19,13 @@ from autopar.solvers.model.memory_rows import Memory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What a linear-programming code says.
+    """Result of a linear or integer programming back end.
 
     Attributes:
-        finished: Whether it solved the program, or proved that it has no solution; false if it hit a limit.
-        solution: Value per column, None if it has none.
-        bound: Lower bound in problem units; infinity if there is no solution.
-        duals: Multiplier per row of a relaxation; None if the code did not give them.
+        finished: Whether the program was solved or proven infeasible; false if a limit was hit.
+        solution: Value per column, None if none was found.
+        bound: Lower bound in problem units; infinity if the program is infeasible.
+        duals: Multiplier per row of a relaxation; None if the back end gives none.
     """
 
     finished: bool
@@ -35,38 +35,38 @@ class Outcome:
 
 
 COVER_ROUNDS = 10
-"""How often covers are added to a relaxation at most."""
+"""Most rounds of cover separation."""
 LEAST_GAIN = 1e-4
-"""Rise of the bound, relative to it, below which no more covers are looked for: each time costs a linear program."""
+"""Relative rise of the bound below which cover separation stops: each round costs a linear program."""
 LEAST_DROPPED = 0.1
-"""Share of the labels that have to go before the relaxation is solved again without them."""
+"""Share of the labels that must be fixed by reduced costs for another relaxation on the remaining labels."""
 
-Code = Callable[[LinearProgram, bool, Budget], Outcome]
-"""(program, whether labels must be whole, budget) -> outcome."""
+ProgramSolver = Callable[[LinearProgram, bool, Budget], Outcome]
+"""(program, whether label columns must be integer, budget) -> outcome."""
 
 
 class MipSolver(Solver):
-    """Exact: the local polytope of the whole problem, limits added when broken, solved by `code`."""
+    """Exact: the local polytope of the whole problem with lazy limits, on the back end `solve_program`."""
 
     relaxes: ClassVar[bool] = False
-    """Whether the relaxation is tried before branching."""
+    """Whether the LP relaxation is solved before branching."""
 
     @abstractmethod
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program.
 
         Raises:
-            SolverError: If the code refuses it.
+            SolverError: If the back end refuses the program.
         """
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`."""
         prepared = prepare(problem)
         memory = Memory.of(problem, prepared.labels) if prepared is not None else None
-        if prepared is None or memory is None or memory.hopeless():
+        if prepared is None or memory is None or memory.is_infeasible():
             budget.raise_bound(math.inf)
             return
-        budget.raise_bound(prepared.field.lowest_cost(), EXACT)  # a code's bound of 0 may come out a little below
+        budget.raise_bound(prepared.field.lowest_cost(), EXACT)  # a back end's bound of 0 may come out slightly below
 
         def offer(labels: Sequence[int]) -> bool:
             return budget.offer(prepared.strategies(labels))
@@ -75,7 +75,7 @@ class MipSolver(Solver):
             prepared.field,
             memory,
             budget,
-            self.code,
+            self.solve_program,
             offer,
             relax=self.relaxes,
             cover_rounds=COVER_ROUNDS,
@@ -88,39 +88,39 @@ def minimise(
     field: Field,
     memory: Memory,
     budget: Budget,
-    code: Code,
+    solve_program: ProgramSolver,
     offer: Callable[[list[int]], bool],
     *,
     relax: bool = True,
     report: Callable[[float], None] | None = None,
-    broken_before: set[int] | None = None,
+    violated_times: set[int] | None = None,
     cover_rounds: int = 0,
     start: Sequence[int] | None = None,
     ceiling: Callable[[], float] | None = None,
 ) -> list[int] | None:
-    """Minimise a field under limits.
+    """Minimise a field under limits by lazy constraints.
 
     Args:
-        field: Costs; nodes that are gone have no labels.
+        field: Costs; removed nodes have no labels.
         memory: Limits on the field's labels.
-        budget: Time and targets.
-        code: Solves linear programs.
-        offer: Called with labels that satisfy the field; says whether they fit.
-        relax: Whether to branch only once the relaxation is fractional.
-        report: Takes the bounds; by default the budget does.
-        broken_before: Times whose limits are in the program from the start; those found broken are added.
-        cover_rounds: How often covers are added to the relaxation.
-        start: Labels to begin from, for codes that can.
-        ceiling: What a choice has to cost less than to be of interest, now. Bounds then hold up to there: labels go
-            that the relaxation proves to cost more (fixing by reduced costs).
+        budget: Time, work and targets.
+        solve_program: The back end.
+        offer: Called with labels that the field permits; returns whether they are within the limits.
+        relax: Whether to solve the LP relaxation first and branch only if it is fractional.
+        report: Receives lower bounds; the budget by default.
+        violated_times: Times whose limits are in the program from the start; violated ones are added to the set.
+        cover_rounds: Most rounds of cover separation.
+        start: Warm start, for back ends that accept one.
+        ceiling: Returns the cost below which choices are of interest. Reduced-cost fixing drops the labels that the
+            relaxation proves to cost more; bounds are then valid up to the ceiling.
 
     Returns:
         Labels that are optimal for the field under the limits, None if none were found and proven.
     """
     report = report or budget.raise_bound
-    before = set() if broken_before is None else broken_before
+    before = set() if violated_times is None else violated_times
     if relax:
-        relaxed = relaxation(field, memory, budget, code, before, cover_rounds=cover_rounds, report=report)
+        relaxed = relaxation(field, memory, budget, solve_program, before, cover_rounds=cover_rounds, report=report)
         program, outcome = relaxed.program, relaxed.outcome
         if outcome.solution is None or not outcome.finished or budget.spent():
             return None
@@ -129,29 +129,29 @@ def minimise(
             return labels
         if ceiling is not None:
             highest = ceiling()
-            kept = _kept(program, outcome, highest)
+            kept = _labels_below(program, outcome, highest)
             if sum(map(len, kept)) <= (1 - LEAST_DROPPED) * program.num_labels:
 
-                def below(bound: float) -> None:
+                def report_capped(bound: float) -> None:
                     report(min(bound, highest))
 
-                again = partial(
+                minimise_restricted = partial(
                     minimise,
                     budget=budget,
-                    code=code,
-                    report=below,
-                    broken_before=before,
+                    solve_program=solve_program,
+                    report=report_capped,
+                    violated_times=before,
                     cover_rounds=cover_rounds,
                     ceiling=ceiling,
                 )
-                return _on_labels(kept, field, memory, offer, start, below, again)
+                return _minimise_restricted(kept, field, memory, offer, start, report_capped, minimise_restricted)
     else:
         program = linear_program(field, scale_of(field))
-        program = program.with_rows(memory, _rows(memory, before))
+        program = program.with_rows(memory, _rows_at(memory, before))
     if start is not None:
-        program = program.beginning(start)
+        program = program.with_start(start)
     while not budget.spent():
-        outcome = code(program, True, budget)
+        outcome = solve_program(program, True, budget)
         if outcome.bound > -math.inf:
             report(outcome.bound)
         if outcome.solution is None:
@@ -164,21 +164,21 @@ def minimise(
         profile = memory.profile(labels) if integral else _fractional_profile(program, memory, outcome.solution)
         broken = [t for t in memory.peaks(profile, 8) if t not in program.limits]
         if not broken:
-            return None  # the choice keeps the limits to the code's tolerance only, so it was refused
+            return None  # the choice keeps the limits only within the back end's tolerance, so `offer` refused it
         program = program.with_rows(memory, broken)
         before |= set(memory.times[broken].tolist())
     return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Relaxed:
-    """A relaxation that breaks none of the limits.
+class RelaxationResult:
+    """An LP relaxation whose solution violates no limit.
 
     Attributes:
-        program: It, with the limits and covers that earlier ones broke.
-        outcome: What the code said of it.
-        plain: The same before covers were added: there all that a limit costs is in its own price.
-        plain_outcome: What the code said of that.
+        program: The program, with the limits and covers that were violated on the way.
+        outcome: Its outcome.
+        plain: The program before covers were added: there the price of a limit holds its whole effect.
+        plain_outcome: Its outcome.
     """
 
     program: LinearProgram
@@ -191,21 +191,25 @@ def relaxation(
     field: Field,
     memory: Memory,
     budget: Budget,
-    code: Code,
-    broken_before: set[int],
+    solve_program: ProgramSolver,
+    violated_times: set[int],
     *,
     cover_rounds: int = COVER_ROUNDS,
     report: Callable[[float], None] | None = None,
-) -> Relaxed:
-    """Solve the relaxation until it breaks no limit, nor a cover that is found; see `minimise`."""
+) -> RelaxationResult:
+    """Solve the LP relaxation until its solution violates no limit, and no cover is separated; see `minimise`.
+
+    Relaxes: labels to fractions, limits not violated so far. Valid when: always. Costs: an LP per round. Sources:
+    `autopar.solvers.bounds.local_polytope`, `autopar.solvers.bounds.cover_cuts`.
+    """
     report = report or budget.raise_bound
     base = linear_program(field, scale_of(field))
-    rows = _rows(memory, broken_before)
+    rows = _rows_at(memory, violated_times)
     first: tuple[LinearProgram, Outcome] | None = None
-    uncovered = -math.inf  # the bound before the last covers
+    uncovered = -math.inf  # the bound before the last round of covers
     while True:
         program = base.with_rows(memory, rows)
-        outcome = code(program, False, budget)
+        outcome = solve_program(program, False, budget)
         if outcome.bound > -math.inf:
             report(outcome.bound)
         if outcome.solution is None or not outcome.finished or budget.spent():
@@ -213,7 +217,7 @@ def relaxation(
         broken = [t for t in memory.peaks(_fractional_profile(base, memory, outcome.solution), 8) if t not in rows]
         if broken:
             rows += broken
-            broken_before |= set(memory.times[broken].tolist())
+            violated_times |= set(memory.times[broken].tolist())
             continue
         first = first or (program, outcome)
         useful = outcome.bound - uncovered > LEAST_GAIN * abs(outcome.bound)
@@ -223,23 +227,23 @@ def relaxation(
         cover_rounds -= 1
         uncovered = outcome.bound
         base = base.with_covers(found)
-    return Relaxed(program, outcome, *(first or (program, outcome)))
+    return RelaxationResult(program, outcome, *(first or (program, outcome)))
 
 
-def _rows(memory: Memory, times: set[int]) -> list[int]:
+def _rows_at(memory: Memory, times: set[int]) -> list[int]:
     return [t for t, time in enumerate(memory.times.tolist()) if time in times]
 
 
-def _kept(program: LinearProgram, outcome: Outcome, ceiling: float) -> list[Ints]:
-    """Return per node the labels that a choice below `ceiling` may have; all if the code gave no multipliers."""
+def _labels_below(program: LinearProgram, outcome: Outcome, ceiling: float) -> list[Ints]:
+    """Return per node the labels that choices below `ceiling` may have; all if the back end gave no multipliers."""
     sizes = np.diff(program.offsets).tolist()
     if outcome.duals is None or math.isinf(ceiling):
         return [np.arange(size) for size in sizes]
     room = ceiling - program.dual_bound(outcome.duals) + OPTIMALITY_TOLERANCE * abs(ceiling)
-    return [np.flatnonzero(above <= room) for above in program.residual(outcome.duals).unary]
+    return [np.flatnonzero(above <= room) for above in program.reduced_cost_field(outcome.duals).unary]
 
 
-def _on_labels(
+def _minimise_restricted(
     kept: Sequence[Ints],
     field: Field,
     memory: Memory,
@@ -248,7 +252,7 @@ def _on_labels(
     report: Callable[[float], None],
     solve: Callable[..., list[int] | None],
 ) -> list[int] | None:
-    """Minimise on some labels of each node only, by `solve`; see `minimise`."""
+    """Minimise on the labels `kept` of each node, by `solve`; see `minimise`."""
     if any(len(k) == 0 for k, u in zip(kept, field.unary, strict=True) if len(u)):
         report(math.inf)
         return None
@@ -272,7 +276,7 @@ def _on_labels(
 
 
 def _fractional_profile(program: LinearProgram, memory: Memory, solution: Floats) -> Floats:
-    """Return the use in each segment, what is within a code's tolerance of the limit counted as the limit."""
+    """Return the use in each segment; a use within the back end's tolerance of the limit counts as the limit."""
     change = np.zeros(memory.num_rows + 1)
     for n, first, last, amounts in zip(
         memory.nodes.tolist(), memory.first.tolist(), memory.last.tolist(), memory.amounts, strict=True

@@ -1,4 +1,4 @@
-"""The local polytope on the codes inside OR-Tools: HiGHS and SCIP through MathOpt, CBC through `pywraplp`."""
+"""The local polytope on OR-Tools back ends: HiGHS and SCIP through MathOpt, CBC through `pywraplp`."""
 
 import math
 from datetime import timedelta
@@ -17,36 +17,36 @@ from autopar.solvers.bounds.local_polytope import LinearProgram
 
 
 class OrtoolsHighs(MipSolver):
-    """Exact, by the HiGHS that OR-Tools carries."""
+    """Exact: the HiGHS bundled with OR-Tools."""
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program."""
-        return _mathopt(program, whole, budget, mathopt.SolverType.HIGHS)
+        return _mathopt(program, integer, budget, mathopt.SolverType.HIGHS)
 
 
 class OrtoolsScip(MipSolver):
-    """Exact, by the SCIP that OR-Tools carries."""
+    """Exact: the SCIP bundled with OR-Tools."""
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program."""
-        return _mathopt(program, whole, budget, mathopt.SolverType.GSCIP)
+        return _mathopt(program, integer, budget, mathopt.SolverType.GSCIP)
 
 
 class OrtoolsCbc(MipSolver):
-    """Exact, by the CBC that OR-Tools carries."""
+    """Exact: the CBC bundled with OR-Tools."""
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program."""
-        return _cbc(program, whole, budget)
+        return _cbc(program, integer, budget)
 
 
-def _mathopt(program: LinearProgram, whole: bool, budget: Budget, kind: Any) -> Outcome:
+def _mathopt(program: LinearProgram, integer: bool, budget: Budget, kind: Any) -> Outcome:
     num_columns, num_rows = len(program.cost), len(program.row_lower)
     model = model_pb2.ModelProto()
     model.variables.ids.extend(range(num_columns))
     model.variables.lower_bounds.extend([0.0] * num_columns)
     model.variables.upper_bounds.extend([1.0] * num_columns)
-    model.variables.integers.extend([whole] * program.num_labels + [False] * (num_columns - program.num_labels))
+    model.variables.integers.extend([integer] * program.num_labels + [False] * (num_columns - program.num_labels))
     model.objective.linear_coefficients.ids.extend(range(num_columns))
     model.objective.linear_coefficients.values.extend(program.cost.tolist())
     model.linear_constraints.ids.extend(range(num_rows))
@@ -61,7 +61,7 @@ def _mathopt(program: LinearProgram, whole: bool, budget: Budget, kind: Any) -> 
     parameters = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=OPTIMALITY_TOLERANCE / 4)
     built = mathopt.Model.from_model_proto(model)
     hints = []
-    if whole and program.start is not None and kind is not mathopt.SolverType.HIGHS:  # MathOpt gives HiGHS no hints
+    if integer and program.start is not None and kind is not mathopt.SolverType.HIGHS:  # MathOpt gives HiGHS no hints
         values = dict(zip(built.variables(), program.start.tolist(), strict=True))
         hints.append(mathopt.SolutionHint(variable_values=values))
     result = mathopt.solve(
@@ -69,7 +69,7 @@ def _mathopt(program: LinearProgram, whole: bool, budget: Budget, kind: Any) -> 
     )
     reason = result.termination.reason
     if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
-        return Outcome(True, None, math.inf)  # every column is within 0 and 1, so nothing is unbounded
+        return Outcome(True, None, math.inf)  # all columns are within 0 and 1, so the program is not unbounded
     solution = None
     if result.has_primal_feasible_solution():
         solution = np.zeros(num_columns)
@@ -80,10 +80,10 @@ def _mathopt(program: LinearProgram, whole: bool, budget: Budget, kind: Any) -> 
     return Outcome(reason == mathopt.TerminationReason.OPTIMAL, solution, bound)
 
 
-def _cbc(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+def _cbc(program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
     model = linear_solver_pb2.MPModelProto()
     for column, cost in enumerate(program.cost.tolist()):
-        is_integer = whole and column < program.num_labels
+        is_integer = integer and column < program.num_labels
         model.variable.add(lower_bound=0.0, upper_bound=1.0, is_integer=is_integer, objective_coefficient=cost)
     starts, columns, values = program.starts.tolist(), program.columns.tolist(), program.values.tolist()
     for row, (lower, upper) in enumerate(zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)):
@@ -95,7 +95,7 @@ def _cbc(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
     refused = solver.LoadModelFromProto(model) if solver is not None else "it is not in this build of OR-Tools"
     if refused:
         raise SolverError(f"CBC of OR-Tools refused the program: {refused}", hint="use --solver pulp-cbc")
-    if whole and program.start is not None:
+    if integer and program.start is not None:
         solver.SetHint(solver.variables(), program.start.tolist())
     if math.isfinite(budget.remaining):
         solver.SetTimeLimit(max(1, int(budget.remaining * 1000)))

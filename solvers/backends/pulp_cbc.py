@@ -1,7 +1,7 @@
-"""The local polytope on the CBC binary that PuLP carries.
+"""The local polytope on the CBC binary bundled with PuLP.
 
-PuLP calls an incumbent at the time limit "Optimal" in `status`; `sol_status` tells the truth. It does not hand over
-CBC's bound, so a run that hit its limit proves nothing.
+PuLP's `status` calls an incumbent at the time limit "Optimal"; `sol_status` distinguishes the two. CBC's bound is not
+passed on, so a run that hit its limit proves no bound.
 """
 
 import math
@@ -16,13 +16,13 @@ from autopar.solvers.bounds.local_polytope import LinearProgram
 
 
 class PulpCbc(MipSolver):
-    """Exact, by PuLP's CBC."""
+    """Exact: the CBC bundled with PuLP."""
 
-    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    def solve_program(self, program: LinearProgram, integer: bool, budget: Budget) -> Outcome:
         """Solve one program."""
         model = pulp.LpProblem("local_polytope", pulp.LpMinimize)
         columns = [
-            model.add_variable(f"c{i}", 0, 1, "Integer" if whole and i < program.num_labels else "Continuous")
+            model.add_variable(f"c{i}", 0, 1, "Integer" if integer and i < program.num_labels else "Continuous")
             for i in range(len(program.cost))
         ]
         model += pulp.LpAffineExpression(zip(columns, program.cost.tolist(), strict=True))
@@ -32,7 +32,7 @@ class PulpCbc(MipSolver):
             terms = pulp.LpAffineExpression([(columns[indexes[k]], values[k]) for k in entries])
             sense = pulp.LpConstraintEQ if lower == upper else pulp.LpConstraintLE
             model += pulp.LpConstraint(terms, sense, rhs=upper)
-        warm = whole and program.start is not None
+        warm = integer and program.start is not None
         if program.start is not None:
             for column, value in zip(columns, program.start.tolist(), strict=True):
                 column.setInitialValue(value)

@@ -1,1 +1,1 @@
-"""Lower bounds on the optimum of a problem: messages, Lagrangian duals, linear programs, proofs that nothing fits."""
+"""Lower bounds on the optimum: message passing, Lagrangian duals, the local polytope LP, infeasibility proofs."""

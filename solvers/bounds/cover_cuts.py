@@ -1,15 +1,16 @@
-"""Cutting planes from the limits: covers of knapsack rows whose nodes take one label each.
+"""Cover inequalities of the memory rows: knapsack rows whose variables form one-label-per-node groups.
 
-At a time with limit L, let m_n be the least that node n uses. Nodes C with a threshold h_n each are a cover if
+At a time with limit L, let m_n be the least use of node n. Nodes C with a threshold h_n each are a cover if
 
     sum over n in C of (h_n - m_n)  >  L - sum over all n of m_n
 
-Then not all of them can use their thresholds or more, whatever the others take:
+so not all nodes of C can use their thresholds or more, whatever the other nodes take:
 
     sum over n in C of sum over labels s with use[n, s] >= h_n of x[n, s]  <=  |C| - 1
 
-Labels of further nodes that use as much above their node's least as any of C does may be counted as well (extended
-cover, Balas 1975). A fractional solution of the relaxation often breaks such a row without breaking the limit.
+Labels of further nodes whose use above their node's least is at least the largest in C are added to the left-hand side
+(extended cover, Balas 1975; covers as cuts of 0-1 programs: Crowder, Johnson, Padberg 1983; with one-label groups:
+Wolsey 1990). The cuts tighten the LP relaxation: its fractional solutions often violate a cover but not the limit.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,16 @@ from autopar.solvers.model.graphical_model import Floats, Ints
 from autopar.solvers.model.memory_rows import Memory
 
 LEAST_VIOLATION = 0.01
-"""By how much a cover must be broken to be worth a row."""
+"""Least violation of a cover that is worth a row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """At most `most` of some labels can be taken together.
+    """A cover inequality: of the labels `columns`, at most `most` can be taken together.
 
     Attributes:
         columns: The labels, as columns of the linear program.
-        most: How many of them.
+        most: Right-hand side.
     """
 
     columns: NDArray[np.int32]
@@ -40,12 +41,12 @@ class Cover:
 
 
 def covers(memory: Memory, offsets: Ints, times: Sequence[int], solution: Floats) -> list[Cover]:
-    """Return covers that a solution of the relaxation breaks, at most one for each time.
+    """Return covers violated by a solution of the relaxation, at most one per segment.
 
     Args:
         memory: The limits.
-        offsets: Per node its first column.
-        times: Segments to look at.
+        offsets: First column of each node.
+        times: Segments to separate.
         solution: Value per column.
     """
     found = (_cover(memory, offsets, t, solution) for t in times)
@@ -53,7 +54,7 @@ def covers(memory: Memory, offsets: Ints, times: Sequence[int], solution: Floats
 
 
 def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> Cover | None:
-    """Return a broken cover of one time, looked for greedily: the least doubt per unit of use first."""
+    """Separate one segment greedily: items by 1 - x per unit of use, then drop those the cover does not need."""
     uses: dict[int, Floats] = {}
     for u in np.flatnonzero((memory.first <= t) & (t < memory.last)).tolist():
         node = int(memory.nodes[u])
@@ -65,11 +66,11 @@ def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> Cover | N
     owner = np.repeat(np.arange(len(nodes)), [len(uses[n]) for n in nodes])
     above = np.concatenate([uses[n] - uses[n].min() for n in nodes])  # use above the node's least
     room = float(memory.limits[t]) - sum(float(use.min()) for use in uses.values())
-    room += LIMIT_TOLERANCE * float(memory.scales[t])  # what counts as fitting
+    room += LIMIT_TOLERANCE * float(memory.scales[t])  # the tolerance of a feasible choice
     if room < 0:
-        return None  # nothing fits at all, which is not for a cover to say
+        return None  # the segment is infeasible by itself; covers do not report that
     order = np.lexsort((-above, owner))
-    taken = np.empty(len(columns))  # what the solution takes of labels that use as much or more
+    taken = np.empty(len(columns))  # per label, the solution's sum over labels of its node with at least its use
     running = np.cumsum(solution[columns[order]])
     before = np.concatenate([[0.0], running])[np.searchsorted(owner[order], np.arange(len(nodes)))]
     taken[order] = running - before[owner[order]]
@@ -87,7 +88,7 @@ def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> Cover | N
     if total <= room:
         return None
     for node, item in sorted(inside.items(), key=lambda entry: -doubt[entry[1]]):
-        if total - above[item] > room:  # not needed
+        if total - above[item] > room:  # the rest is a cover without it
             total -= float(above[item])
             del inside[node]
     thresholds = np.full(len(nodes), max(float(above[item]) for item in inside.values()))

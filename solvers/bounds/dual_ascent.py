@@ -1,8 +1,7 @@
-"""The least cost of a field that is too wide to eliminate: messages for the bound, trees for the choice.
+"""Dual ascent for fields too wide to eliminate: message passing raises the bound, tree descent lowers the cost.
 
-On the problems of placements both mostly come to the same number within some hundred sweeps, in a tenth of the time
-that a linear program takes. Where they do not, labels go that provably cost more than the best choice, and little is
-left for the linear program.
+On placement problems bound and cost usually meet within some hundred sweeps, in a tenth of the time of a linear
+program. Where they do not, reduced-cost fixing removes labels before the remaining field is solved otherwise.
 """
 
 import math
@@ -13,33 +12,33 @@ import numpy as np
 from autopar.compiled import compiled
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.lagrangian_dual import WINDOW, Relaxation
+from autopar.solvers.bounds.lagrangian_dual import WINDOW, LagrangianDual
 from autopar.solvers.local_search.polish import Polisher
-from autopar.solvers.model.csr import Flat, FlatMemory
+from autopar.solvers.model.csr import FlatField, FlatMemory
 from autopar.solvers.model.graphical_model import Field, Floats, Ints, labels_of, penalty
 from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.model.table_kernels import separate
-from autopar.solvers.reductions.dominance import Flags, undominated, undominated_of
+from autopar.solvers.reductions.dominance import Flags, undominated, undominated_flags
 
 ROUNDS = 400
-"""Sweeps at most: what they leave open takes messages among the labels that are left, or a linear program."""
+"""Most sweeps; a gap left open goes to another ascent on fewer labels, or to a linear program."""
 SWEEP = 4.0
-"""Units of work of a sweep per entry of the tables."""
-LOOKS = 20
+"""Units of work of a sweep, per table entry."""
+POLISH_ROUNDS = 20
 """Sweeps between two choices that are polished."""
 CLOSED = 1e-9
-"""Relative gap at which there is nothing more to find."""
+"""Relative gap that counts as closed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Closing:
-    """What messages and trees have found.
+class AscentResult:
+    """Result of a dual ascent.
 
     Attributes:
-        labels: The cheapest choice known, any label for nodes that are gone; forbidden if no other was found.
-        bound: No choice costs less.
-        closed: Whether the choice is the best, or the bound is as high as was asked for.
-        kept: Per node the labels of which a best choice consists.
+        labels: The cheapest choice found, any label for removed nodes; forbidden if no permitted choice was found.
+        bound: Lower bound on the cost of every choice.
+        closed: Whether the choice is optimal, or the bound reached the one asked for.
+        kept: Labels per node that survive reduced-cost fixing; an optimal choice consists of them.
     """
 
     labels: list[int]
@@ -48,93 +47,96 @@ class Closing:
     kept: list[Ints]
 
 
-def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
-    """Return the cheapest choice and a bound on it, which mostly are equal.
+def ascend(field: Field, budget: Budget, sufficient: float = math.inf) -> AscentResult:
+    """Return the cheapest choice found and a lower bound, usually equal; deterministic unless time runs out.
 
-    Equal arguments give equal answers unless the time is over before the sweeps are; its sweeps are counted.
+    Relaxes: the agreement of edges on labels (TRW-S, `autopar.solvers.bounds.messages`). Valid when: no limits are
+    asked for (with limits it stays a lower bound). Costs: at most `ROUNDS` sweeps over the tables, counted as work.
 
     Args:
-        field: Costs; nodes that are gone have no labels.
-        budget: Time.
-        enough: A bound that is enough.
+        field: Costs; removed nodes have no labels.
+        budget: Time and work.
+        sufficient: Bound at which to stop.
     """
-    better = undominated(_filled(field), Memory.unlimited())
+    better = undominated(_with_placeholder_labels(field), Memory.unlimited())
     kept = [own[: len(unary)] for own, unary in zip(better, field.unary, strict=True)]
-    smaller = _filled(field.restrict(kept))
-    return _closed(Flat.of(smaller.softened()), kept, smaller.highest_cost(), budget, enough)
+    smaller = _with_placeholder_labels(field.restrict(kept))
+    return _ascend(FlatField.of(smaller.softened()), kept, smaller.highest_cost(), budget, sufficient)
 
 
-def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closing:
-    """Return the same for a field in arrays, with one table per edge, as near as the budget asks for."""
-    flags = undominated_of(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
+def ascend_flat(flat: FlatField, budget: Budget, sufficient: float = math.inf) -> AscentResult:
+    """Run `ascend` on a field in arrays with one table per edge, down to half the budget's gap."""
+    flags = undominated_flags(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
     kept = np.flatnonzero(flags)
     begins = np.searchsorted(kept, flat.offsets)
     sizes, unary = np.diff(begins), flat.unary[kept]
     tables, stands = np.empty(len(flat.tables)), np.zeros(len(flat.edges), bool)
     extremes = np.zeros(2)
-    length = _narrowed(flat.offsets, flat.edges, flat.tables, flat.at, kept, begins, unary, tables, stands, extremes)
+    length = _restrict_tables(
+        flat.offsets, flat.edges, flat.tables, flat.at, kept, begins, unary, tables, stands, extremes
+    )
     edges, tables = flat.edges[stands], tables[:length]
     lowest, highest = extremes.tolist()
     lowest, highest = lowest + flat.constant, highest + flat.constant
     soft = penalty(lowest, highest)
     unary[np.isinf(unary)], tables[np.isinf(tables)] = soft, soft
-    smaller = Flat.of_tables(sizes, unary, edges, tables, flat.constant)
+    smaller = FlatField.of_tables(sizes, unary, edges, tables, flat.constant)
     close = budget.gap / 2 if budget.gap > OPTIMALITY_TOLERANCE else CLOSED
-    return _closed(smaller, labels_of(flags, flat.offsets), highest, budget, enough, close)
+    return _ascend(smaller, labels_of(flags, flat.offsets), highest, budget, sufficient, close)
 
 
-def _closed(
-    flat: Flat, kept: list[Ints], highest: float, budget: Budget, enough: float, close: float = CLOSED
-) -> Closing:
-    """Return the same for what is left of a field.
+def _ascend(
+    flat: FlatField, kept: list[Ints], highest: float, budget: Budget, sufficient: float, close: float = CLOSED
+) -> AscentResult:
+    """Run the ascent on a softened field.
 
     Args:
         flat: The field, softened.
-        kept: Which labels of the field these are.
-        highest: What no permitted choice exceeds.
-        budget: Time.
-        enough: A bound that is enough.
-        close: Relative gap that is.
+        kept: Original labels of each node.
+        highest: Upper bound on the cost of permitted choices.
+        budget: Time and work.
+        sufficient: Bound at which to stop.
+        close: Relative gap at which to stop.
     """
-    relaxation = Relaxation(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
-    polisher = Polisher(flat, relaxation.memory, budget.seed)
+    dual = LagrangianDual(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
+    polisher = Polisher(flat, dual.memory, budget.seed)
     bound = -math.inf
     for number in range(WINDOW, ROUNDS + 1, WINDOW):
-        relaxation.window()
+        dual.run_window()
         budget.work.spend(SWEEP * WINDOW * flat.tables.size)
-        if number % LOOKS == WINDOW:
-            polisher.look(relaxation.labels.copy(), relaxation.prices, budget.spent)
-        bound = relaxation.bound
-        if relaxation.finished or bound >= min(enough, _less(polisher.cost, close)) or budget.spent():
+        if number % POLISH_ROUNDS == WINDOW:
+            polisher.polish(dual.labels.copy(), dual.prices, budget.spent)
+        bound = dual.bound
+        if dual.finished or bound >= min(sufficient, _lowered(polisher.cost, close)) or budget.spent():
             break
-    labels = relaxation.labels if polisher.labels is None else polisher.labels
+    labels = dual.labels if polisher.labels is None else polisher.labels
     whole = [int(own[label]) if len(own) else 0 for own, label in zip(kept, labels.tolist(), strict=True)]
-    if polisher.cost > highest + CLOSED * abs(highest):  # no more than a way through what is forbidden
-        return Closing(whole, bound, bound >= enough, kept)
-    if bound >= min(enough, _less(polisher.cost, max(close, OPTIMALITY_TOLERANCE / 4))):
-        return Closing(whole, bound, True, kept)
-    known, rises = relaxation.rises()
+    if polisher.cost > highest + CLOSED * abs(highest):  # the choice contains a forbidden label or pair
+        return AscentResult(whole, bound, bound >= sufficient, kept)
+    if bound >= min(sufficient, _lowered(polisher.cost, max(close, OPTIMALITY_TOLERANCE / 4))):
+        return AscentResult(whole, bound, True, kept)
+    known, reduced_costs = dual.reduced_costs()
     slack = CLOSED * abs(polisher.cost) + 1e-12 * float(np.abs(flat.tables).max(initial=0.0))
-    below = known + rises <= polisher.cost + slack
+    below = known + reduced_costs <= polisher.cost + slack
     left = labels_of(below, flat.offsets)
     kept = [own[some] if len(own) else own for own, some in zip(kept, left, strict=True)]
-    return Closing(whole, bound, False, kept)
+    return AscentResult(whole, bound, False, kept)
 
 
-def _less(cost: float, share: float) -> float:
-    """Return a cost less a share of it; infinity stays."""
+def _lowered(cost: float, share: float) -> float:
+    """Return `cost` minus the given share of its absolute value; infinity stays."""
     return cost - share * abs(cost) if math.isfinite(cost) else cost
 
 
-def _filled(field: Field) -> Field:
-    """Return a field in which nodes that are gone have one label, which costs nothing."""
+def _with_placeholder_labels(field: Field) -> Field:
+    """Return a field in which each removed node has one label of cost 0."""
     nothing = np.zeros(1)
     unary = [own if len(own) else nothing for own in field.unary]
     return Field(unary, field.tables, field.adjacent, field.constant)
 
 
 @compiled
-def _narrowed(
+def _restrict_tables(
     offsets: Ints,
     edges: Ints,
     tables: Floats,
@@ -146,19 +148,19 @@ def _narrowed(
     stands: Flags,
     extremes: Floats,
 ) -> int:
-    """Write the tables of the labels that are kept, one after the other, and return how many entries they have.
+    """Write the tables restricted to the kept labels, concatenated; return their number of entries.
 
     Args:
         offsets: Where the labels of each node begin.
         edges: Nodes of each edge.
-        tables: Their tables.
-        at: Where each begins.
-        kept: The labels that are kept, counted over all nodes.
-        begins: Where those of each node begin among them.
-        unary: What they cost; added to where a table is a cost per row plus a cost per column, which is then left out.
-        narrowed: Written to.
-        stands: The same: which edges are not left out.
-        extremes: The same: the sums of all least and of all greatest permitted costs.
+        tables: Table entries of all edges.
+        at: Where each edge's table begins.
+        kept: Kept labels, numbered over all nodes.
+        begins: Where each node's labels begin in `kept`.
+        unary: Costs of the kept labels; separable tables are added to it and left out.
+        narrowed: Output: the restricted tables.
+        stands: Output: which edges keep a table.
+        extremes: Output: the sums of all minima and of all permitted maxima.
     """
     place = 0
     for edge in range(len(edges)):
@@ -186,7 +188,7 @@ def _narrowed(
 
 @compiled
 def _extremes(costs: Floats, first: int, last: int, extremes: Floats) -> None:
-    """Add the least of some costs and the greatest one that is permitted, if any is."""
+    """Add to `extremes` the minimum and, if any cost is permitted, the permitted maximum of a range of costs."""
     least, most = np.inf, -np.inf
     for place in range(first, last):
         least = min(least, costs[place])

@@ -1,11 +1,13 @@
-"""The local polytope of a field as a linear program.
+"""The local polytope of a field as a linear program, with rows for limits and cover cuts.
 
     x[i, s] >= 0            label s of node i;           sum_s x[i, s] = 1
-    y[e, p, q] >= 0         pair of label classes of e;  sum_q y[e, p, q] = sum_{s in p} x[a, s],  sum_p y[e, p, q] =
-    sum_{s in q} x[b, s] sum_{i, s} use[t, i, s] x[i, s] <= limit[t]          for the time segments asked for
+    y[e, p, q] >= 0         pair of label classes of e;  sum_q y[e, p, q] = sum_{s in p} x[a, s],
+                                                         sum_p y[e, p, q] = sum_{s in q} x[b, s]
+    sum_{i, s} use[t, i, s] x[i, s] <= limit[t]          for the segments asked for
 
-Labels whose rows (columns) of a table differ by a constant form one class: the constant moves to the node's cost. This
-keeps the relaxation exactly as tight as one y per pair of labels and is what makes it small. Forbidden pairs have no y.
+Relaxes: x to fractions (Schlesinger 1976; Werner 2007; Wainwright and Jordan 2008). Labels whose rows (columns) of a
+table differ by a constant form one class, the constant moving to the node's cost: the relaxation stays exactly as tight
+as one y per pair of labels and becomes much smaller. Forbidden pairs have no y.
 """
 
 import math
@@ -22,10 +24,10 @@ from autopar.solvers.model.memory_rows import Memory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairColumns:
-    """Where the columns of a pair are.
+    """Columns of the pair variables y of one edge.
 
     Attributes:
-        nodes: The pair.
+        nodes: The edge.
         columns: Column of each pair of classes, -1 if forbidden, shape (classes of the first node, classes of the
             second).
         first_class: Class of each label of the first node.
@@ -40,23 +42,23 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
-    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= upper; the first `num_labels` columns are whole.
+    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= upper; the first `num_labels` columns integer.
 
     Attributes:
         cost: Per column, in units of `scale` problem units.
-        num_labels: Columns of node labels; pair columns follow.
-        offsets: Per node its first column; shape (num_nodes + 1,).
-        row_lower: Per row.
-        row_upper: Per row.
+        num_labels: Number of label columns; pair columns come after them.
+        offsets: First column of each node, shape (num_nodes + 1,).
+        row_lower: Lower bound of each row.
+        row_upper: Upper bound of each row.
         starts: Row-wise sparse matrix: where each row begins, shape (num_rows + 1,).
         columns: Column of each entry.
         values: Value of each entry.
         constant: Added to the objective, in problem units.
         scale: Problem units per unit of `cost`.
-        pairs: Where the pair columns are.
+        pairs: Pair columns of each edge.
         limits: Segments of the memory rows, which are the last rows.
-        start: Value per column of a choice to begin from, None if there is none; whether it fits is not known.
-        upper: Per column; None for ones.
+        start: Value per column of a warm start; None if there is none. It may break limits.
+        upper: Upper bound per column; None for 1 everywhere.
     """
 
     cost: Floats
@@ -74,8 +76,8 @@ class LinearProgram:
     start: Floats | None = None
     upper: Floats | None = None
 
-    def beginning(self, labels: Sequence[int]) -> "LinearProgram":
-        """Return the program with a choice to begin from."""
+    def with_start(self, labels: Sequence[int]) -> "LinearProgram":
+        """Return the program with the choice `labels` as warm start."""
         start = np.zeros(len(self.cost))
         for first, last, label in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), labels, strict=True):
             if first < last:
@@ -88,7 +90,7 @@ class LinearProgram:
         return replace(self, start=start)
 
     def labels(self, solution: Floats) -> tuple[list[int], bool]:
-        """Return the largest label of each node in a solution, and whether the solution was integral."""
+        """Return the label of largest value per node, and whether the solution is integral."""
         chosen: list[int] = []
         integral = True
         for first, last in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True):
@@ -102,10 +104,11 @@ class LinearProgram:
         return chosen, integral
 
     def dual_bound(self, duals: Floats) -> float:
-        """Return the Lagrangian bound of row multipliers, in problem units: a true bound whatever their quality.
+        """Return the Lagrangian bound of row multipliers, in problem units.
 
-        Rows `<=` take multipliers <= 0. Each node's labels sum to 1, so their least reduced cost counts; pairs count if
-        negative.
+        Relaxes: all rows except one label per node. Valid when: always, whatever the multipliers' accuracy. Costs: one
+        product with the matrix. Rows `<=` take multipliers <= 0; the least reduced cost of each node's labels counts,
+        that of a pair if it is negative.
         """
         free, reduced = self._reduced(duals)
         total = float(free @ self.row_upper) + float(np.minimum(reduced[self.num_labels :], 0.0).sum())
@@ -114,10 +117,10 @@ class LinearProgram:
             total += float(np.minimum.reduceat(reduced[: self.num_labels], firsts).sum())
         return total * self.scale + self.constant
 
-    def residual(self, duals: Floats) -> Field:
-        """Return what every label and pair costs above `dual_bound`, as a field of costs >= 0.
+    def reduced_cost_field(self, duals: Floats) -> Field:
+        """Return the reduced costs of labels and pairs above `dual_bound`, as a field of costs >= 0.
 
-        A choice that keeps the limits costs at least `dual_bound` plus its cost in this field.
+        A choice within the limits costs at least `dual_bound` plus its cost in this field.
         """
         reduced = self._reduced(duals)[1] * self.scale
         unary = []
@@ -131,29 +134,31 @@ class LinearProgram:
         return result
 
     def _reduced(self, duals: Floats) -> tuple[Floats, Floats]:
-        """Return the multipliers with their signs right, and the reduced cost per column."""
+        """Return the multipliers clipped to their valid sign, and the reduced cost of each column."""
         free = np.where(np.isneginf(self.row_lower), np.minimum(duals, 0.0), duals)
         rows = np.repeat(np.arange(len(free)), np.diff(self.starts))
         return free, self.cost - np.bincount(self.columns, self.values * free[rows], minlength=len(self.cost))
 
     def prices(self, duals: Floats) -> Floats:
-        """Return the cost of one scale of use in each segment of `limits`."""
+        """Return the price of each segment of `limits`, in problem units per scale of use."""
         return np.maximum(-duals[len(duals) - len(self.limits) :], 0.0) * self.scale
 
     def with_rows(self, memory: Memory, rows: Sequence[int]) -> "LinearProgram":
-        """Return the program with the limit of each segment in `rows` added, in units of its scale."""
+        """Return the program with the limits of the segments `rows` added, each in units of its scale."""
         added = [self.memory_row(memory, t) for t in rows]
         upper = [float(memory.limits[t] / memory.scales[t]) for t in rows]
-        return replace(self._with(added, upper), limits=(*self.limits, *rows))
+        return replace(self._with_upper_rows(added, upper), limits=(*self.limits, *rows))
 
     def with_covers(self, covers: Sequence[Cover]) -> "LinearProgram":
-        """Return the program with a row for each cover; to be called before `with_rows`."""
+        """Return the program with a row per cover added; must be called before `with_rows`."""
         assert not self.limits, "the memory rows are the last ones"
         added = [(cover.columns, np.ones(len(cover.columns))) for cover in covers]
-        return self._with(added, [float(cover.most) for cover in covers])
+        return self._with_upper_rows(added, [float(cover.most) for cover in covers])
 
-    def _with(self, rows: Sequence[tuple[NDArray[np.int32], Floats]], upper: Sequence[float]) -> "LinearProgram":
-        """Return the program with rows (columns, values) that may not exceed `upper`."""
+    def _with_upper_rows(
+        self, rows: Sequence[tuple[NDArray[np.int32], Floats]], upper: Sequence[float]
+    ) -> "LinearProgram":
+        """Return the program with rows (columns, values) <= `upper` added."""
         ends = int(self.starts[-1]) + np.cumsum([len(at) for at, _ in rows], dtype=np.int32)
         return replace(
             self,
@@ -165,7 +170,7 @@ class LinearProgram:
         )
 
     def memory_row(self, memory: Memory, t: int) -> tuple[NDArray[np.int32], Floats]:
-        """Return columns and values of segment t's limit, in units of its scale."""
+        """Return columns and values of the limit of segment `t`, in units of its scale."""
         use = np.zeros(self.num_labels)
         for u in np.flatnonzero((memory.first <= t) & (t < memory.last)).tolist():
             first = self.offsets[memory.nodes[u]]
@@ -201,8 +206,8 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
         least = table.min(axis=0)
         table = table - least[None, :]
         unary[b] = unary[b] + least
-        class_a, distinct_a = _classes(table)
-        class_b, distinct_b = _classes(np.ascontiguousarray(table.T))
+        class_a, distinct_a = _row_classes(table)
+        class_b, distinct_b = _row_classes(np.ascontiguousarray(table.T))
         if len(distinct_a) == 1 or len(distinct_b) == 1:
             continue
         small = table[np.ix_(distinct_a, distinct_b)]
@@ -241,7 +246,7 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
 def scale_of(field: Field) -> float:
     """Return problem units per unit of scaled cost: the largest spread of costs in a node or pair becomes 500 to 1000.
 
-    It is a power of two, so that scaling rounds nothing: whole-number costs stay exact.
+    It is a power of two, so scaling rounds nothing and integer costs stay exact.
     """
     spread = 0.0
     for costs in (*(u for u in field.unary if len(u)), *field.tables.values()):
@@ -251,8 +256,8 @@ def scale_of(field: Field) -> float:
     return 2.0 ** math.ceil(math.log2(spread / 1000)) if spread > 0 else 1.0
 
 
-def _classes(table: Floats) -> tuple[Ints, list[int]]:
-    """Return per row its class of equal rows, and one row of each class."""
+def _row_classes(table: Floats) -> tuple[Ints, list[int]]:
+    """Return the class of each row, equal rows being one class, and one row of each class."""
     seen: dict[bytes, int] = {}
     distinct: list[int] = []
     of = np.empty(len(table), np.int64)

@@ -1,10 +1,10 @@
-"""Prices for the limits: the Lagrangian dual by cutting planes.
+"""The Lagrangian dual of the memory limits, maximised by cutting planes (Kelley 1960).
 
     L(p) = min over choices x of  cost(x) + sum_t p[t] * (use_t(x) - limit[t]) / scale[t],   p >= 0
 
-Every L(p) is a lower bound, every minimiser x gives a cut  L(p') <= cost(x) + sum_t p'[t] * excess_t(x)  for all p'.
-The next prices lie between the best so far and the maximum of all cuts, which keeps the steps from jumping. Segments
-get a price once a minimiser breaks them.
+Every L(p) is a lower bound on the optimum; every minimiser x gives a cut
+L(p') <= cost(x) + sum_t p'[t] * excess_t(x)  for all p'. The next query is a convex combination of the best prices so
+far and the master problem's maximiser, which damps oscillation. A segment gets a price once a minimiser breaks it.
 """
 
 from collections.abc import Callable
@@ -22,19 +22,19 @@ Oracle = Callable[[Floats], tuple[list[int], float, float] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Priced:
-    """The best prices found.
+class DualSolution:
+    """The best dual solution found.
 
     Attributes:
-        prices: Cost per unit of use in each segment, shape (num_rows,).
-        bound: L(prices); infinity if the limits are proven to leave no choice.
+        prices: Multiplier per segment: cost per unit of use, shape (num_rows,).
+        bound: L(prices); infinity if the limits are proven infeasible.
     """
 
     prices: Floats
     bound: float
 
 
-def price_limits(
+def maximise_lagrangian_dual(
     oracle: Oracle,
     memory: Memory,
     budget: Budget,
@@ -43,23 +43,27 @@ def price_limits(
     *,
     max_rounds: int = 60,
     tolerance: float = 0.02,
-) -> Priced:
-    """Maximise L.
+) -> DualSolution:
+    """Maximise L(p), and record its values as lower bounds in the budget.
+
+    Relaxes: the limits, which are priced. Valid when: the oracle's bound is. Costs: one minimisation without limits
+    per round, plus a master LP with a column per priced segment. Source: Held and Karp 1971 (Lagrangian bound),
+    Kelley 1960 (cutting planes).
 
     Args:
         oracle: Minimises at given prices.
         memory: The limits.
-        budget: Time and targets.
-        highest_cost: No permitted choice costs more; a bound above it proves that nothing fits.
+        budget: Time, work and targets.
+        highest_cost: Upper bound on the cost of permitted choices; a larger L proves infeasibility.
         visit: Called with every minimiser.
-        max_rounds: Calls of the oracle at most.
-        tolerance: Stop when the cuts show that L cannot rise by more than this part of what is between L and the
-            incumbent.
+        max_rounds: Most calls of the oracle.
+        tolerance: Stop when the master problem shows that L cannot rise by more than this share of the gap between L
+            and the incumbent.
     """
     scales = memory.scales
     cuts: list[tuple[float, Floats]] = []
     active: list[int] = []
-    best = Priced(np.zeros(memory.num_rows), -np.inf)
+    best = DualSolution(np.zeros(memory.num_rows), -np.inf)
     best_prices = np.zeros(memory.num_rows)  # in the scale of the formula above
     query = best_prices
     highest_price = 0.0
@@ -73,22 +77,22 @@ def price_limits(
         excess = (profile - memory.limits) / scales
         bound = total - float(query @ (memory.limits / scales))
         if bound > best.bound:
-            best, best_prices = Priced(query / scales, bound), query
+            best, best_prices = DualSolution(query / scales, bound), query
             budget.raise_bound(bound, EXACT)
         visit(labels)
         cuts.append((cost, excess))
         active += [t for t in memory.peaks(profile, 4) if t not in active]
         if bound > highest_cost:
             budget.raise_bound(np.inf)
-            return Priced(query / scales, np.inf)
-        if not active or budget.done() or bound >= budget.upper:
+            return DualSolution(query / scales, np.inf)
+        if not active or budget.targets_met() or bound >= budget.upper:
             break
         if highest_price == 0.0:
             highest_price = max(1e-9, abs(cost)) / max(1e-3, float(excess.max()))
-        target, top = _highest(cuts, active, highest_price)
+        target, top = _solve_master(cuts, active, highest_price)
         if at_ceiling and (target >= 0.999 * highest_price).any():
-            highest_price *= 10  # even there use is not dear enough
-            target, top = _highest(cuts, active, highest_price)
+            highest_price *= 10  # the limits are still broken at the highest price
+            target, top = _solve_master(cuts, active, highest_price)
         at_ceiling = bool((target >= 0.999 * highest_price).any())
         room = min(budget.upper - best.bound, abs(top))
         if top - best.bound <= tolerance * room:
@@ -97,8 +101,8 @@ def price_limits(
     return best
 
 
-def _highest(cuts: list[tuple[float, Floats]], active: list[int], highest_price: float) -> tuple[Floats, float]:
-    """Return the prices where the least of all cuts is highest, and its value."""
+def _solve_master(cuts: list[tuple[float, Floats]], active: list[int], highest_price: float) -> tuple[Floats, float]:
+    """Solve the master problem: return the prices that maximise the minimum of all cuts, and that value."""
     num_rows = len(cuts[0][1])
     scale = max(1e-30, max(abs(cost) for cost, _ in cuts))
     count = len(active)

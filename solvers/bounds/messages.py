@@ -1,9 +1,10 @@
-"""Lower bounds by message passing: sequential reweighted messages (Kolmogorov 2015; TRW-S on pairs).
+"""Lower bounds by message passing: sequential reweighted messages (SRMP, Kolmogorov 2015; TRW-S on pairwise fields).
 
-Each edge moves cost from its table to its two nodes. Whatever is moved, the sum of the least costs of all nodes and of
-all tables is a lower bound; one pass forwards and one backwards, in order of the nodes, move it so that the bound
-never falls. What a label costs more than the least at its node, when the pass is there, is a lower bound on what the
-optimum rises by if the label is taken.
+    bound(m) = sum_i min_s (unary_i[s] + sum_e m_ei[s])  +  sum_e min_{s, u} (table_e[s, u] - m_ea[s] - m_eb[u])
+
+A message m_ei moves cost from the table of edge e to its node i, a reparametrisation that keeps every choice's cost, so
+bound(m) is a lower bound for all m. A forward and a backward pass in node order never lower it (Kolmogorov 2006; tree
+reweighting: Wainwright, Jaakkola, Willsky 2005). Fixed points are not always optima of the local polytope's dual.
 """
 
 import math
@@ -12,29 +13,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.compiled import compiled
-from autopar.solvers.model.csr import Flat
+from autopar.solvers.model.csr import FlatField
 from autopar.solvers.model.graphical_model import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """What has been moved from the tables to the nodes; `sweep` changes it in place.
+    """Messages of all edges; `sweep` changes them in place.
 
     Attributes:
-        to_first: Per edge and label of its smaller node.
-        to_second: Per edge and label of its larger node.
-        rises: Per label, what it costs above the least of its node when the last sweep was there.
-        labels: Per node, a label: the cheapest given the labels of the nodes before it.
+        to_first: Message to the smaller node, per edge and label.
+        to_second: Message to the larger node, per edge and label.
+        reduced_costs: Per label, its reparametrised cost above the node's minimum at the last visit: a lower bound on
+            the rise of the optimum if the label is taken.
+        labels: A choice decoded sequentially: per node the cheapest label given those of its predecessors.
     """
 
     to_first: Floats
     to_second: Floats
-    rises: Floats
+    reduced_costs: Floats
     labels: Ints
 
     @classmethod
-    def none(cls, flat: Flat) -> "Messages":
-        """Return messages that move nothing."""
+    def zero(cls, flat: FlatField) -> "Messages":
+        """Return messages that are all 0."""
         return cls(
             np.zeros(int(flat.first_at[-1])),
             np.zeros(int(flat.second_at[-1])),
@@ -43,34 +45,38 @@ class Messages:
         )
 
     def copy(self) -> "Messages":
-        """Return messages that can be changed without changing these."""
-        return Messages(self.to_first.copy(), self.to_second.copy(), self.rises.copy(), self.labels.copy())
+        """Return an independent copy."""
+        return Messages(self.to_first.copy(), self.to_second.copy(), self.reduced_costs.copy(), self.labels.copy())
 
-    def sweep(self, flat: Flat, unary: Floats, times: int = 1) -> float:
-        """Pass forwards and backwards; return the bound, true but for rounding.
+    def sweep(self, flat: FlatField, unary: Floats, times: int = 1) -> float:
+        """Pass forwards and backwards; return the lower bound, up to rounding.
 
         Args:
             flat: The field.
             unary: Costs of labels, in place of the field's.
-            times: How often.
+            times: Number of forward and backward passes.
         """
         width = int(np.diff(flat.offsets).max(initial=1))
         moved, decided = np.zeros(width), np.zeros(width)
         offsets, edges = flat.offsets, flat.edges
         first, second, to_first, to_second = flat.first_at, flat.second_at, self.to_first, self.to_second
         later, later_at, earlier, earlier_at = flat.later, flat.later_at, flat.earlier, flat.earlier_at
-        rises, labels, bound = self.rises, self.labels, 0.0
+        reduced_costs, labels, bound = self.reduced_costs, self.labels, 0.0
         # fmt: off
         for _ in range(times):
             _pass(offsets, unary, edges, flat.tables, flat.at, to_first, to_second, first, second,
-                  earlier, earlier_at, later, later_at, rises, labels, moved, decided, False)
+                  earlier, earlier_at, later, later_at, reduced_costs, labels, moved, decided, False)
             bound = _pass(offsets, unary, edges, flat.turned, flat.at, to_second, to_first, second, first,
-                          later, later_at, earlier, earlier_at, rises, labels, moved, decided, True)
+                          later, later_at, earlier, earlier_at, reduced_costs, labels, moved, decided, True)
         # fmt: on
         return float(bound) + flat.constant
 
-    def bound(self, flat: Flat, unary: Floats) -> float:
-        """Return a lower bound that holds in spite of rounding, whatever has been moved."""
+    def bound(self, flat: FlatField, unary: Floats) -> float:
+        """Return the bound at the present messages, less its rounding error.
+
+        Relaxes: the agreement of edges on the labels of a node (dual of the local polytope). Valid when: always, for
+        any messages. Costs: one pass over the tables. Source: Werner 2007, Kolmogorov 2015.
+        """
         terms, sizes = _terms(
             flat.offsets,
             unary,
@@ -101,15 +107,15 @@ def _pass(
     behind_at: Ints,
     ahead: Ints,
     ahead_at: Ints,
-    rises: Floats,
+    reduced_costs: Floats,
     labels: Ints,
     total: Floats,
     given: Floats,
     backwards: bool,
 ) -> float:
-    """Visit all nodes in order; `into` are the messages in the direction of the pass, `out` those against it.
+    """Visit all nodes in order; `into` holds the messages in the direction of the pass, `out` those against it.
 
-    `tables` has the labels of the node behind first.
+    `tables` has the labels of the preceding node as rows.
     """
     bound = 0.0
     count = len(offsets) - 1
@@ -151,7 +157,7 @@ def _pass(
                 best = x
         labels[i] = best
         for x in range(size):
-            rises[begin + x] = total[x] - least
+            reduced_costs[begin + x] = total[x] - least
         num_ahead = ahead_at[i + 1] - ahead_at[i]
         chains = max(1, num_ahead, behind_at[i + 1] - behind_at[i])
         for k in range(ahead_at[i], ahead_at[i + 1]):
@@ -174,7 +180,7 @@ def _terms(
     first_at: Ints,
     second_at: Ints,
 ) -> tuple[Floats, Floats]:
-    """Return the least cost of each node and table after the messages, and the size of the numbers summed in each."""
+    """Return the minimum of each node and table after reparametrisation, and the magnitude summed in each."""
     count = len(offsets) - 1
     terms = np.zeros(count + len(edges))
     sizes = np.zeros(count + len(edges))

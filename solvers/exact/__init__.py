@@ -1,1 +1,1 @@
-"""Solvers that enumerate: the oracle of the tests, and convex objectives of several sums."""
+"""Exact solvers beside the default: enumeration, the oracle of the tests, and the integer program of an aggregate."""

@@ -1,4 +1,4 @@
-"""Every choice, one after another: the oracle the other solvers are tested against."""
+"""Enumeration of all choices: the oracle the other solvers are tested against."""
 
 import math
 
@@ -34,7 +34,7 @@ class BruteForce(Solver):
             choices = np.stack(np.unravel_index(numbers, sizes), axis=1) if sizes else np.zeros((1, 0), np.int64)
             costs = _costs(problem, choices)
             for index in np.argsort(costs, kind="stable").tolist():
-                # Costs of many choices at once are rounded sums: what may still win is recomputed by the problem.
+                # Vectorised costs are rounded sums: a choice that may still win is priced again by the problem.
                 if costs[index] == math.inf or costs[index] > budget.cost + 1e-9 * abs(budget.cost):
                     break
                 budget.offer(choices[index].tolist())

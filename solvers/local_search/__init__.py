@@ -1,1 +1,1 @@
-"""Heuristics that look for a good choice: repair, descent, neighbourhoods, beams."""
+"""Primal heuristics: choices within the limits by construction, local search, large-neighbourhood search, baselines."""

@@ -1,4 +1,4 @@
-"""Beam search: nodes in order, partial choices judged by their cost so far plus the least the rest can add."""
+"""Beam search (Lowerre 1976): partial choices, ranked by cost so far plus a lower bound on the rest, node by node."""
 
 import math
 
@@ -11,7 +11,7 @@ from autopar.solvers.model.memory_rows import Memory
 
 
 class Beam(Solver):
-    """A heuristic; its bound is the sum of all least costs.
+    """Heuristic: keeps the best partial choices per node; its bound is the sum of all minima.
 
     Attributes:
         width: Partial choices kept after each node.
@@ -24,7 +24,7 @@ class Beam(Solver):
         """See `Solver.run`."""
         prepared = prepare(problem)
         memory = Memory.of(problem, prepared.labels) if prepared is not None else None
-        if prepared is None or memory is None or memory.hopeless():
+        if prepared is None or memory is None or memory.is_infeasible():
             budget.raise_bound(math.inf)
             return
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)
@@ -32,13 +32,13 @@ class Beam(Solver):
             budget.offer(prepared.strategies(labels.tolist()))
 
     def _search(self, field: Field, memory: Memory, budget: Budget) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """Return complete choices, best first, shape (kept, num_nodes); none if every partial choice died."""
+        """Return complete choices, best first, shape (kept, num_nodes); none if every partial choice was infeasible."""
         num_nodes = len(field.unary)
         uses = _dense_uses(field, memory)
         spare = memory.limits - sum((use.min(axis=0) for use in uses), np.zeros(memory.num_rows))
         choices = np.zeros((1, num_nodes), np.int64)  # K partial choices kept, N nodes
-        costs = np.zeros(1)  # cost so far, and the least of what is joined to it
-        spares = spare[None, :]  # K x T: what is left of the limits if all later nodes use their least
+        costs = np.zeros(1)  # cost so far, plus the minima of tables to later nodes
+        spares = spare[None, :]  # K x T: room under the limits if all later nodes take their least use
         for node in range(num_nodes):
             if budget.spent():
                 return choices[:0]
@@ -46,7 +46,7 @@ class Beam(Solver):
             total = costs[:, None] + field.unary[node][None, :]
             for other in field.adjacent[node]:
                 table = field.table(node, other)
-                if other < node:  # its least over this node was counted when the other was placed
+                if other < node:  # the table's minimum was counted when the other node was placed
                     total = total + (table - table.min(axis=0)[None, :]).T[choices[:, other]]
                 else:
                     total = total + table.min(axis=1)[None, :]
@@ -63,7 +63,7 @@ class Beam(Solver):
 
 
 def _dense_uses(field: Field, memory: Memory) -> list[Floats]:
-    """Return per node the use of each label in each segment, shape (labels, num_rows)."""
+    """Return the use of each label in each segment, per node, shape (labels, num_rows)."""
     uses = [np.zeros((len(u), memory.num_rows)) for u in field.unary]
     for n, first, last, amounts in zip(
         memory.nodes.tolist(), memory.first.tolist(), memory.last.tolist(), memory.amounts, strict=True

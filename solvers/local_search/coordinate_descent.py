@@ -1,4 +1,4 @@
-"""Coordinate descent: repair what does not fit, then give one node after another its best strategy."""
+"""Coordinate descent: repair a choice until it is within the limits, then give each node in turn its best label."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from autopar.solvers.model.memory_rows import Memory
 
 
 class CoordinateDescent(Solver):
-    """A heuristic; its bound is the sum of all least costs."""
+    """Heuristic: descent from greedy starts (iterated conditional modes, Besag 1986); bound: the sum of minima."""
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`."""
@@ -21,23 +21,23 @@ class CoordinateDescent(Solver):
 
 
 def search(problem: Problem, budget: Budget, *, allowed: Sequence[Sequence[int]] | None = None) -> None:
-    """Offer what descent reaches from the caller's start, from a greedy choice and from the choice that uses least.
+    """Offer the local optima reached from the warm start, a greedy choice and the choice of least use.
 
     Args:
-        problem: What to solve.
-        budget: Takes the choices, and the bound unless strategies were excluded.
-        allowed: Per node the strategies to consider; all by default.
+        problem: The problem.
+        budget: Receives the choices, and the bound unless strategies were excluded.
+        allowed: Strategies to consider per node; all by default.
     """
     prepared = prepare(problem, allowed)
     memory = Memory.of(problem, prepared.labels) if prepared is not None else None
-    if prepared is None or memory is None or memory.hopeless():
+    if prepared is None or memory is None or memory.is_infeasible():
         if allowed is None:
             budget.raise_bound(math.inf)
         return
     if allowed is None:
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)
     soft = prepared.field.softened()
-    starts = [greedy(soft), frugal(soft, memory)]
+    starts = [greedy(soft), least_use(soft, memory)]
     if budget.start is not None and (labels := prepared.choice(budget.start)) is not None:
         starts.insert(0, labels)
     for labels in starts:
@@ -50,7 +50,7 @@ def search(problem: Problem, budget: Budget, *, allowed: Sequence[Sequence[int]]
 
 
 def greedy(field: Field) -> list[int]:
-    """Return a choice made node by node: the cheapest label given those before, the others at their least."""
+    """Return a greedy choice: per node the cheapest label given earlier nodes, later nodes at their minimum."""
     labels = [0] * len(field.unary)
     for node, costs in enumerate(field.unary):
         total = costs
@@ -61,7 +61,7 @@ def greedy(field: Field) -> list[int]:
     return labels
 
 
-def frugal(field: Field, memory: Memory) -> list[int]:
-    """Return the choice of least use, each node's summed over its segments."""
+def least_use(field: Field, memory: Memory) -> list[int]:
+    """Return the choice of least use, summed over each node's segments; cost breaks ties."""
     use = memory.prices(np.ones(memory.num_rows), [len(u) for u in field.unary])
     return [int(np.lexsort((u, amounts))[0]) if len(u) else 0 for u, amounts in zip(field.unary, use, strict=True)]

@@ -1,4 +1,4 @@
-"""Grid search: each recipe restricts the choices, coordinate descent completes them, the cheapest wins."""
+"""Grid search: coordinate descent within each recipe (a restriction of the strategies); the cheapest choice wins."""
 
 import math
 
@@ -9,7 +9,7 @@ from autopar.solvers.model.graphical_model import prepare
 
 
 class Grid(Solver):
-    """A baseline: what known recipes find. Without recipes, those that give all nodes the same strategy number."""
+    """Baseline: the best choice of known recipes; without recipes, those that give all nodes one strategy number."""
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`."""
@@ -22,7 +22,7 @@ class Grid(Solver):
 
 
 def uniform_recipes(problem: Problem) -> tuple[Recipe, ...]:
-    """Return per strategy number the recipe that gives it to every node that has it and leaves the others free."""
+    """Return per strategy number a recipe: nodes that have this strategy take it, the others stay free."""
     sizes = problem.num_strategies
     return tuple(
         Recipe(f"strategy {k}", tuple((k,) if k < size else tuple(range(size)) for size in sizes))

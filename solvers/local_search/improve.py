@@ -1,9 +1,10 @@
-"""Search from a choice that fits: parts are freed and solved exactly, labels forced, or the dual chooses afresh.
+"""Adaptive large-neighbourhood search from a choice within the limits (Shaw 1998; Ropke and Pisinger 2006).
 
-The way that has gained most per second of late gets most of the time.
-Which labels a free node may take, and where a part is looked for, is read off the dual: labels that cost much above the
-bound are left out, and a part grows, edge by edge, from a node whose present label costs most above it. Parts that grow
-from several nodes grow from such as use what is scarce at one time, which only they can trade.
+Three neighbourhoods: free a set of nodes and solve it exactly; force labels and let trees of nodes follow (kick);
+decode the dual at perturbed costs and prices. The one with the largest recent gain per second gets most of the time.
+The dual guides all of them: labels with a large reduced cost are excluded, and a set of free nodes grows over edges
+from nodes whose present label has a large reduced cost. Sets with several seeds grow from nodes that use one scarce
+segment, so that they can trade its use.
 """
 
 import math
@@ -16,104 +17,104 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.lagrangian_dual import Relaxation
-from autopar.solvers.local_search.neighbourhood import carve, solve
+from autopar.solvers.bounds.lagrangian_dual import LagrangianDual
+from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.polish import Polisher
-from autopar.solvers.model.csr import Flat, FlatMemory, indicator
+from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Field, Floats, Ints
 
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
 
 SHARES = (0.03, 0.1, 0.3, 1.0)
-"""How far above the bound a label may be, as a share of the gap; each part draws one."""
+"""Largest reduced cost of a permitted label, as a share of the gap; each subproblem draws one."""
 SECONDS = (0.1, 0.4, 1.5)
-"""How long a part should take; each part draws one. Short parts gain more at first, long ones in the end."""
+"""Target seconds of a subproblem; each draws one. Short ones gain more at first, long ones in the end."""
 FIRST_SIZE = 10_000.0
-"""Labels and pairs of labels in the first part of a second."""
+"""Labels and pairs of labels in the first subproblem, per target second."""
 LEAST_SIZE, LARGEST_SIZE = 200.0, 1e6
 LARGER, SMALLER = 2.0, 0.7
-"""Most and least factor on the size of parts of one kind after one that took less, or more, than it should."""
-LONGEST = 3.0
-"""What a part may take, in parts of what it should."""
-JOIN_SECONDS = 2.0
-"""What mixing two choices may take."""
+"""Largest and smallest factor on the size of a kind of subproblem, after one faster or slower than its target."""
+TIME_FACTOR = 3.0
+"""Time limit of a subproblem, as a factor on its target."""
+RECOMBINE_SECONDS = 2.0
+"""Time limit of recombining two choices."""
 KICKS, KICK_NODES = 100, 100
-"""Labels forced in one go, and nodes of a tree that follows."""
-OFF = (0.001, 0.01, 0.1, 0.3)
-"""By how much costs and prices are off, relatively, when the dual chooses afresh; each time draws one."""
+"""Labels forced per search, and most nodes of a tree that follows."""
+PERTURBATIONS = (0.001, 0.01, 0.1, 0.3)
+"""Relative standard deviation of perturbed costs and prices; each search draws one."""
 SETTLING_ROUNDS = 5
-"""Sweeps before that choice."""
-AFRESH_SECONDS = 5.0
-"""What polishing it may take."""
-CURIOSITY = 0.3
-"""Part of searches whose way is drawn."""
-FORGETTING = 0.8
-"""Weight of the past in what a way has gained."""
+"""Sweeps before a choice is decoded at perturbed costs."""
+PERTURB_SECONDS = 5.0
+"""Time limit of polishing that choice."""
+EXPLORATION = 0.3
+"""Share of searches whose neighbourhood is drawn at random (exploration)."""
+DECAY = 0.8
+"""Weight of the past in the gain rate of a neighbourhood."""
 SEEDS = (1, 1, 3, 10)
-"""Nodes that a part grows from at once; each part draws one. Far ones can trade what a limit leaves."""
-WINDOWS = 0.5
-"""Share of parts whose seeds all use what is scarce at one time, so that they can trade it."""
+"""Seeds a set of free nodes grows from; each subproblem draws one. Distant seeds can trade room under a limit."""
+SHARED_SEGMENT_SHARE = 0.5
+"""Share of subproblems whose seeds all use one scarce segment."""
 MOST_SEEDS = 1000
 SEED_FLOOR = 1e-4
-"""Weight of a node as a seed whose label does not cost more than the bound, in parts of the gap."""
+"""Seed weight of a node whose label has reduced cost 0, as a share of the gap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guide:
-    """What the dual says of labels.
+    """Dual information on labels.
 
     Attributes:
         bound: A lower bound on the optimum.
-        rises: Per label, a lower bound on how far above `bound` a choice with it costs.
-        prices: Per segment, the price of use that proves this.
+        reduced_costs: Per label, a lower bound on how far above `bound` a choice with this label costs.
+        prices: Price of use per segment that proves `bound`.
     """
 
     bound: float
-    rises: Floats
+    reduced_costs: Floats
     prices: Floats
 
 
-class _Way:
-    """A way to search, and what it has gained per second of late.
+class _Neighbourhood:
+    """A neighbourhood with its recent gain per second.
 
     Attributes:
-        search: Does it once.
+        search: Searches it once.
     """
 
     def __init__(self, search: Callable[[Callable[[float], Budget]], bool]) -> None:
         self.search = search
         self._gained = self._seconds = 0.0
 
-    def note(self, gain: float, seconds: float) -> None:
-        """Take note of what one search has brought."""
-        self._gained = FORGETTING * self._gained + gain
-        self._seconds = FORGETTING * self._seconds + seconds
+    def record(self, gain: float, seconds: float) -> None:
+        """Record the gain and time of one search."""
+        self._gained = DECAY * self._gained + gain
+        self._seconds = DECAY * self._seconds + seconds
 
     def rate(self) -> float:
-        """Return the gain per second; infinity before the first search."""
+        """Return the recent gain per second; infinity before the first search."""
         return self._gained / self._seconds if self._seconds > 0 else math.inf
 
 
 class Improver:
-    """A choice that fits, and the search that makes it cheaper.
+    """Neighbourhood search from a choice within the limits.
 
     Attributes:
-        labels: The choice.
+        labels: The incumbent.
         cost: Its cost.
-        parts: Parts solved so far.
-        guide: What the dual says; a better one may be put in its place at any time.
+        parts: Subproblems solved so far.
+        guide: Dual information; may be replaced by a better one at any time.
     """
 
     def __init__(
         self,
         field: Field,
-        flat: Flat,
+        flat: FlatField,
         memory: FlatMemory,
         labels: Ints,
         guide: Guide,
         seed: int,
-        relaxation: Relaxation | None = None,
+        dual: LagrangianDual | None = None,
     ) -> None:
         self.labels = labels.copy()
         self.cost = flat.cost(labels)
@@ -125,40 +126,40 @@ class Improver:
         self._random = np.random.default_rng(seed)
         self._profile = memory.profile(indicator(flat.offsets, labels))
         self._sizes: dict[tuple[float, float], float] = {}
-        self._relaxation = relaxation
+        self._dual = dual
         self._polisher = Polisher(flat, memory, seed)
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
         self._users = np.repeat(np.arange(flat.num_nodes), np.diff(memory.node_at))
-        self._ways = [_Way(self._part), _Way(self._kicks)]
-        if relaxation is not None:
-            self._ways.append(_Way(self._afresh))
+        self._neighbourhoods = [_Neighbourhood(self._solve_subproblem), _Neighbourhood(self._kick_labels)]
+        if dual is not None:
+            self._neighbourhoods.append(_Neighbourhood(self._perturb_dual))
 
     def adopt(self, labels: Ints) -> None:
-        """Go on from another choice that fits."""
+        """Replace the incumbent by another choice within the limits."""
         self.labels = labels.copy()
         self.cost = self._flat.cost(labels)
         self._profile = self._memory.profile(indicator(self._flat.offsets, labels))
 
     def step(self, part_budget: Callable[[float], Budget]) -> bool:
-        """Search on in the way that has gained most per second of late; return whether the choice has become cheaper.
+        """Search one neighbourhood, usually the one with the largest recent gain; return whether the cost fell.
 
         Args:
-            part_budget: Gives a budget of so many seconds. If it has no end, all that depends on time is drawn instead.
+            part_budget: Returns a budget of the given seconds. If it has no time limit, the neighbourhood is drawn.
         """
         self.parts += 1
         timed = math.isfinite(part_budget(0.0).remaining)
-        way = self._draw(self._ways)
-        if timed and self._random.random() > CURIOSITY:
-            way = max(self._ways, key=_Way.rate)
+        neighbourhood = self._draw(self._neighbourhoods)
+        if timed and self._random.random() > EXPLORATION:
+            neighbourhood = max(self._neighbourhoods, key=_Neighbourhood.rate)
         before, begin = self.cost, time.monotonic()
-        gained = way.search(part_budget)
-        way.note(before - self.cost, time.monotonic() - begin)
+        gained = neighbourhood.search(part_budget)
+        neighbourhood.record(before - self.cost, time.monotonic() - begin)
         return gained
 
-    def _kicks(self, _part_budget: Callable[[float], Budget]) -> bool:
-        """Force labels that the bound leaves open, and let the nodes around follow."""
+    def _kick_labels(self, _part_budget: Callable[[float], Budget]) -> bool:
+        """Force labels of small reduced cost, and let the trees around them follow (perturbation of ILS)."""
         room = self._draw(SHARES) * (self.cost - self.guide.bound)
-        permitted = np.flatnonzero(self.guide.rises <= room)
+        permitted = np.flatnonzero(self.guide.reduced_costs <= room)
         if len(permitted) == 0:
             return False
         chosen = self._random.choice(permitted, KICKS)
@@ -169,47 +170,47 @@ class Improver:
             self._flat.unary, labels, seeds, chosen - self._flat.offsets[seeds], KICK_NODES, random
         )
         changed = np.flatnonzero(labels != self.labels)
-        return len(changed) > 0 and self._take(changed, labels[changed])
+        return len(changed) > 0 and self._accept(changed, labels[changed])
 
-    def _afresh(self, part_budget: Callable[[float], Budget]) -> bool:
-        """Polish what the dual chooses at costs and prices that are a little off, and mix it with the choice."""
-        assert self._relaxation is not None, "it is a way only if there is a dual"
-        off = self._draw(OFF)
-        prices = self.guide.prices * np.exp(off * self._random.normal(size=len(self.guide.prices)))
-        costs = self._flat.unary * np.exp(off * self._random.normal(size=len(self._flat.unary)))
-        labels = self._relaxation.settle(prices, SETTLING_ROUNDS, costs)
+    def _perturb_dual(self, part_budget: Callable[[float], Budget]) -> bool:
+        """Decode the dual at perturbed costs and prices, polish the choice and recombine it with the incumbent."""
+        assert self._dual is not None, "this neighbourhood exists only with a dual"
+        scale = self._draw(PERTURBATIONS)
+        prices = self.guide.prices * np.exp(scale * self._random.normal(size=len(self.guide.prices)))
+        costs = self._flat.unary * np.exp(scale * self._random.normal(size=len(self._flat.unary)))
+        labels = self._dual.decode_at(prices, SETTLING_ROUNDS, costs)
         self._polisher.offer(self.labels)
-        self._polisher.look(labels, prices, part_budget(AFRESH_SECONDS).spent)
+        self._polisher.polish(labels, prices, part_budget(PERTURB_SECONDS).spent)
         if self._polisher.labels is None or self._polisher.cost >= self.cost:
             return False
         self.adopt(self._polisher.labels)
         return True
 
-    def _part(self, part_budget: Callable[[float], Budget]) -> bool:
-        """Solve one part exactly."""
+    def _solve_subproblem(self, part_budget: Callable[[float], Budget]) -> bool:
+        """Free a set of nodes and solve its subproblem exactly, adapting the size to the target time."""
         share, seconds = self._draw(SHARES), self._draw(SECONDS)
         size = self._sizes.get((share, seconds), FIRST_SIZE * seconds)
         guide = self.guide
-        permitted: Bools = guide.rises <= share * (self.cost - guide.bound)
+        permitted: Bools = guide.reduced_costs <= share * (self.cost - guide.bound)
         permitted[self._flat.offsets[:-1] + self.labels] = True
         nodes = self._grow(guide, permitted, size)
         if len(nodes) == 0:
             return False
         kept = [np.flatnonzero(permitted[self._flat.offsets[n] : self._flat.offsets[n + 1]]) for n in nodes.tolist()]
-        piece = carve(self._field, self._memory, self.labels, self._profile, nodes, kept)
-        budget = part_budget(LONGEST * seconds)
+        subproblem = subproblem_of(self._field, self._memory, self.labels, self._profile, nodes, kept)
+        budget = part_budget(TIME_FACTOR * seconds)
         begin = time.monotonic()
-        found = solve(piece, budget)
+        found = solve(subproblem, budget)
         if math.isfinite(budget.remaining):
             size *= min(max(math.sqrt(seconds / (time.monotonic() - begin)), SMALLER), LARGER)
             self._sizes[share, seconds] = min(max(size, LEAST_SIZE), LARGEST_SIZE)
-        return found is not None and self._take(nodes, found)
+        return found is not None and self._accept(nodes, found)
 
-    def join(self, labels: Ints, part_budget: Callable[[float], Budget]) -> None:
-        """Go on from the best mixture of the choice with another one that fits.
+    def recombine(self, labels: Ints, part_budget: Callable[[float], Budget]) -> None:
+        """Recombine the incumbent with another choice within the limits, optimising where the two differ.
 
         Args:
-            labels: The other choice; it is the one to go on from if no mixture is cheaper.
+            labels: The other choice; it becomes the incumbent if no recombination is cheaper.
             part_budget: As in `step`.
         """
         mine = self.labels
@@ -217,23 +218,23 @@ class Improver:
         self.adopt(labels)
         if len(nodes):
             kept = [np.unique(pair) for pair in zip(mine[nodes], labels[nodes], strict=True)]
-            piece = carve(self._field, self._memory, self.labels, self._profile, nodes, kept)
-            found = solve(piece, part_budget(JOIN_SECONDS))
+            subproblem = subproblem_of(self._field, self._memory, self.labels, self._profile, nodes, kept)
+            found = solve(subproblem, part_budget(RECOMBINE_SECONDS))
             if found is not None:
-                self._take(nodes, found)
+                self._accept(nodes, found)
 
     def _draw(self, values: Sequence[T]) -> T:
         return values[int(self._random.integers(len(values)))]
 
     def _grow(self, guide: Guide, permitted: Bools, most: float) -> Ints:
-        """Return a part with about `most` labels and pairs of labels, connected as far as permitted labels allow."""
+        """Return nodes with about `most` labels and pairs of labels, grown over edges as far as free labels allow."""
         counts = np.add.reduceat(permitted.astype(np.int64), self._flat.offsets[:-1])
         free = np.flatnonzero(counts > 1)
         if len(free) == 0:
             return free
-        if self._random.random() < WINDOWS:
-            free = self._together(guide, free)
-        weights = guide.rises[self._flat.offsets[free] + self.labels[free]]
+        if self._random.random() < SHARED_SEGMENT_SHARE:
+            free = self._competing_nodes(guide, free)
+        weights = guide.reduced_costs[self._flat.offsets[free] + self.labels[free]]
         weights = weights + SEED_FLOOR * max(self.cost - guide.bound, 1e-300)
         seeds = self._random.choice(free, min(len(free), MOST_SEEDS), replace=False, p=weights / weights.sum()).tolist()
         seeds.reverse()
@@ -260,8 +261,8 @@ class Improver:
                     frontier.append(other)
         return np.array(nodes, np.int64)
 
-    def _together(self, guide: Guide, free: Ints) -> Ints:
-        """Return those of some nodes that use what is scarce at one time, drawn by its price; all if there are none."""
+    def _competing_nodes(self, guide: Guide, free: Ints) -> Ints:
+        """Return the nodes of `free` that use one segment, drawn by its price; all if there is none."""
         worth = guide.prices * self._memory.scales
         if not worth.any():
             return free
@@ -271,8 +272,8 @@ class Improver:
         users[self._users[(memory.first <= t) & (t < memory.last)]] = True
         return free[users[free]] if users[free].any() else free
 
-    def _take(self, nodes: Ints, found: Ints) -> bool:
-        """Adopt labels of `nodes` unless rounding hid that they are worse; return whether they are cheaper."""
+    def _accept(self, nodes: Ints, found: Ints) -> bool:
+        """Accept labels of `nodes` unless they are worse or break a limit; return whether the cost fell."""
         labels = self.labels.copy()
         labels[nodes] = found
         cost = self._flat.cost(labels)

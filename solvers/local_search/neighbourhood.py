@@ -1,4 +1,4 @@
-"""Parts of a problem around a choice: some nodes free, all others as they are, solved exactly."""
+"""Subproblems of a large-neighbourhood search (Shaw 1998): some nodes free, all others fixed, solved exactly."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from autopar.solvers.base import Budget
 from autopar.solvers.model.csr import FlatMemory
 from autopar.solvers.model.graphical_model import Field, Floats, Ints
 from autopar.solvers.model.memory_rows import Memory
-from autopar.solvers.reductions.elimination import eliminate, eliminate_all, order_of
+from autopar.solvers.reductions.elimination import eliminate, eliminate_all, elimination_order
 
 MAX_ENTRIES, MAX_WORK = 200_000, 4_000_000
-"""Largest table, and entries of all tables, of a part that is eliminated; about 50 ms."""
+"""Largest table, and entries of all tables, of a subproblem that is eliminated; about 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """The costs and limits that free nodes see while all others stay.
+class Subproblem:
+    """Costs and limits of the free nodes while all others are fixed.
 
     Attributes:
         nodes: The free nodes.
-        kept: Per free node the labels it may take, its present one among them.
-        field: Costs of those labels; a choice costs what it adds to the cost of the rest.
-        memory: What the others leave of the limits.
+        kept: Labels each free node may take, its present one included.
+        field: Costs of these labels, including the tables to fixed nodes.
+        memory: Limits less the use of the fixed nodes.
         present: The present choice, in labels of `field`.
     """
 
@@ -36,35 +36,37 @@ class Piece:
     present: tuple[int, ...]
 
     def labels(self, choice: Sequence[int]) -> Ints:
-        """Return the labels of `nodes` that a choice of `field` stands for."""
+        """Return the labels of `nodes` for a choice of `field`."""
         return np.array([k[c] for k, c in zip(self.kept, choice, strict=True)], np.int64)
 
 
-def carve(field: Field, memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: Sequence[Ints]) -> Piece:
-    """Return what `nodes` may change.
+def subproblem_of(
+    field: Field, memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: Sequence[Ints]
+) -> Subproblem:
+    """Return the subproblem of the free `nodes`.
 
     Args:
-        field: All costs.
+        field: Costs of all nodes.
         memory: All limits.
-        labels: The present choice, which fits.
+        labels: The present choice, within the limits.
         profile: Its use in each segment.
         nodes: The free nodes.
-        kept: Per free node the labels to consider, in order; the present one must be among them.
+        kept: Labels to consider per free node, in order, the present one included.
     """
     place = {n: k for k, n in enumerate(nodes.tolist())}
-    piece = Field([field.unary[n][k] for n, k in zip(place, kept, strict=True)])
+    subproblem = Field([field.unary[n][k] for n, k in zip(place, kept, strict=True)])
     for n, k in place.items():
         for other in field.adjacent[n]:
             if other not in place:
-                piece.unary[k] = piece.unary[k] + field.table(n, other)[kept[k], labels[other]]
+                subproblem.unary[k] = subproblem.unary[k] + field.table(n, other)[kept[k], labels[other]]
             elif n < other:
-                piece.add(k, place[other], field.tables[n, other][kept[k][:, None], kept[place[other]]])
+                subproblem.add(k, place[other], field.tables[n, other][kept[k][:, None], kept[place[other]]])
     present = tuple(int(np.searchsorted(k, labels[n])) for n, k in zip(place, kept, strict=True))
-    return Piece(nodes, tuple(kept), piece, _left(memory, labels, profile, nodes, kept), present)
+    return Subproblem(nodes, tuple(kept), subproblem, _residual_memory(memory, labels, profile, nodes, kept), present)
 
 
-def _left(memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: Sequence[Ints]) -> Memory:
-    """Return the limits on free nodes: one row for each run of segments in which the same usages count."""
+def _residual_memory(memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: Sequence[Ints]) -> Memory:
+    """Return the limits on free nodes, one row per run of segments that the same usages cover."""
     owners, usages, amounts = [], [], []
     for k, n in enumerate(nodes.tolist()):
         for u in range(memory.node_at[n], memory.node_at[n + 1]):
@@ -73,7 +75,7 @@ def _left(memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: 
             if part.min() < part.max():
                 owners.append(k)
                 usages.append(u)
-                amounts.append(part - use[labels[n]])  # the present choice counts as the use of nothing
+                amounts.append(part - use[labels[n]])  # relative to the present choice, whose use is in `profile`
     if not usages:
         return Memory.unlimited()
     first, last = memory.first[usages], memory.last[usages]
@@ -100,28 +102,28 @@ def _left(memory: FlatMemory, labels: Ints, profile: Floats, nodes: Ints, kept: 
     )
 
 
-def solve(piece: Piece, budget: Budget) -> Ints | None:
-    """Return labels of the piece's nodes that cost no more than the present ones and fit; None if none were found."""
+def solve(subproblem: Subproblem, budget: Budget) -> Ints | None:
+    """Return labels within the limits that cost no more than the present ones; None if none were found."""
     found: list[tuple[float, tuple[int, ...]]] = []
-    before = piece.field.cost(piece.present)
-    limits = piece.memory.limits
+    before = subproblem.field.cost(subproblem.present)
+    limits = subproblem.memory.limits
 
     def offer(choice: list[int]) -> bool:
-        if not bool((piece.memory.profile(choice) <= limits).all()):
+        if not bool((subproblem.memory.profile(choice) <= limits).all()):
             return False
-        found.append((piece.field.cost(choice), tuple(choice)))
+        found.append((subproblem.field.cost(choice), tuple(choice)))
         return True
 
-    if not _eliminate(piece, budget, offer):
-        code = partial(highs.run, ceiling=before)
-        lazy_rows.minimise(piece.field, piece.memory, budget, code, offer, report=lambda _: None)
+    if not _eliminate(subproblem, budget, offer):
+        solve_program = partial(highs.run, ceiling=before)
+        lazy_rows.minimise(subproblem.field, subproblem.memory, budget, solve_program, offer, report=lambda _: None)
     cost, choice = min(found, default=(np.inf, ()))
-    return piece.labels(choice) if cost <= before else None
+    return subproblem.labels(choice) if cost <= before else None
 
 
-def _eliminate(piece: Piece, budget: Budget, offer: Callable[[list[int]], bool]) -> bool:
-    """Offer the best choice without limits if elimination finds it quickly; return whether it fits."""
-    reduced = eliminate(piece.field)
-    order = order_of(reduced.field, MAX_ENTRIES, MAX_WORK)
+def _eliminate(subproblem: Subproblem, budget: Budget, offer: Callable[[list[int]], bool]) -> bool:
+    """Offer the minimum without limits if elimination is quick; return whether it is within the limits."""
+    reduced = eliminate(subproblem.field)
+    order = elimination_order(reduced.field, MAX_ENTRIES, MAX_WORK)
     eliminated = None if order is None else eliminate_all(reduced.field, order, budget)
     return eliminated is not None and offer(reduced.invert(eliminated.choice()))

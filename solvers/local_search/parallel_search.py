@@ -1,4 +1,4 @@
-"""Several searches at once, in threads: each goes on from the best mixture of its own choice and the best of all."""
+"""Parallel neighbourhood search in threads, which recombine their own choice with the best choice of all."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,15 +13,18 @@ from autopar.solvers.model.graphical_model import Ints
 def improve_together(
     improvers: Sequence[Improver], budget: Budget, max_parts: int | None, report: Callable[[Ints, float], None]
 ) -> tuple[Ints, float]:
-    """Return the best choice of all once the budget is spent, or each has solved `max_parts` parts, and its cost.
+    """Run the searches until the budget is spent or each has solved `max_parts` subproblems; return the best choice.
 
-    The linear-programming code and the compiled code run beside each other, the rest takes turns.
+    The linear-programming and compiled code run concurrently; the Python parts share the interpreter lock.
 
     Args:
-        improvers: One per thread; the first one works in this thread.
+        improvers: One per thread; the first runs in the calling thread.
         budget: When to stop.
-        max_parts: Parts per improver at most. With such a limit the sizes of parts do not depend on time.
-        report: Called in this thread with the best choice after each of its parts.
+        max_parts: Most subproblems per search. With such a limit the sizes of subproblems do not depend on time.
+        report: Called in the calling thread with the best choice and its cost after each of its subproblems.
+
+    Returns:
+        The best choice and its cost.
     """
     team = _Team(improvers[0], budget, max_parts)
     with ThreadPoolExecutor(max(1, len(improvers) - 1)) as pool:
@@ -36,12 +39,12 @@ def improve_together(
 
 
 class _Team:
-    """The best choice of all.
+    """The best choice of all threads.
 
     Attributes:
         labels: The choice.
         cost: Its cost.
-        over: Set once all are to stop.
+        over: Set to stop all threads.
     """
 
     def __init__(self, first: Improver, budget: Budget, max_parts: int | None) -> None:
@@ -53,8 +56,8 @@ class _Team:
         self._max_parts = max_parts
 
     def work(self, improver: Improver, report: Callable[[Ints, float], None]) -> None:
-        """Solve part after part."""
-        part = self._part if self._max_parts is None else lambda _seconds: self._part(math.inf)
+        """Solve subproblems with one search until the budget is spent, recombining after each."""
+        part = self._limited_budget if self._max_parts is None else lambda _seconds: self._limited_budget(math.inf)
         while not self.over.is_set() and not self._budget.spent() and improver.parts != self._max_parts:
             improver.step(part)
             with self._lock:
@@ -62,8 +65,8 @@ class _Team:
                     self.labels, self.cost = improver.labels, improver.cost
                 labels, cost = self.labels, self.cost
             if cost < improver.cost:
-                improver.join(labels, part)
+                improver.recombine(labels, part)
             report(labels, cost)
 
-    def _part(self, seconds: float) -> Budget:
-        return self._budget.part(seconds)
+    def _limited_budget(self, seconds: float) -> Budget:
+        return self._budget.limited_to(seconds)

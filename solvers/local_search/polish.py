@@ -1,6 +1,6 @@
-"""Choices of the dual made to fit and made cheap: repair, fast descent over trees, and the best mixture with the best.
+"""Polishing of decoded choices: repair, descent over trees, and recombination with the incumbent (cf. Rothberg 2007).
 
-Neighbouring iterates of the dual choose differently where labels are almost tied; each of them is a start of its own.
+Successive iterates of the dual decode differently where labels are nearly tied, so each gives a new start.
 """
 
 import math
@@ -9,51 +9,51 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.solvers.bounds.lagrangian_dual import UNPRICED_ROUNDS, WINDOW, Relaxation, peaks
-from autopar.solvers.local_search.tree_descent import LOOKS, Trees
-from autopar.solvers.model.csr import Flat, FlatMemory, indicator
+from autopar.solvers.bounds.lagrangian_dual import UNPRICED_ROUNDS, WINDOW, LagrangianDual, peaks
+from autopar.solvers.local_search.tree_descent import VISITS, TreeDescent
+from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Floats, Ints
 
 FIRST_ROUND = UNPRICED_ROUNDS + WINDOW
-"""Rounds before the dual's choices are looked at: without prices they are far from what fits."""
+"""Rounds before the dual's choices are polished: without prices they are far from feasible."""
 NODES = 100
-"""Nodes of a tree."""
+"""Most nodes of a tree."""
 CHUNK, CHUNK_SHARE = 200, 1 / 40
-"""Trees between two looks at the clock, at least, and in parts of the nodes, as such a look goes over all of them."""
+"""Trees between two polls of the clock: at least this many, and this share of the nodes, as a poll visits all nodes."""
 FIRST_RISE, RISE_GROWTH, RISES = 1e-3, 1.5, 40
-"""What is added to the price of a broken limit, in parts of the cost: first, its growth, and how often."""
+"""Price increase of a broken limit relative to the cost: the first, the growth factor, and the number of increases."""
 
 
 class Polisher:
-    """The best choice made of those of the dual.
+    """Heuristic: makes decoded choices feasible and cheaper, and keeps the best.
 
     Attributes:
-        labels: The choice, which fits; None before the first.
+        labels: The incumbent, within the limits; None before the first.
         cost: Its cost; infinity before the first.
-        seconds: Seconds spent in `look`.
-        trees: What it descends over.
+        seconds: Seconds spent in `polish`.
+        trees: The descent over trees.
     """
 
-    def __init__(self, flat: Flat, memory: FlatMemory, seed: int) -> None:
+    def __init__(self, flat: FlatField, memory: FlatMemory, seed: int) -> None:
         self.labels: Ints | None = None
         self.cost = math.inf
         self.seconds = 0.0
         self._flat = flat
         self._memory = memory
-        self.trees = Trees(flat, memory)
+        self.trees = TreeDescent(flat, memory)
         self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
-        self._usual_cost: float | None = None
+        self._median: float | None = None
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
 
-    def thrifty(self) -> Ints:
-        """Return the labels that use least over all segments, each in its scale."""
+    def least_use_labels(self) -> Ints:
+        """Return the labels of least use summed over all segments, each in its scale; cost breaks ties."""
         used = self._memory.priced(1.0 / self._memory.scales, len(self._flat.unary))
         order = np.lexsort((self._flat.unary, used, self._owners))
         return order[self._flat.offsets[:-1]] - self._flat.offsets[:-1]
 
     def offer(self, labels: Ints) -> bool:
-        """Take a choice if it fits and is cheaper than the best; return whether it fits."""
+        """Make `labels` the incumbent if it is cheaper and within the limits; return whether it is within them."""
         if not self._fits(labels):
             return False
         cost = self._flat.cost(labels)
@@ -61,19 +61,19 @@ class Polisher:
             self.labels, self.cost = labels.copy(), cost
         return True
 
-    def look(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
-        """Make a choice fit and as cheap as it becomes, mix it with the best one, and take what is cheaper.
+    def polish(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
+        """Repair a choice, descend, recombine it with the incumbent, and keep what is cheaper.
 
         Args:
             labels: The choice.
-            prices: Of use, to begin a repair with.
-            stop: Polled; what fits is taken even then.
+            prices: Prices of use to start the repair from.
+            stop: Polled; a choice within the limits is kept even then.
         """
         began = time.monotonic()
-        self._look(labels, prices, stop)
+        self._polish(labels, prices, stop)
         self.seconds += time.monotonic() - began
 
-    def _look(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
+    def _polish(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
         found = labels.copy()
         if not self._repair(found, prices, stop):
             return
@@ -81,27 +81,27 @@ class Polisher:
         self._descend(self._flat.unary, found, self._all_open(), stop, offering=True)
         self.offer(found)
         if best is not None and not stop():
-            self._mix(best, found, stop)
+            self._recombine(best, found, stop)
 
-    def start(self, stop: Callable[[], bool]) -> None:
-        """Look at the labels of least use, if they fit: something to have until the dual knows more."""
-        labels = self.thrifty()
+    def polish_least_use(self, stop: Callable[[], bool]) -> None:
+        """Polish the choice of least use if it is within the limits, to have an incumbent before the dual converges."""
+        labels = self.least_use_labels()
         if self._fits(labels):
-            self.look(labels, np.zeros(len(self._memory.limits)), stop)
+            self.polish(labels, np.zeros(len(self._memory.limits)), stop)
 
-    def follow(self, relaxation: Relaxation, stop: Callable[[], bool]) -> None:
-        """Look at what the dual chooses while another thread improves it."""
-        self.start(stop)
+    def polish_iterates(self, dual: LagrangianDual, stop: Callable[[], bool]) -> None:
+        """Polish the decoded choices of a dual that another thread improves."""
+        self.polish_least_use(stop)
         seen = 0
         while not stop():
-            if relaxation.rounds == seen or relaxation.rounds < FIRST_ROUND:
+            if dual.rounds == seen or dual.rounds < FIRST_ROUND:
                 time.sleep(0.01)
                 continue
-            seen = relaxation.rounds
-            self.look(relaxation.labels.copy(), relaxation.prices, stop)
+            seen = dual.rounds
+            self.polish(dual.labels.copy(), dual.prices, stop)
 
-    def _mix(self, first: Ints, second: Ints, stop: Callable[[], bool]) -> None:
-        """Take, in each part where two choices differ, the better one; go on from there."""
+    def _recombine(self, first: Ints, second: Ints, stop: Callable[[], bool]) -> None:
+        """Recombine two choices: descend with only their two labels per node, then with all labels."""
         differ = np.flatnonzero(first != second)
         if len(differ) == 0:
             return
@@ -112,19 +112,19 @@ class Polisher:
             places = self._flat.offsets[:-1] + labels
             unary[places] = self._flat.unary[places]
         opened = np.zeros(self._flat.num_nodes, np.int64)
-        opened[differ] = LOOKS
+        opened[differ] = VISITS
         self._descend(unary, mixed, opened, stop)
-        opened[differ] = LOOKS
+        opened[differ] = VISITS
         self._descend(self._flat.unary, mixed, opened, stop)
         self.offer(mixed)
 
     def _all_open(self) -> Ints:
-        return np.full(self._flat.num_nodes, LOOKS)
+        return np.full(self._flat.num_nodes, VISITS)
 
     def _descend(
         self, unary: Floats, labels: Ints, opened: Ints, stop: Callable[[], bool], *, offering: bool = False
     ) -> None:
-        """Make a choice cheaper, limits kept that are, until no tree around an open node does."""
+        """Descend over trees around open nodes until none lowers the cost; limits kept stay kept."""
         while not stop():
             seeds = np.flatnonzero(opened)
             if len(seeds) == 0:
@@ -135,11 +135,11 @@ class Polisher:
                 self.offer(labels)
 
     def _repair(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> bool:
-        """Make the limits that are broken dearer until none is; return whether that came about."""
+        """Raise the prices of broken limits and descend, until none is broken; return whether that succeeded."""
         if not len(prices):
             return True  # there are no limits
         prices = prices.copy()
-        rise = FIRST_RISE * (abs(self._flat.cost(labels) - self._flat.constant) + self._usual())
+        rise = FIRST_RISE * (abs(self._flat.cost(labels) - self._flat.constant) + self._median_cost())
         for _ in range(RISES):
             if stop():
                 return False
@@ -151,19 +151,19 @@ class Polisher:
             rise *= RISE_GROWTH
             unary = self._flat.unary + self._memory.priced(prices, len(self._flat.unary))
             opened = np.zeros(self._flat.num_nodes, np.int64)
-            opened[self._users(broken)] = LOOKS
+            opened[self._users(broken)] = VISITS
             self._descend(unary, labels, opened, stop)
         return self._fits(labels)
 
-    def _usual(self) -> float:
-        """Return what a label or a pair usually costs, above 0."""
-        if self._usual_cost is None:
+    def _median_cost(self) -> float:
+        """Return the median nonzero cost of labels and pairs, above 0."""
+        if self._median is None:
             costs = np.abs(np.concatenate([self._flat.unary, self._flat.tables]))
-            self._usual_cost = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
-        return self._usual_cost
+            self._median = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # all costs may be 0
+        return self._median
 
     def _users(self, segments: Ints) -> Ints:
-        """Return the nodes with a usage in some of the segments."""
+        """Return the nodes with a usage in one of the segments."""
         memory = self._memory
         before = np.zeros(len(memory.limits) + 1, np.int64)
         before[segments + 1] = 1

@@ -1,9 +1,11 @@
-"""Fast local search: one tree of nodes after another takes its best labels while all other nodes stay.
+"""Local search over trees: a tree of nodes takes its best labels by dynamic programming while all other nodes stay.
 
-A tree grows from a seed over edges, and takes no node that would close a circle, so its best labels follow from a
-dynamic program: up from the leaves to the seed, and down again. Those that break a limit are looked for again with a
-price on the segment that is broken most, which doubles as long as it is not enough. All of it is compiled: a tree of a
-hundred nodes takes well below a millisecond.
+    total_v[x] = base_v[x] + sum over children c of min_y (table_vc[x, y] + total_c[y])
+
+A tree grows from a seed over random edges and takes no node that would close a cycle. If its best labels break a limit,
+the most broken segment gets a price that doubles until they do not. The neighbourhood is exponential and is searched in
+linear time (very-large-scale neighbourhood search, Ahuja, Ergun, Orlin, Punnen 2002). The loops are compiled: a tree of
+a hundred nodes takes well below a millisecond.
 """
 
 from typing import NamedTuple
@@ -11,31 +13,31 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.compiled import compiled
-from autopar.solvers.model.csr import Flat, FlatMemory, indicator
+from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Floats, Ints
 
 TRIALS = 6
-"""How often a tree is solved, with prices, until its labels fit."""
-LOOKS = 4
-"""Trees that look at a node, without a gain, before it is left alone."""
+"""Most solves of a tree, with rising prices, until its labels are within the limits."""
+VISITS = 4
+"""Trees without a gain that contain a node before the node is closed."""
 FOLLOWING = 8
-"""Trees that follow a kick."""
+"""Trees solved after a kick."""
 ROUNDING = 1e-6
-"""What sums of many numbers may be wrong by, in parts of a limit."""
+"""Tolerated rounding error of sums, relative to a limit."""
 TINY = 1e-12
-"""Gains below this part of what is compared are rounding."""
+"""Gains below this relative size count as rounding."""
 
 
 class _Graph(NamedTuple):
-    """Adjacency with tables on either side: entry (x, y) of neighbour k is `entries[near[k] + x * width + y]`.
+    """Adjacency with tables from either side: entry (x, y) of neighbour k is `entries[near[k] + x * width + y]`.
 
     Attributes:
         offsets: Where the labels of each node begin.
         at: Where the neighbours of each node begin, shape (num_nodes + 1,).
-        other: Neighbours, one node after another.
-        near: Per neighbour, where its table begins, labels of the node first.
-        far: The same, labels of the neighbour first.
-        entries: Of all tables, both ways round.
+        other: Neighbours, concatenated by node.
+        near: Per neighbour, where its table with the node's labels first begins.
+        far: Per neighbour, where its table with the neighbour's labels first begins.
+        entries: Entries of all tables and of all transposed tables.
     """
 
     offsets: Ints
@@ -46,8 +48,8 @@ class _Graph(NamedTuple):
     entries: Floats
 
 
-class _Use(NamedTuple):
-    """Limits, as in `FlatMemory`."""
+class _Usages(NamedTuple):
+    """The limits, as in `FlatMemory`."""
 
     limits: Floats
     scales: Floats
@@ -58,24 +60,24 @@ class _Use(NamedTuple):
     amounts: Floats
 
 
-class _Desk(NamedTuple):
-    """Room to work in, reused from tree to tree.
+class _Workspace(NamedTuple):
+    """Work arrays, reused by all trees.
 
     Attributes:
-        stamp: Per node the last tree that looked at it.
-        met: Per node how many neighbours it has in that tree.
+        stamp: Per node the last tree that visited it.
+        met: Per node how many of its neighbours are in that tree.
         place: Per node its place in the tree, -1 if it is not in it.
         nodes: The tree, its root first, every node after its parent.
         parent: Per place the place of the parent.
-        link: Per place which neighbour of its node the parent is.
-        frontier: Links to nodes that may be next: place of the parent, position among its neighbours.
+        link: Per place the neighbour index of the parent's edge to it.
+        frontier: Candidate edges: place of the parent, neighbour index.
         base_at: Per place where its labels begin in `base`.
-        base: What the labels of the tree cost given all other nodes.
-        total: The same and their subtrees.
-        taken: Per place the label it takes.
-        change: Change of use, per segment.
-        log: Nodes that have changed since a kick, and the labels they had.
-        tally: Number of trees so far; state of the random numbers.
+        base: Costs of the tree's labels given all nodes outside the tree.
+        total: `base` plus prices and the minima of the subtrees.
+        taken: Per place the label of the new choice.
+        change: Difference of use between adjacent segments.
+        log: Changed nodes since the last kick, with their previous labels.
+        tally: Number of trees so far; state of the random number generator.
     """
 
     stamp: Ints
@@ -94,10 +96,10 @@ class _Desk(NamedTuple):
     tally: Ints
 
 
-class Trees:
-    """The search on one field under limits; it keeps no choice."""
+class TreeDescent:
+    """Tree descent on one field under limits; it holds no choice."""
 
-    def __init__(self, flat: Flat, memory: FlatMemory) -> None:
+    def __init__(self, flat: FlatField, memory: FlatMemory) -> None:
         nodes = flat.num_nodes
         self._flat = flat
         self._memory = memory
@@ -114,11 +116,11 @@ class Trees:
             np.concatenate([turned, flat.at])[order],
             flat.entries,
         )
-        self._use = _Use(
+        self._use = _Usages(
             memory.limits, memory.scales, memory.node_at, memory.first, memory.last, memory.amount_at, memory.amounts
         )
         links = len(owner)
-        self._desk = _Desk(
+        self._workspace = _Workspace(
             np.full(nodes, -1),
             np.zeros(nodes, np.int64),
             np.full(nodes, -1),
@@ -136,37 +138,41 @@ class Trees:
         )
 
     def descend(self, unary: Floats, labels: Ints, open_: Ints, seeds: Ints, most: int, random: int) -> int:
-        """Solve a tree around each seed; change `labels` where that is cheaper, and return how often it was.
+        """Solve a tree around each seed; change `labels` where that is cheaper, and return the number of gains.
 
         Args:
             unary: Costs of labels, in place of the field's.
-            labels: A choice. Limits that it breaks may stay broken, but no further.
-            open_: Per node, how many more trees should look at it; seeds without any are skipped. Trees that gain
-                nothing count down, changes start again for what is joined to them.
-            seeds: Where trees grow from, in turn.
-            most: Nodes of a tree at most.
-            random: Seed of how they grow.
+            labels: A choice. Limits it breaks may stay broken, but not by more.
+            open_: Per node, how many more trees may visit it without a gain; seeds at 0 are skipped. Every tree without
+                a gain decrements its nodes, a change resets the changed node and its neighbours.
+            seeds: Roots of the trees, in turn.
+            most: Most nodes of a tree.
+            random: Random seed of the trees' growth.
         """
-        profile, limits = self._begin(labels, random)
+        profile, limits = self._limits_to_keep(labels, random)
         before = labels.copy()
-        gains = int(_descend(self._graph, self._use, self._desk, unary, limits, labels, profile, open_, seeds, most))
-        return gains if self._end(before, labels, profile, limits) else 0
+        gains = int(
+            _descend(self._graph, self._use, self._workspace, unary, limits, labels, profile, open_, seeds, most)
+        )
+        return gains if self._commit(before, labels, profile, limits) else 0
 
     def kick(self, unary: Floats, labels: Ints, seeds: Ints, forced: Ints, most: int, random: int) -> float:
-        """Force a label on each of some nodes in turn, keep what becomes cheaper; return by how much it has."""
-        profile, limits = self._begin(labels, random)
+        """Force a label on each seed in turn, keep improvements; return the total decrease of the cost."""
+        profile, limits = self._limits_to_keep(labels, random)
         before = labels.copy()
-        gain = float(_kick(self._graph, self._use, self._desk, unary, limits, labels, profile, seeds, forced, most))
-        return gain if self._end(before, labels, profile, limits) else 0.0
+        gain = float(
+            _kick(self._graph, self._use, self._workspace, unary, limits, labels, profile, seeds, forced, most)
+        )
+        return gain if self._commit(before, labels, profile, limits) else 0.0
 
-    def _begin(self, labels: Ints, random: int) -> tuple[Floats, Floats]:
-        """Return the use of a choice and the limits it must keep: those of the problem, or what it uses already."""
-        self._desk.tally[1] = random
+    def _limits_to_keep(self, labels: Ints, random: int) -> tuple[Floats, Floats]:
+        """Return the use of a choice, and the limits to keep: the larger of the limit and the present use."""
+        self._workspace.tally[1] = random
         profile = self._memory.profile(indicator(self._flat.offsets, labels))
         return profile, np.maximum(self._memory.limits, profile)
 
-    def _end(self, before: Ints, labels: Ints, profile: Floats, limits: Floats) -> bool:
-        """Take changes back if rounding has hidden that they break a limit; return whether they stay."""
+    def _commit(self, before: Ints, labels: Ints, profile: Floats, limits: Floats) -> bool:
+        """Undo the changes if rounding has hidden a broken limit; return whether they stay."""
         used = self._memory.profile(indicator(self._flat.offsets, labels))
         room = ROUNDING * (np.abs(limits) + self._memory.scales)
         assert (np.abs(used - profile) <= room).all(), "the profile follows the labels"
@@ -179,8 +185,8 @@ class Trees:
 @compiled
 def _descend(
     graph: _Graph,
-    use: _Use,
-    desk: _Desk,
+    use: _Usages,
+    work: _Workspace,
     unary: Floats,
     limits: Floats,
     labels: Ints,
@@ -189,34 +195,34 @@ def _descend(
     seeds: Ints,
     most: int,
 ) -> int:
-    """Change `labels`, `profile` and `open_` in place; return the number of trees that became cheaper."""
+    """Change `labels`, `profile` and `open_` in place; return the number of trees with a gain."""
     prices = np.zeros(TRIALS)
     priced = np.zeros(TRIALS, np.int64)
     gains = 0
     for seed in seeds:
         if open_[seed] == 0:
             continue
-        count = _grow(graph, desk, seed, most)
-        if _take(graph, use, desk, unary, limits, labels, profile, count, -1, prices, priced, 0) > 0.0:
+        count = _grow(graph, work, seed, most)
+        if _move_tree(graph, use, work, unary, limits, labels, profile, count, -1, prices, priced, 0) > 0.0:
             gains += 1
             entry = 0
-            while desk.log[2 * entry] >= 0:
-                node = desk.log[2 * entry]
-                open_[node] = LOOKS
+            while work.log[2 * entry] >= 0:
+                node = work.log[2 * entry]
+                open_[node] = VISITS
                 for k in range(graph.at[node], graph.at[node + 1]):
-                    open_[graph.other[k]] = LOOKS
+                    open_[graph.other[k]] = VISITS
                 entry += 1
         else:
             for p in range(count):
-                open_[desk.nodes[p]] = max(0, open_[desk.nodes[p]] - 1)
+                open_[work.nodes[p]] = max(0, open_[work.nodes[p]] - 1)
     return gains
 
 
 @compiled
 def _kick(
     graph: _Graph,
-    use: _Use,
-    desk: _Desk,
+    use: _Usages,
+    work: _Workspace,
     unary: Floats,
     limits: Floats,
     labels: Ints,
@@ -225,38 +231,38 @@ def _kick(
     forced: Ints,
     most: int,
 ) -> float:
-    """Force a label on each seed, let the trees around it follow, and undo what has not become cheaper by that."""
+    """Force a label on each seed, solve trees around it, and undo all of it without a gain; return the total gain."""
     prices = np.zeros(TRIALS)
     priced = np.zeros(TRIALS, np.int64)
     total = 0.0
     for s in range(len(seeds)):
         if labels[seeds[s]] == forced[s]:
             continue
-        count = _grow(graph, desk, seeds[s], most)
-        gain = _take(graph, use, desk, unary, limits, labels, profile, count, forced[s], prices, priced, 0)
+        count = _grow(graph, work, seeds[s], most)
+        gain = _move_tree(graph, use, work, unary, limits, labels, profile, count, forced[s], prices, priced, 0)
         if gain == -np.inf:
             continue
         entries = 0
-        while desk.log[2 * entries] >= 0:
+        while work.log[2 * entries] >= 0:
             entries += 1
         size = abs(gain)
         for _ in range(FOLLOWING):
-            seed = desk.log[2 * _draw(desk, entries)]
-            if _draw(desk, 2) == 0:
+            seed = work.log[2 * _draw(work, entries)]
+            if _draw(work, 2) == 0:
                 links = graph.at[seed + 1] - graph.at[seed]
                 if links > 0:
-                    seed = graph.other[graph.at[seed] + _draw(desk, links)]
-            count = _grow(graph, desk, seed, most)
-            more = _take(graph, use, desk, unary, limits, labels, profile, count, -1, prices, priced, entries)
+                    seed = graph.other[graph.at[seed] + _draw(work, links)]
+            count = _grow(graph, work, seed, most)
+            more = _move_tree(graph, use, work, unary, limits, labels, profile, count, -1, prices, priced, entries)
             if more > 0.0:
                 gain += more
-                while desk.log[2 * entries] >= 0:
+                while work.log[2 * entries] >= 0:
                     entries += 1
         if gain >= -TINY * size:
             total += gain
             continue
         for e in range(entries - 1, -1, -1):
-            node, label = desk.log[2 * e], desk.log[2 * e + 1]
+            node, label = work.log[2 * e], work.log[2 * e + 1]
             for u in range(use.node_at[node], use.node_at[node + 1]):
                 more = use.amounts[use.amount_at[u] + label] - use.amounts[use.amount_at[u] + labels[node]]
                 if more != 0.0:
@@ -267,10 +273,10 @@ def _kick(
 
 
 @compiled
-def _take(
+def _move_tree(
     graph: _Graph,
-    use: _Use,
-    desk: _Desk,
+    use: _Usages,
+    work: _Workspace,
     unary: Floats,
     limits: Floats,
     labels: Ints,
@@ -281,37 +287,37 @@ def _take(
     priced: Ints,
     entries: int,
 ) -> float:
-    """Give the tree on the desk its best labels that fit, if they are cheaper, and return by how much; 0 if none are.
+    """Move the tree to its best labels within the limits if they are cheaper; return the gain, 0 without a move.
 
-    If `forced` is a label, not -1, the root takes it whatever it costs; minus infinity if nothing fits then.
-    What changes is written into the log from `entries` on.
+    If `forced` is a label, not -1, the root takes it at any cost; minus infinity if no labels are within the limits.
+    Changes are appended to the log from `entries` on.
     """
-    _price(graph, desk, unary, labels, count)
-    present = _value(graph, desk, labels, count, True)
+    _base_costs(graph, work, unary, labels, count)
+    present = _tree_cost(graph, work, labels, count, True)
     if forced >= 0:
-        for x in range(desk.base_at[1]):
+        for x in range(work.base_at[1]):
             if x != forced:
-                desk.base[x] = np.inf
+                work.base[x] = np.inf
     num_priced = 0
     for _ in range(TRIALS):
-        _solve(graph, use, desk, labels, count, prices, priced, num_priced)
-        value = _value(graph, desk, labels, count, False)
+        _solve(graph, use, work, labels, count, prices, priced, num_priced)
+        value = _tree_cost(graph, work, labels, count, False)
         gain = present - value
         if forced < 0 and not gain > TINY * (abs(present) + abs(value)):
             return 0.0
-        worst = _fit(use, desk, limits, profile, labels, count)
+        worst = _worst_segment(use, work, limits, profile, labels, count)
         if worst < 0:
             for p in range(count):
-                node = desk.nodes[p]
-                if labels[node] != desk.taken[p]:
-                    desk.log[2 * entries] = node
-                    desk.log[2 * entries + 1] = labels[node]
+                node = work.nodes[p]
+                if labels[node] != work.taken[p]:
+                    work.log[2 * entries] = node
+                    work.log[2 * entries + 1] = labels[node]
                     entries += 1
-                    labels[node] = desk.taken[p]
-            desk.log[2 * entries] = -1
+                    labels[node] = work.taken[p]
+            work.log[2 * entries] = -1
             return gain
-        excess = desk.change[len(limits)]
-        desk.change[len(limits)] = 0.0
+        excess = work.change[len(limits)]
+        work.change[len(limits)] = 0.0
         known = -1
         for k in range(num_priced):
             if priced[k] == worst:
@@ -326,171 +332,178 @@ def _take(
 
 
 @compiled
-def _draw(desk: _Desk, below: int) -> int:
-    """Return a random number from 0 to below - 1 (a linear congruential generator modulo 2^31)."""
-    desk.tally[1] = (desk.tally[1] * 1103515245 + 12345) % 2147483648
-    drawn: int = (desk.tally[1] >> 8) % below
+def _draw(work: _Workspace, below: int) -> int:
+    """Return a random integer from 0 to below - 1 (linear congruential generator modulo 2^31)."""
+    work.tally[1] = (work.tally[1] * 1103515245 + 12345) % 2147483648
+    drawn: int = (work.tally[1] >> 8) % below
     return drawn
 
 
 @compiled
-def _grow(graph: _Graph, desk: _Desk, seed: int, most: int) -> int:
-    """Grow a tree from a node; return how many nodes it has."""
-    desk.tally[0] += 1
-    number = desk.tally[0]
+def _grow(graph: _Graph, work: _Workspace, seed: int, most: int) -> int:
+    """Grow a tree from a seed; return its number of nodes."""
+    work.tally[0] += 1
+    number = work.tally[0]
     count = 0
     waiting = 0
     node, parent, link = seed, -1, -1
-    if desk.stamp[node] != number:
-        desk.stamp[node] = number
-        desk.met[node] = 0
-        desk.place[node] = -1
+    if work.stamp[node] != number:
+        work.stamp[node] = number
+        work.met[node] = 0
+        work.place[node] = -1
     while True:
-        desk.place[node] = count
-        desk.nodes[count] = node
-        desk.parent[count] = parent
-        desk.link[count] = link
+        work.place[node] = count
+        work.nodes[count] = node
+        work.parent[count] = parent
+        work.link[count] = link
         for k in range(graph.at[node], graph.at[node + 1]):
             other = graph.other[k]
-            if desk.stamp[other] != number:
-                desk.stamp[other] = number
-                desk.met[other] = 0
-                desk.place[other] = -1
-            desk.met[other] += 1
-            if desk.place[other] < 0 and desk.met[other] == 1:
-                desk.frontier[2 * waiting] = count
-                desk.frontier[2 * waiting + 1] = k
+            if work.stamp[other] != number:
+                work.stamp[other] = number
+                work.met[other] = 0
+                work.place[other] = -1
+            work.met[other] += 1
+            if work.place[other] < 0 and work.met[other] == 1:
+                work.frontier[2 * waiting] = count
+                work.frontier[2 * waiting + 1] = k
                 waiting += 1
         count += 1
         if count == most:
             return count
         found = False
         while waiting > 0 and not found:
-            pick = _draw(desk, waiting)
-            parent, link = desk.frontier[2 * pick], desk.frontier[2 * pick + 1]
+            pick = _draw(work, waiting)
+            parent, link = work.frontier[2 * pick], work.frontier[2 * pick + 1]
             waiting -= 1
-            desk.frontier[2 * pick] = desk.frontier[2 * waiting]
-            desk.frontier[2 * pick + 1] = desk.frontier[2 * waiting + 1]
+            work.frontier[2 * pick] = work.frontier[2 * waiting]
+            work.frontier[2 * pick + 1] = work.frontier[2 * waiting + 1]
             node = graph.other[link]
-            found = desk.met[node] == 1 and desk.place[node] < 0 and graph.offsets[node + 1] - graph.offsets[node] > 1
+            found = work.met[node] == 1 and work.place[node] < 0 and graph.offsets[node + 1] - graph.offsets[node] > 1
         if not found:
             return count
 
 
 @compiled
-def _price(graph: _Graph, desk: _Desk, unary: Floats, labels: Ints, count: int) -> None:
-    """Set `base`: what the labels of the tree cost given the nodes outside."""
-    number = desk.tally[0]
+def _base_costs(graph: _Graph, work: _Workspace, unary: Floats, labels: Ints, count: int) -> None:
+    """Set `base`: costs of the tree's labels given the nodes outside."""
+    number = work.tally[0]
     position = 0
     for p in range(count):
-        node = desk.nodes[p]
+        node = work.nodes[p]
         begin = graph.offsets[node]
         size = graph.offsets[node + 1] - begin
-        desk.base_at[p] = position
+        work.base_at[p] = position
         for x in range(size):
-            desk.base[position + x] = unary[begin + x]
+            work.base[position + x] = unary[begin + x]
         for k in range(graph.at[node], graph.at[node + 1]):
             other = graph.other[k]
-            if desk.stamp[other] == number and desk.place[other] >= 0:
+            if work.stamp[other] == number and work.place[other] >= 0:
                 continue
             row = graph.far[k] + labels[other] * size
             for x in range(size):
-                desk.base[position + x] += graph.entries[row + x]
+                work.base[position + x] += graph.entries[row + x]
         position += size
-    desk.base_at[count] = position
+    work.base_at[count] = position
 
 
 @compiled
-def _value(graph: _Graph, desk: _Desk, labels: Ints, count: int, present: bool) -> float:
-    """Return what the tree costs with its present labels, or with those it takes."""
+def _tree_cost(graph: _Graph, work: _Workspace, labels: Ints, count: int, present: bool) -> float:
+    """Return the cost of the tree with its present labels, or with the new ones."""
     total = 0.0
     for p in range(count):
-        x = labels[desk.nodes[p]] if present else desk.taken[p]
-        total += desk.base[desk.base_at[p] + x]
-        above = desk.parent[p]
+        x = labels[work.nodes[p]] if present else work.taken[p]
+        total += work.base[work.base_at[p] + x]
+        above = work.parent[p]
         if above >= 0:
-            y = labels[desk.nodes[above]] if present else desk.taken[above]
-            k = desk.link[p]
-            total += graph.entries[graph.far[k] + x * (desk.base_at[above + 1] - desk.base_at[above]) + y]
+            y = labels[work.nodes[above]] if present else work.taken[above]
+            k = work.link[p]
+            total += graph.entries[graph.far[k] + x * (work.base_at[above + 1] - work.base_at[above]) + y]
     return total
 
 
 @compiled
 def _solve(
-    graph: _Graph, use: _Use, desk: _Desk, labels: Ints, count: int, prices: Floats, priced: Ints, num_priced: int
+    graph: _Graph,
+    use: _Usages,
+    work: _Workspace,
+    labels: Ints,
+    count: int,
+    prices: Floats,
+    priced: Ints,
+    num_priced: int,
 ) -> None:
-    """Set `taken` to the cheapest labels of the tree at prices per use in some segments; present ones win ties."""
+    """Set `taken` to the cheapest labels of the tree at prices in some segments; present labels win ties."""
     for p in range(count):
-        node = desk.nodes[p]
-        begin, end = desk.base_at[p], desk.base_at[p + 1]
+        node = work.nodes[p]
+        begin, end = work.base_at[p], work.base_at[p + 1]
         for x in range(begin, end):
-            desk.total[x] = desk.base[x]
+            work.total[x] = work.base[x]
         for k in range(num_priced):
             for u in range(use.node_at[node], use.node_at[node + 1]):
                 if use.first[u] <= priced[k] and priced[k] < use.last[u]:
                     for x in range(end - begin):
-                        desk.total[begin + x] += prices[k] * use.amounts[use.amount_at[u] + x]
+                        work.total[begin + x] += prices[k] * use.amounts[use.amount_at[u] + x]
     for p in range(count - 1, 0, -1):
-        begin, end = desk.base_at[p], desk.base_at[p + 1]
-        above = desk.parent[p]
-        start = desk.base_at[above]
-        size = desk.base_at[above + 1] - start
-        row = graph.near[desk.link[p]]
+        begin, end = work.base_at[p], work.base_at[p + 1]
+        above = work.parent[p]
+        start = work.base_at[above]
+        size = work.base_at[above + 1] - start
+        row = graph.near[work.link[p]]
         for y in range(size):
             source = row + y * (end - begin)
             least = np.inf
             for x in range(end - begin):
-                least = min(least, graph.entries[source + x] + desk.total[begin + x])
-            desk.total[start + y] += least
+                least = min(least, graph.entries[source + x] + work.total[begin + x])
+            work.total[start + y] += least
     for p in range(count):
-        begin, end = desk.base_at[p], desk.base_at[p + 1]
-        above = desk.parent[p]
-        source = graph.near[desk.link[p]] + desk.taken[above] * (end - begin) if above >= 0 else 0
-        best = labels[desk.nodes[p]]
-        least = desk.total[begin + best] + (graph.entries[source + best] if above >= 0 else 0.0)
+        begin, end = work.base_at[p], work.base_at[p + 1]
+        above = work.parent[p]
+        source = graph.near[work.link[p]] + work.taken[above] * (end - begin) if above >= 0 else 0
+        best = labels[work.nodes[p]]
+        least = work.total[begin + best] + (graph.entries[source + best] if above >= 0 else 0.0)
         for x in range(end - begin):
-            cost = desk.total[begin + x] + (graph.entries[source + x] if above >= 0 else 0.0)
+            cost = work.total[begin + x] + (graph.entries[source + x] if above >= 0 else 0.0)
             if cost < least:
                 least = cost
                 best = x
-        desk.taken[p] = best
+        work.taken[p] = best
 
 
 @compiled
-def _fit(use: _Use, desk: _Desk, limits: Floats, profile: Floats, labels: Ints, count: int) -> int:
-    """Return the segment where the labels taken break a limit most, -1 if nowhere; `profile` then follows them.
+def _worst_segment(use: _Usages, work: _Workspace, limits: Floats, profile: Floats, labels: Ints, count: int) -> int:
+    """Return the segment where the new labels break a limit most; -1 if none, and `profile` is updated.
 
-    The excess there is left at the end of `change`.
+    The excess in that segment is written to the end of `change`.
     """
     low, high = len(limits), 0
     for p in range(count):
-        node = desk.nodes[p]
-        old, new = labels[node], desk.taken[p]
+        node = work.nodes[p]
+        old, new = labels[node], work.taken[p]
         if old == new:
             continue
         for u in range(use.node_at[node], use.node_at[node + 1]):
             more = use.amounts[use.amount_at[u] + new] - use.amounts[use.amount_at[u] + old]
             if more != 0.0:
-                desk.change[use.first[u]] += more
-                desk.change[use.last[u]] -= more
+                work.change[use.first[u]] += more
+                work.change[use.last[u]] -= more
                 low, high = min(low, use.first[u]), max(high, use.last[u])
-    desk.change[len(limits)] = 0.0
+    work.change[len(limits)] = 0.0
     worst = -1
     highest = 0.0
     more = 0.0
     for t in range(low, high):
-        more += desk.change[t]
+        more += work.change[t]
         excess = (profile[t] + more - limits[t]) / use.scales[t]
         if more > 0.0 and excess > highest:
             highest = excess
             worst = t
     more = 0.0
     for t in range(low, high):
-        more += desk.change[t]
-        desk.change[t] = 0.0
+        more += work.change[t]
+        work.change[t] = 0.0
         if worst < 0:
             profile[t] += more
-    desk.change[high] = 0.0
+    work.change[high] = 0.0
     if worst >= 0:
-        desk.change[len(limits)] = highest * use.scales[worst]
+        work.change[len(limits)] = highest * use.scales[worst]
     return worst

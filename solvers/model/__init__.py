@@ -1,1 +1,1 @@
-"""The forms that solvers work on: graphical models, flat arrays, memory limits as rows, families of problems."""
+"""Data structures of a selection problem: the graphical model, its memory rows, compressed arrays, table kernels."""

@@ -1,4 +1,4 @@
-"""A field and its limits as flat arrays, the form compiled code works on."""
+"""A field and its memory rows in compressed sparse row (CSR) arrays, the form compiled kernels work on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from autopar.solvers.model.memory_rows import Memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flat:
-    """A field in arrays. Every node has labels, every edge joins a smaller node to a larger one.
+class FlatField:
+    """A field in arrays: every node has labels, every edge joins a smaller node to a larger one.
 
-    Every cost is finite where bounds and choices are looked for.
+    Bounds and local search require finite costs (`Field.softened`).
 
     Attributes:
         offsets: Where each node's labels begin, shape (num_nodes + 1,).
         unary: Cost of each label.
         edges: Nodes of each edge, shape (num_edges, 2), sorted.
-        entries: `tables` and `turned`, one after the other.
+        entries: `tables` and `turned`, concatenated.
         tables: Entries of all distinct tables, each row-major with the labels of the smaller node first.
-        turned: The same with each table transposed.
-        at: Where the table of each edge begins in `tables` and `turned`.
-        first_at: Where the message of each edge to its smaller node begins.
-        second_at: Where the message of each edge to its larger node begins.
-        later: Edges of each node to larger ones, one node after another.
-        later_at: Where they begin, shape (num_nodes + 1,).
-        earlier: Edges of each node to smaller ones, one node after another.
-        earlier_at: Where they begin, shape (num_nodes + 1,).
-        constant: Added to every cost.
+        turned: Entries of all distinct tables, each transposed.
+        at: Where each edge's table begins in `tables` and in `turned`.
+        first_at: Where each edge's message to its smaller node begins.
+        second_at: Where each edge's message to its larger node begins.
+        later: Edges of each node to larger nodes, concatenated by node.
+        later_at: Where each node's edges in `later` begin, shape (num_nodes + 1,).
+        earlier: Edges of each node to smaller nodes, concatenated by node.
+        earlier_at: Where each node's edges in `earlier` begin, shape (num_nodes + 1,).
+        constant: Cost independent of the choice.
     """
 
     offsets: Ints
@@ -51,7 +51,7 @@ class Flat:
     constant: float
 
     @classmethod
-    def of(cls, field: Field) -> "Flat":
+    def of(cls, field: Field) -> "FlatField":
         """Return `field` in arrays."""
         sizes = np.array([len(u) for u in field.unary], np.int64)
         offsets = _starts(sizes)
@@ -74,15 +74,15 @@ class Flat:
         )
 
     @classmethod
-    def of_tables(cls, sizes: Ints, unary: Floats, edges: Ints, tables: Floats, constant: float) -> "Flat":
-        """Return the form of a field in arrays, with one table per edge, in the order of the edges, which are sorted.
+    def of_tables(cls, sizes: Ints, unary: Floats, edges: Ints, tables: Floats, constant: float) -> "FlatField":
+        """Return the arrays of a field with one table per edge, edges sorted.
 
         Args:
-            sizes: Labels of each node.
+            sizes: Number of labels of each node.
             unary: Cost of each label.
             edges: Nodes of each edge.
-            tables: Entries of the table of each, the labels of the smaller node first.
-            constant: Added to every cost.
+            tables: Table entries in the order of the edges, the labels of the smaller node first.
+            constant: Cost independent of the choice.
         """
         rows, columns = sizes[edges[:, 0]], sizes[edges[:, 1]]
         at = _starts(rows * columns)
@@ -92,8 +92,8 @@ class Flat:
     @classmethod
     def _laid_out(
         cls, offsets: Ints, unary: Floats, edges: Ints, entries: Floats, position: int, at: Ints, constant: float
-    ) -> "Flat":
-        """Return the form of these arrays, `position` being where turned tables begin among all entries."""
+    ) -> "FlatField":
+        """Return the arrays with their index; `position` is where transposed tables begin in `entries`."""
         sizes, count = np.diff(offsets), len(offsets) - 1
         return cls(
             offsets,
@@ -114,7 +114,7 @@ class Flat:
 
     @property
     def field(self) -> Field:
-        """The field."""
+        """The field as dictionaries of tables."""
         sizes = np.diff(self.offsets)
         shapes = sizes[self.edges].tolist()
         tables = {
@@ -132,7 +132,7 @@ class Flat:
         return len(self.offsets) - 1
 
     def lowest_cost(self) -> float:
-        """Return the sum of all least costs, which no choice undercuts; every edge has a table of its own."""
+        """Return the sum of all minima, a lower bound (`Field.lowest_cost`); every edge must have its own table."""
         least = self.constant
         for costs, starts in ((self.unary, self.offsets[:-1]), (self.tables, self.at)):
             least += float(np.minimum.reduceat(costs, starts).sum()) if len(starts) else 0.0
@@ -148,18 +148,18 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatMemory:
-    """Limits in arrays; usages are sorted by node.
+    """Memory rows in arrays; usages are sorted by node.
 
     Attributes:
-        limits: Per segment its limit.
-        scales: Per segment the unit to measure excess in.
+        limits: Limit of each segment.
+        scales: Unit in which the excess of each segment is measured.
         node_at: Where the usages of each node begin, shape (num_nodes + 1,).
-        first: Per usage the first segment it covers.
-        last: Per usage the segment after the last it covers.
+        first: First segment of each usage.
+        last: Segment after the last one of each usage.
         amount_at: Where the amounts of each usage begin, shape (num_usages + 1,).
         amounts: Use of each label of each usage.
-        label_of: Per amount the label, counted over all nodes, it belongs to.
-        usage_of: Per amount its usage.
+        label_of: Label of each amount, numbered over all nodes.
+        usage_of: Usage of each amount.
     """
 
     limits: Floats
@@ -174,7 +174,7 @@ class FlatMemory:
 
     @classmethod
     def of(cls, memory: Memory, offsets: Ints) -> "FlatMemory":
-        """Return `memory` in arrays, for nodes whose labels begin at `offsets`."""
+        """Return `memory` in arrays; `offsets` holds where each node's labels begin."""
         order = np.argsort(memory.nodes, kind="stable")
         nodes = memory.nodes[order]
         sizes = np.diff(offsets)[nodes]
@@ -200,7 +200,7 @@ class FlatMemory:
         return np.bincount(self.label_of, each * self.amounts, minlength=num_labels).astype(np.float64, copy=False)
 
     def profile(self, weights: Floats) -> Floats:
-        """Return the use in each segment if each label is taken with its weight."""
+        """Return the use in each segment of a fractional choice, given the weight of each label."""
         used = np.bincount(self.usage_of, weights[self.label_of] * self.amounts, minlength=len(self.first))
         count = len(self.limits) + 1
         change = np.bincount(self.first, used, minlength=count) - np.bincount(self.last, used, minlength=count)
@@ -208,20 +208,20 @@ class FlatMemory:
 
 
 def indicator(offsets: Ints, labels: Sequence[int] | NDArray[np.int64]) -> Floats:
-    """Return 1 for the chosen label of each node and 0 for all others."""
+    """Return the 0/1 vector of a choice: 1 for the chosen label of each node."""
     result = np.zeros(int(offsets[-1]))
     result[offsets[:-1] + np.asarray(labels, np.int64)] = 1.0
     return result
 
 
 def _starts(sizes: Ints) -> Ints:
-    """Return where consecutive runs of `sizes` begin, and where the last one ends."""
+    """Return where consecutive runs of `sizes` begin, and the end of the last run."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 @compiled
 def _turned(tables: Floats, at: Ints, rows: Ints, columns: Ints) -> Floats:
-    """Return tables, one after the other, transposed."""
+    """Return concatenated tables, each transposed."""
     result = np.empty(len(tables))
     for edge in range(len(rows)):
         for x in range(rows[edge]):

@@ -1,7 +1,9 @@
-"""The form solvers work on: one table per joined pair of nodes, only permitted strategies, float64.
+"""The pairwise graphical model solvers work on: a Markov random field, equivalently a binary WCSP, in float64.
 
-A `Field` has *nodes* with *labels*. It is made from a `Problem` (labels are then strategies that survived), or from
-another field by elimination; each step keeps what is needed to map a choice back.
+    cost(x) = constant + sum_i unary_i[x_i] + sum_{a < b} table_ab[x_a, x_b]        infinity: forbidden
+
+A `Field` has *nodes* (variables) with *labels* (domain values): the strategies of a `Problem` that survived
+preprocessing. Each reduction keeps what is needed to map a choice of labels back to strategies.
 """
 
 import math
@@ -23,9 +25,9 @@ Ints = NDArray[np.int64]
 
 @compiled
 def _propagate(offsets: Ints, alive: NDArray[np.bool_], pairs: Ints, permitted: NDArray[np.bool_]) -> None:
-    """Take labels without a permitted partner from `alive`, until all have one in every pair (AC-3, Mackworth 1977).
+    """Enforce arc consistency: clear `alive` for labels without a permitted partner (AC-3, Mackworth 1977).
 
-    `pairs` has rows of first node, second node, and where the flags of the pair begin in `permitted`.
+    `pairs` has rows (first node, second node, offset of the pair's flags in `permitted`).
     """
     count = len(pairs)
     starts = np.zeros(len(offsets), np.int64)
@@ -34,13 +36,13 @@ def _propagate(offsets: Ints, alive: NDArray[np.bool_], pairs: Ints, permitted: 
         starts[pairs[e, 1] + 1] += 1
     starts = np.cumsum(starts)
     fill = starts.copy()
-    of = np.zeros(2 * count, np.int64)  # the pairs of each node, one node after another
+    of = np.zeros(2 * count, np.int64)  # the pairs of each node, concatenated
     for e in range(count):
         for side in range(2):
             of[fill[pairs[e, side]]] = e
             fill[pairs[e, side]] += 1
     queued = np.ones(count, np.bool_)
-    pending = np.arange(count)  # a ring: a pair is in it at most once
+    pending = np.arange(count)  # a ring buffer: each pair is in it at most once
     head, waiting = 0, count
     while waiting > 0:
         e = pending[head]
@@ -74,14 +76,14 @@ def _propagate(offsets: Ints, alive: NDArray[np.bool_], pairs: Ints, permitted: 
 
 @dataclass(slots=True)
 class Field:
-    """Costs of single nodes and of pairs; infinity is forbidden.
+    """Pairwise Markov random field (binary WCSP): unary and pairwise costs; infinity is forbidden.
 
     Attributes:
-        unary: Per node its costs, shape (labels,); an empty array for a node that is gone.
-        tables: Per pair (a, b), a < b, costs of shape (labels of a, labels of b). The arrays may be shared and are
-            never written to.
-        adjacent: Per node the nodes it has a table with.
-        constant: Cost that does not depend on the choice.
+        unary: Costs per node, shape (labels,); an empty array for a removed node.
+        tables: Costs per pair (a, b), a < b, shape (labels of a, labels of b). Arrays may be shared between pairs and
+            are never written to.
+        adjacent: Neighbours of each node.
+        constant: Cost independent of the choice.
     """
 
     unary: list[Floats]
@@ -101,14 +103,14 @@ class Field:
         return self.tables[a, b] if a < b else self.tables[b, a].T
 
     def add(self, a: int, b: int, table: Floats, known: dict[int, int] | None = None) -> None:
-        """Add `table`, labels of `a` first, to a pair; what depends on one node alone goes to that node.
+        """Add `table`, labels of `a` first, to a pair; a table constant along one node becomes unary costs.
 
         Args:
             a: First node.
             b: Second node.
             table: Costs.
-            known: Which lines of tables are equal, by their id, for callers that add the same arrays many times and
-                keep them.
+            known: Cache of `table_kernels.same_lines` by table id, for callers that add the same array many times and
+                keep it alive.
         """
         if a > b:
             a, b, table, known = b, a, np.ascontiguousarray(table.T), None
@@ -117,7 +119,7 @@ class Field:
             table, known = old + table, None
         same = table_kernels.same_lines(table) if known is None else known.get(id(table))
         if same is None:
-            assert known is not None, "else it was looked at"
+            assert known is not None, "without a cache the lines were compared"
             same = known[id(table)] = table_kernels.same_lines(table)
         if same == SAME_ROWS:
             self.unary[b] = self.unary[b] + table[0]
@@ -138,25 +140,28 @@ class Field:
         self.adjacent[b].discard(a)
 
     def copy(self) -> "Field":
-        """Return a field that can be changed without changing this one (tables are shared)."""
+        """Return a field that can be changed without changing this one (table arrays are shared)."""
         return Field(list(self.unary), dict(self.tables), [set(n) for n in self.adjacent], self.constant)
 
     def cost(self, labels: Sequence[int]) -> float:
-        """Return the cost of one label per node (any for nodes that are gone)."""
+        """Return the cost of one label per node (any label for removed nodes)."""
         total = self.constant + math.fsum(u[labels[i]] for i, u in enumerate(self.unary) if len(u))
         return total + math.fsum(t[labels[a], labels[b]] for (a, b), t in self.tables.items())
 
     def highest_cost(self) -> float:
-        """Return a cost that no permitted choice exceeds."""
+        """Return an upper bound on the cost of every permitted choice: the sum of all maxima."""
         return self._extremes()[1]
 
     def lowest_cost(self) -> float:
-        """Return the sum of all least costs, which no choice undercuts."""
+        """Return a lower bound on the cost of every choice: the sum of all minima.
+
+        Relaxes: the agreement of tables on the labels of a node. Valid when: always. Costs: one pass over the tables.
+        """
         return self._extremes()[0]
 
     def _extremes(self) -> tuple[float, float]:
-        """Return the sums of all least and of all greatest permitted costs."""
-        place: dict[int, int] = {}  # equal arrays are looked at once
+        """Return the sums of all minima and of all permitted maxima."""
+        place: dict[int, int] = {}  # shared arrays are scanned once
         distinct: list[Floats] = []
         each: list[int] = []
         for costs in (*(u for u in self.unary if len(u)), *self.tables.values()):
@@ -176,7 +181,7 @@ class Field:
         return self.constant + math.fsum(least[number] for number in each), highest
 
     def softened(self) -> "Field":
-        """Return the field with a very high cost for infinity, for searches that pass through forbidden choices."""
+        """Return the field with a large finite penalty for infinity, for local search through forbidden choices."""
         dear = penalty(*self._extremes())
         cache: dict[int, Floats] = {}
 
@@ -190,13 +195,13 @@ class Field:
         )
 
     def permitted(self) -> list[Ints]:
-        """Return the labels of each node that are not forbidden."""
+        """Return the permitted labels of each node."""
         flat = np.isfinite(np.concatenate([np.zeros(0), *self.unary]))
         return labels_of(flat, np.cumsum([0, *map(len, self.unary)]))
 
     def propagate(self) -> bool:
-        """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
-        place: dict[int, int] = {}  # where the flags of a table begin, -1 if it forbids nothing
+        """Enforce arc consistency: forbid labels without a permitted partner; return False if a node has none left."""
+        place: dict[int, int] = {}  # offset of a table's flags, -1 if the table forbids nothing
         flags: list[NDArray[np.bool_]] = []
         length = 0
         pairs: list[tuple[int, int, int]] = []
@@ -227,7 +232,7 @@ class Field:
         result = Field([u[k] for u, k in zip(self.unary, kept, strict=True)], constant=self.constant)
         result.adjacent = [set() for _ in self.unary]
         whole = [len(k) == len(u) for u, k in zip(self.unary, kept, strict=True)]
-        names: dict[bytes, int] = {}  # equal selections get one number, so that they are compared once
+        names: dict[bytes, int] = {}  # equal selections get one number, so that each is compared once
         number = [names.setdefault(k.tobytes(), len(names)) for k in kept]
         cache: dict[tuple[int, int, int], Floats] = {}
         known: dict[int, int] = {}
@@ -245,22 +250,22 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A problem as a field, and the way back.
+    """A problem as a field, with the map from labels back to strategies.
 
     Attributes:
-        field: Permitted strategies only.
-        labels: Per node the strategy each label stands for.
+        field: Costs of the permitted strategies.
+        labels: Per node the strategy of each label.
     """
 
     field: Field
     labels: tuple[Ints, ...]
 
     def strategies(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """Return the strategies that labels stand for."""
+        """Return the strategies of a choice of labels."""
         return tuple(int(kept[label]) for kept, label in zip(self.labels, choice, strict=True))
 
     def choice(self, strategies: Sequence[int]) -> list[int] | None:
-        """Return the labels of strategies, None if one of them was removed."""
+        """Return the labels of a choice of strategies; None if one of the strategies was removed."""
         result = []
         for kept, strategy in zip(self.labels, strategies, strict=True):
             place = int(np.searchsorted(kept, strategy))
@@ -271,17 +276,17 @@ class Prepared:
 
 
 def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Prepared | None:
-    """Return the problem without forbidden strategies, parallel edges merged; None if no choice is permitted.
+    """Return the problem without forbidden strategies, with parallel edges merged; None if no choice is permitted.
 
     Args:
-        problem: The problem; its usages and limits stay with it.
-        allowed: Per node the strategies to keep; all by default.
+        problem: The problem; its usages and limits are read separately (`Memory.of`).
+        allowed: Strategies to keep per node; all by default.
     """
     return permitted(join(problem, allowed))
 
 
 def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Field:
-    """Return the problem's costs with parallel edges merged, a label for every strategy; see `prepare`."""
+    """Return the problem's costs with parallel edges merged and one label per strategy; see `prepare`."""
     costs = {id(c): as_floats(c) for c in problem.node_costs}
     raw = Field([costs[id(c)] for c in problem.node_costs])
     if allowed is not None:
@@ -306,9 +311,9 @@ def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Fi
 
 
 def permitted(field: Field) -> Prepared | None:
-    """Return a field without labels that are forbidden or have no permitted partner; None if a node has none left.
+    """Return the arc-consistent part of a field; None if a node has no permitted label.
 
-    The field given is changed.
+    `field` is changed.
     """
     if not field.propagate():
         return None
@@ -317,7 +322,7 @@ def permitted(field: Field) -> Prepared | None:
 
 
 def labels_of(flags: NDArray[np.bool_], offsets: Ints) -> list[Ints]:
-    """Return the labels of each node that are flagged, given where the flags of each begin and the last ones end."""
+    """Return the flagged labels of each node; `offsets` holds where each node's flags begin, and the end."""
     chosen = np.flatnonzero(flags)
     ends = np.searchsorted(chosen, offsets)
     labels = chosen - np.repeat(offsets[:-1], np.diff(ends))
@@ -325,17 +330,17 @@ def labels_of(flags: NDArray[np.bool_], offsets: Ints) -> list[Ints]:
 
 
 def penalty(lowest: float, highest: float) -> float:
-    """Return a cost that stands for infinity where no permitted choice costs less, or more, than these."""
+    """Return a finite penalty above every permitted cost, given a lower and an upper bound on permitted costs."""
     return 2.0 * (abs(highest) + abs(lowest)) + 1.0
 
 
 def is_finite(costs: Floats) -> bool:
-    """Whether nothing is forbidden."""
+    """Return whether no entry is forbidden."""
     return bool(table_kernels.is_finite(costs.ravel()))
 
 
 def as_floats(costs: Numbers) -> Floats:
-    """Return costs with infinity for forbidden ones."""
+    """Return costs in float64, infinity for forbidden entries."""
     if costs.dtype == np.float64:
         return costs
     return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))

@@ -1,4 +1,4 @@
-"""The limits as rows over time: which segments of time can break a limit, and the use in each."""
+"""The memory limits of a problem as rows over time: the segments in which a limit can bind, and the use in each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """Use of the limited resource in the segments of time where a limit can be broken.
+    """Use of the limited resource in the segments of time where some choice breaks a limit.
 
     Segment t is one of `num_rows`; usage u covers the segments `first[u] <= t < last[u]`.
 
     Attributes:
-        times: Per segment its start, shape (num_rows,).
-        limits: Per segment its limit, shape (num_rows,); below 0 once more than the problem's limit is used whatever is
-            chosen.
-        scales: Per segment the unit to measure excess in, shape (num_rows,), above 0.
-        nodes: Per usage its node, shape (num_usages,).
-        first: Per usage the first segment it covers.
-        last: Per usage the segment after the last it covers.
-        amounts: Per usage the use of each label of its node.
+        times: Start of each segment, shape (num_rows,).
+        limits: Limit of each segment less its constant use, shape (num_rows,); negative if the constant use alone
+            breaks the limit.
+        scales: Unit in which the excess of each segment is measured, shape (num_rows,), above 0.
+        nodes: Node of each usage, shape (num_usages,).
+        first: First segment of each usage.
+        last: Segment after the last one of each usage.
+        amounts: Use of each label, per usage.
     """
 
     times: Ints
@@ -44,13 +44,13 @@ class Memory:
 
     @classmethod
     def unlimited(cls) -> "Memory":
-        """Return no rows at all."""
+        """Return a `Memory` without rows."""
         none = np.zeros(0, np.int64)
         return cls(none, np.zeros(0), np.zeros(0), none, none, none, ())
 
     @classmethod
     def of(cls, problem: Problem, labels: Sequence[Ints]) -> "Memory":
-        """Return the rows of `problem` when each node may only take the strategies `labels`."""
+        """Return the rows of `problem` if each node takes one of the strategies `labels`."""
         usages = [u for u in problem.usages if u.start < u.end and u.amounts[labels[u.node]].any()]
         limits = [limit for limit in problem.limits if limit.start < limit.end]
         if not limits:
@@ -62,7 +62,7 @@ class Memory:
         for limit in limits:
             inside = (times >= limit.start) & (times < limit.end)
             bound[inside] = np.minimum(bound[inside], limit.amount)
-        # A segment where nothing starts, or at whose end nothing ends, is covered by its neighbour with the same limit.
+        # A segment where no use starts, or at whose end none ends, is implied by its neighbour with an equal limit.
         begins = np.isin(times, starts) | (np.concatenate([[np.nan], bound[:-1]]) != bound)
         finishes = np.concatenate([np.isin(times[1:], ends) | (bound[1:] != bound[:-1]), [True]])
         opened, keep = False, np.zeros(len(times), bool)
@@ -91,16 +91,19 @@ class Memory:
             tuple(usages[u].amounts[labels[usages[u].node]].astype(np.float64) for u in active),
         )
 
-    def hopeless(self) -> bool:
-        """Return whether some limit is broken whatever is chosen."""
+    def is_infeasible(self) -> bool:
+        """Return whether some limit is broken by every choice.
+
+        Relaxes: all costs, and the agreement of nodes between segments. Valid when: always.
+        """
         lowest, _ = self.extremes()
         return bool((lowest > self.limits + 1e-9 * self.scales).any())
 
     def extremes(self) -> tuple[Floats, Floats]:
-        """Return the least and the most use in each segment if every node is chosen for that segment alone."""
+        """Return the least and the most use in each segment, every node chosen for that segment alone."""
         order = np.argsort(self.nodes, kind="stable")
         starts = np.flatnonzero(np.diff(self.nodes[order], prepend=-1))
-        changes = np.zeros((2, self.num_rows + 1))  # of the least and of the most use from segment to segment
+        changes = np.zeros((2, self.num_rows + 1))  # differences of least and most use between adjacent segments
         for group in np.split(order, starts[1:]):
             if len(group) == 0:
                 continue
@@ -123,19 +126,19 @@ class Memory:
         return lowest, highest
 
     def profile(self, choice: Sequence[int]) -> Floats:
-        """Return the use in each segment for one label per node, shape (num_rows,)."""
+        """Return the use in each segment of one label per node, shape (num_rows,)."""
         used = np.array([a[choice[n]] for n, a in zip(self.nodes.tolist(), self.amounts, strict=True)], np.float64)
         change = np.zeros(self.num_rows + 1)
         np.add.at(change, self.first, used)
         np.add.at(change, self.last, -used)
         return np.cumsum(change)[:-1]
 
-    def users(self) -> set[int]:
-        """Return the nodes whose choice matters to some segment."""
+    def resource_users(self) -> set[int]:
+        """Return the nodes whose labels differ in use in some segment."""
         return {n for n, a in zip(self.nodes.tolist(), self.amounts, strict=True) if a.min() < a.max()}
 
     def prices(self, price: Floats, sizes: Sequence[int]) -> list[Floats]:
-        """Return per node the cost of its labels' use at `price` per segment, arrays of `sizes`."""
+        """Return, per node, the cost of each label's use at `price` per unit and segment; arrays of `sizes`."""
         total = np.concatenate([[0.0], np.cumsum(price)])
         result = [np.zeros(size) for size in sizes]
         for n, first, last, amounts in zip(
@@ -146,7 +149,7 @@ class Memory:
         return result
 
     def restrict(self, kept: Sequence[Ints]) -> "Memory":
-        """Return the rows on the labels `kept` of each node, without constant usages and rows that cannot break."""
+        """Return the rows restricted to the labels `kept`; constant usages are subtracted, slack rows dropped."""
         limits = self.limits.copy()
         varying = []
         for u, (n, first, last) in enumerate(
@@ -170,13 +173,13 @@ class Memory:
         return rest._without_slack_rows()
 
     def _without_slack_rows(self) -> "Memory":
-        """Return the rows that some choice can break."""
+        """Return the rows that some choice breaks."""
         _, highest = self.extremes()
         keep = highest + 1e-12 * sum(float(amounts.max()) for amounts in self.amounts) > self.limits
         return self._rows(keep)
 
     def _rows(self, keep: Flags) -> "Memory":
-        """Return some of the rows, and the usages that cover them."""
+        """Return the rows flagged by `keep`, with the usages that cover them."""
         number = np.concatenate([[0], np.cumsum(keep)])
         first, last = number[self.first], number[self.last]
         index = np.flatnonzero(first < last)
@@ -190,14 +193,12 @@ class Memory:
             tuple(self.amounts[u] for u in index.tolist()),
         )
 
-    def moved(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
-        """Return the rows after each node has been replaced by another one that decides for it.
-
-        Rows that thereby became implied by a neighbour go.
+    def contracted(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
+        """Return the rows after contraction: each node is replaced by its root; implied rows are dropped.
 
         Args:
-            roots: Per node the one that decides, in a numbering of its own.
-            labels: Per node its label for each label of the one that decides.
+            roots: Root of each node, numbered from 0.
+            labels: Per node its label for each label of its root.
         """
         merged: dict[tuple[int, int, int], Floats] = {}
         for node, first, last, amounts in zip(
@@ -211,7 +212,7 @@ class Memory:
         return moved.without_implied_rows()
 
     def without_implied_rows(self) -> "Memory":
-        """Return the rows that no neighbour implies: one with no higher limit and no less use, whatever is chosen."""
+        """Drop rows implied by a neighbouring row, whose limit is no higher and whose use is never less."""
         changes: list[dict[int, Floats]] = [{} for _ in range(self.num_rows + 1)]
         for node, first, last, amounts in zip(
             self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
@@ -220,13 +221,13 @@ class Memory:
             changes[last][node] = changes[last].get(node, 0.0) - amounts
         limits = self.limits.tolist()
         kept: list[int] = []
-        rises: list[dict[int, Floats]] = []  # per row kept, the change of use since the one kept before
+        rises: list[dict[int, Floats]] = []  # per kept row, the change of use since the previous kept row
         rise: dict[int, Floats] = {}
         for t in range(self.num_rows):
-            rise = _sum(rise, changes[t])
+            rise = _add_changes(rise, changes[t])
             while kept and limits[t] <= limits[kept[-1]] and all((use >= 0).all() for use in rise.values()):
                 kept.pop()
-                rise = _sum(rises.pop(), rise)
+                rise = _add_changes(rises.pop(), rise)
             if kept and limits[t] >= limits[kept[-1]] and all((use <= 0).all() for use in rise.values()):
                 continue
             kept.append(t)
@@ -237,7 +238,7 @@ class Memory:
         return self._rows(mask)
 
     def peaks(self, profile: Floats, count: int) -> list[int]:
-        """Return up to `count` segments where the limit is broken most, no two in the same run of broken segments."""
+        """Return up to `count` segments with the largest excess, one per run of consecutive broken segments."""
         excess = np.maximum((profile - self.limits) / self.scales, 0.0)
         result = []
         position = 0
@@ -252,8 +253,8 @@ class Memory:
         return sorted(result, key=lambda t: -excess[t])[:count]
 
 
-def _sum(first: dict[int, Floats], second: dict[int, Floats]) -> dict[int, Floats]:
-    """Return changes of use per node, one after the other."""
+def _add_changes(first: dict[int, Floats], second: dict[int, Floats]) -> dict[int, Floats]:
+    """Return the sum of two changes of use per node."""
     result = dict(first)
     for node, use in second.items():
         result[node] = result[node] + use if node in result else use

@@ -1,8 +1,8 @@
-"""Problems that are akin, of which costs differ and nothing else: what follows from what is forbidden is found once.
+"""Families of problems that differ in costs only: their structure is analysed once, their costs assembled per member.
 
-A placement problem is solved at hundreds of prices. Which strategies are permitted and which nodes follow others
-(`merge`) is the same at all of them, so that the costs of the nodes that are left are sums over the same entries. These
-sums, and the elimination of nodes with at most two neighbours, are compiled.
+A placement problem is solved at hundreds of dual prices. Its permitted strategies and its contraction (`contract`) do
+not depend on the prices, so the costs of the remaining nodes are sums over fixed table entries. The sums and the
+elimination of nodes with at most two neighbours are compiled.
 """
 
 from collections.abc import Sequence
@@ -13,46 +13,46 @@ import numpy as np
 
 from autopar.compiled import compiled
 from autopar.problem import Problem
-from autopar.solvers.model.csr import Flat
+from autopar.solvers.model.csr import FlatField
 from autopar.solvers.model.graphical_model import Floats, Ints, prepare
 from autopar.solvers.model.memory_rows import Flags, Memory
 from autopar.solvers.model.table_kernels import separate
-from autopar.solvers.reductions.contraction import merge
-from autopar.solvers.reductions.elimination import MAX_ENTRIES, order_of
+from autopar.solvers.reductions.contraction import contract
+from autopar.solvers.reductions.elimination import MAX_ENTRIES, elimination_order
 
 MOST_NEW = 1 << 14
-"""Entries of tables that elimination makes, for which there is room at first."""
+"""Initial capacity for entries of tables created by elimination; doubled when exceeded."""
 
 QUICK_WORK = 2_000_000
-"""Operations of an elimination that takes no longer than messages do, which are mostly enough."""
+"""Operations up to which elimination is faster than message passing, which usually closes the gap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
-    """What is left of a problem without nodes that have at most two neighbours.
+    """A problem after elimination of all nodes with at most two neighbours.
 
     Attributes:
-        flat: Its costs; nodes are numbered anew.
-        nodes: Roots that its nodes are.
-        removed: Roots that were removed, in order, with their neighbours (-1 for none) and where `best` begins for
-            them, (removed, 4).
-        best: The best label of a removed root for all pairs of labels of its neighbours.
+        flat: Its costs; nodes are renumbered.
+        nodes: Root of each remaining node.
+        removed: Removed roots in order, shape (removed, 4): root, its two neighbours (-1 for none), and where its
+            entries in `best` begin.
+        best: The best label of a removed root for each pair of labels of its neighbours.
     """
 
-    flat: Flat
+    flat: FlatField
     nodes: Ints
     removed: Ints
     best: Ints
 
 
-class Frame:
-    """What problems that are akin have in common.
+class ProblemFamily:
+    """The structure shared by problems that differ in costs only.
 
     Args:
-        problem: One of them, of floats and without limits.
+        problem: A member of the family, with float costs and without limits.
 
     Attributes:
-        is_permitted: Whether any choice is.
+        is_permitted: Whether any choice is permitted.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -63,13 +63,13 @@ class Frame:
             kinship=None,
         )
         prepared = prepare(forbidden)
-        merged = None if prepared is None else merge(prepared.field, Memory.unlimited())
-        self.is_permitted = merged is not None
-        if prepared is None or merged is None:
+        contraction = None if prepared is None else contract(prepared.field, Memory.unlimited())
+        self.is_permitted = contraction is not None
+        if prepared is None or contraction is None:
             return
-        maps = [kept[own] for kept, own in zip(prepared.labels, merged.labels, strict=True)]
-        self._roots = merged.roots
-        self._sizes = np.array([len(own) for own in merged.field.unary], np.int64)
+        maps = [kept[own] for kept, own in zip(prepared.labels, contraction.labels, strict=True)]
+        self._roots = contraction.roots
+        self._sizes = np.array([len(own) for own in contraction.field.unary], np.int64)
         self._cost_at = _starts([len(own) for own in problem.node_costs])
         self._maps, self._map_at = np.concatenate(maps), _starts([len(own) for own in maps])
         ends = self._roots[problem.edge_nodes]
@@ -81,36 +81,38 @@ class Frame:
         self._orders: dict[tuple[bytes, bytes], list[int] | None] = {}
 
     def core(self, problem: Problem) -> Core:
-        """Return what is left of a problem."""
+        """Return the core of a member: its costs on the roots that remain after elimination."""
         tables = problem.edge_tables
         entries = np.concatenate([np.zeros(0), *(table.ravel() for table in tables)])
         shapes = np.array([table.shape for table in tables], np.int64).reshape(-1, 2)
-        unary, unary_at, pairs, pair_at = _assembled(
+        unary, unary_at, pairs, pair_at = _assemble(
             np.concatenate([np.zeros(0), *problem.node_costs]), self._cost_at, self._roots, self._sizes,
             self._maps, self._map_at, problem.edge_nodes, problem.edge_table_ids, problem.edge_weights,
             entries, _starts(shapes.prod(axis=1)), shapes[:, 1].copy(), self._pairs, self._pair_of,
         )  # fmt: skip
-        edges, pair_at, pairs, removed, best, left, constant = self._reduced(unary, unary_at, pairs, pair_at)
+        edges, pair_at, pairs, removed, best, left, constant = self._eliminate_small_degrees(
+            unary, unary_at, pairs, pair_at
+        )
         nodes, place = np.flatnonzero(left), np.cumsum(left, dtype=np.int64) - 1
         order = np.lexsort((edges[:, 1], edges[:, 0]))
         edges, pair_at, sizes = edges[order], pair_at[order], self._sizes[nodes]
         lengths = self._sizes[edges].prod(axis=1)
         whole = np.arange(int(lengths.sum())) + np.repeat(pair_at - _starts(lengths)[:-1], lengths)
         chosen = np.repeat(left, self._sizes)
-        flat = Flat.of_tables(sizes, unary[chosen], place[edges].reshape(-1, 2), pairs[whole], constant)
+        flat = FlatField.of_tables(sizes, unary[chosen], place[edges].reshape(-1, 2), pairs[whole], constant)
         return Core(flat, nodes, removed, best)
 
-    def _reduced(
+    def _eliminate_small_degrees(
         self, unary: Floats, unary_at: Ints, pairs: Floats, pair_at: Ints
     ) -> tuple[Ints, Ints, Floats, Ints, Ints, Flags, float]:
-        """Remove all nodes with at most two neighbours; `unary` is changed.
+        """Eliminate all nodes with at most two neighbours; `unary` is changed.
 
         Returns:
-            The pairs that are left, where their tables begin, and these; the nodes that were removed and their best
-            labels (`Core`); which nodes are left; and what the removed ones cost for certain.
+            The remaining pairs, where their tables begin, and the tables; the removed nodes and their best labels (as
+            in `Core`); flags of the remaining nodes; and the constant cost of the removed ones.
         """
         count, known = len(self._sizes), len(self._pairs)
-        room = known + count  # one more edge for each node that is removed at most
+        room = known + count  # each removal adds at most one edge
         edges, at = np.zeros((room, 2), np.int64), np.zeros(room, np.int64)
         edges[:known], at[:known] = self._pairs, pair_at[:-1]
         list_at = _starts(np.bincount(self._pairs.ravel(), minlength=count))
@@ -132,37 +134,37 @@ class Frame:
         return edges[kept], at[kept], tables, removed[:reached], best, left, float(sums[0])
 
     def order(self, core: Core) -> list[int] | None:
-        """Return an order to eliminate what is left in; None if that takes long. Others have the same."""
+        """Return an elimination order of a core, cached by its structure; None if elimination takes too long."""
         key = core.nodes.tobytes(), core.flat.edges.tobytes()
         if key not in self._orders:
-            self._orders[key] = order_of(core.flat.field, MAX_ENTRIES, QUICK_WORK)
+            self._orders[key] = elimination_order(core.flat.field, MAX_ENTRIES, QUICK_WORK)
         return self._orders[key]
 
     def strategies(self, core: Core, labels: Sequence[int]) -> tuple[int, ...]:
-        """Return the best choice with given labels of the nodes of a core."""
+        """Return the best strategies of all nodes given the labels of a core's nodes."""
         chosen = np.zeros(len(self._sizes), np.int64)
         chosen[core.nodes] = labels
         _invert(core.removed, core.best, self._sizes, chosen)
         return tuple(self._maps[self._map_at[:-1] + chosen[self._roots]].tolist())
 
 
-def frame_of(problem: Problem) -> Frame | None:
-    """Return what a problem has in common with those akin to it; None if it is not made to be one of many."""
+def family_of(problem: Problem) -> ProblemFamily | None:
+    """Return the family of a problem, created for its first member; None if the problem belongs to none."""
     kinship = problem.kinship
     if kinship is None or problem.limits or problem.is_whole:
         return None
-    if not isinstance(kinship.known, Frame):
-        kinship.known = Frame(problem)
+    if not isinstance(kinship.known, ProblemFamily):
+        kinship.known = ProblemFamily(problem)
     return kinship.known
 
 
 def _starts(sizes: Sequence[int] | Ints) -> Ints:
-    """Return where consecutive runs of `sizes` begin, and where the last one ends."""
+    """Return where consecutive runs of `sizes` begin, and the end of the last run."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(sizes, np.int64), dtype=np.int64)])
 
 
 @compiled
-def _assembled(
+def _assemble(
     costs: Floats,
     cost_at: Ints,
     roots: Ints,
@@ -178,7 +180,7 @@ def _assembled(
     pairs: Ints,
     pair_of: Ints,
 ) -> tuple[Floats, Ints, Floats, Ints]:
-    """Return the costs of labels of roots and where they begin, and those of pairs of roots and where they begin."""
+    """Return the costs of the roots and of pairs of roots, each with the offsets where they begin."""
     unary_at = np.zeros(len(sizes) + 1, np.int64)
     for root in range(len(sizes)):
         unary_at[root + 1] = unary_at[root] + sizes[root]
@@ -190,7 +192,7 @@ def _assembled(
         begin, own = unary_at[roots[node]], map_at[node]
         for label in range(sizes[roots[node]]):
             unary[begin + label] += costs[cost_at[node] + maps[own + label]]
-    limits = np.zeros(len(widths), np.bool_)  # which tables forbid something
+    limits = np.zeros(len(widths), np.bool_)  # whether each table forbids something
     for table in range(len(widths)):
         for entry in range(entry_at[table], entry_at[table + 1]):
             if np.isinf(entries[entry]):
@@ -238,18 +240,18 @@ def _reduce(
     constant: Floats,
     num_edges: int,
 ) -> int:
-    """Remove nodes; return how many, or -1 if there is no room for tables or labels.
+    """Eliminate nodes with at most two neighbours; return their number, or -1 if `tables` or `best` is too small.
 
-    `links` are the edges of each node, never more than at first, and `degree` how many there are.
+    `links` holds the edges of each node, never more than initially; `degree` their number.
     """
     for edge in range(num_edges):
-        if not _absorbed(edges, edge, at, tables, sizes, unary, unary_at):
+        if not _absorb_separable(edges, edge, at, tables, sizes, unary, unary_at):
             stands[edge] = True
             for side in range(2):
                 node = edges[edge, side]
                 links[list_at[node] + degree[node]] = edge
                 degree[node] += 1
-    # Nodes with at most two neighbours by effort; of a node whose edges have changed only the last entry holds.
+    # Nodes with at most two neighbours, by effort; an entry is stale if the node's effort has changed since.
     queue = [
         (_effort(sizes, edges, links, list_at, degree, node), node) for node in range(len(sizes)) if degree[node] <= 2
     ]
@@ -281,7 +283,7 @@ def _reduce(
             return -1
         removed[count, 0], removed[count, 1], removed[count, 2], removed[count, 3] = node, one, two, num_best
         count += 1
-        _through(sizes, unary, unary_at, edges, at, tables, node, first, second, num_entries, best, num_best)
+        _min_sum_product(sizes, unary, unary_at, edges, at, tables, node, first, second, num_entries, best, num_best)
         num_best += length
         if one < 0:
             constant[0] += tables[num_entries]
@@ -301,13 +303,13 @@ def _reduce(
         if edge >= 0:
             for entry in range(length):
                 tables[at[edge] + entry] += tables[num_entries + entry]
-            if _absorbed(edges, edge, at, tables, sizes, unary, unary_at):
+            if _absorb_separable(edges, edge, at, tables, sizes, unary, unary_at):
                 stands[edge] = False
                 _unlink(links, list_at, degree, one, edge)
                 _unlink(links, list_at, degree, two, edge)
             continue
         edges[num_edges, 0], edges[num_edges, 1], at[num_edges] = one, two, num_entries
-        if not _absorbed(edges, num_edges, at, tables, sizes, unary, unary_at):
+        if not _absorb_separable(edges, num_edges, at, tables, sizes, unary, unary_at):
             num_entries += length
             stands[num_edges] = True
             links[list_at[one] + degree[one]] = num_edges
@@ -319,7 +321,7 @@ def _reduce(
 
 @compiled
 def _effort(sizes: Ints, edges: Ints, links: Ints, list_at: Ints, degree: Ints, node: int) -> int:
-    """Return how many entries the removal of a node looks at."""
+    """Return the number of entries visited by the elimination of a node."""
     effort = sizes[node]
     for k in range(degree[node]):
         edge = links[list_at[node] + k]
@@ -328,7 +330,7 @@ def _effort(sizes: Ints, edges: Ints, links: Ints, list_at: Ints, degree: Ints, 
 
 
 @compiled
-def _through(
+def _min_sum_product(
     sizes: Ints,
     unary: Floats,
     unary_at: Ints,
@@ -342,25 +344,25 @@ def _through(
     best: Ints,
     best_at: int,
 ) -> None:
-    """Write what a node costs at least with the labels of its neighbours, of which there may be none, and which label.
+    """Write the min-sum elimination of a node: its least cost per pair of neighbour labels, and the best label.
 
     Args:
-        sizes: Labels of each node.
-        unary: What they cost.
-        unary_at: Where those of each node begin.
+        sizes: Number of labels of each node.
+        unary: Costs of the labels.
+        unary_at: Where each node's costs begin.
         edges: Nodes of each edge.
-        at: Where its table begins.
-        tables: The tables, where costs are written as well.
+        at: Where each edge's table begins.
+        tables: The tables; the least costs are written there as well.
         node: The node.
         first: Its edge to one neighbour; -1 for none.
-        second: That to another one.
-        into: Where to write costs.
-        best: Where labels are written.
-        best_at: From where on.
+        second: Its edge to the other neighbour; -1 for none.
+        into: Where the least costs are written in `tables`.
+        best: The best labels are written here.
+        best_at: Where they are written in `best`.
     """
     rows = sizes[edges[first, 0] + edges[first, 1] - node] if first >= 0 else 1
     columns = sizes[edges[second, 0] + edges[second, 1] - node] if second >= 0 else 1
-    # steps from one label of the node, and of a neighbour, to the next
+    # Strides: from one label of the node, and of a neighbour, to the next.
     own, along = (rows, 1) if first >= 0 and edges[first, 0] == node else (1, sizes[node])
     other, across = (columns, 1) if second >= 0 and edges[second, 0] == node else (1, sizes[node])
     for entry in range(rows * columns):
@@ -383,8 +385,10 @@ def _through(
 
 
 @compiled
-def _absorbed(edges: Ints, edge: int, at: Ints, tables: Floats, sizes: Ints, unary: Floats, unary_at: Ints) -> bool:
-    """Give a table that is a cost per row plus a cost per column to its nodes, and return whether it is one."""
+def _absorb_separable(
+    edges: Ints, edge: int, at: Ints, tables: Floats, sizes: Ints, unary: Floats, unary_at: Ints
+) -> bool:
+    """Add a separable table (cost per row plus cost per column) to the unary costs; return whether it is one."""
     one, two = edges[edge, 0], edges[edge, 1]
     rows, columns = sizes[one], sizes[two]
     of_rows, of_columns = np.empty(rows), np.empty(columns)
@@ -400,7 +404,7 @@ def _absorbed(edges: Ints, edge: int, at: Ints, tables: Floats, sizes: Ints, una
 
 @compiled
 def _unlink(links: Ints, list_at: Ints, degree: Ints, node: int, edge: int) -> None:
-    """Take an edge from those of a node; the last one gets its place."""
+    """Remove an edge from a node's list; the last edge takes its place."""
     for k in range(degree[node]):
         if links[list_at[node] + k] == edge:
             degree[node] -= 1
@@ -410,7 +414,7 @@ def _unlink(links: Ints, list_at: Ints, degree: Ints, node: int, edge: int) -> N
 
 @compiled
 def _invert(removed: Ints, best: Ints, sizes: Ints, chosen: Ints) -> None:
-    """Write the labels of removed nodes, given those of all others."""
+    """Write the best labels of removed nodes, in reverse order of removal, given all other labels."""
     for step in range(len(removed) - 1, -1, -1):
         one, two = removed[step, 1], removed[step, 2]
         place = chosen[one] if one >= 0 else 0

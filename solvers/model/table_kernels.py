@@ -1,7 +1,7 @@
-"""What is asked of single tables, compiled: they are small and many, so that a call of numpy costs more than its work.
+"""Compiled kernels on single cost tables, which are small and many: a numpy call would cost more than its work.
 
-Tables are two-dimensional with the labels of one node as rows and those of another as columns; infinity is forbidden.
-Whatever is computed is what the same sums of numpy would be, entry by entry.
+Tables are two-dimensional, one node's labels as rows and another's as columns; infinity is forbidden. Every kernel
+adds in the order numpy would, so results agree entry by entry.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 VARIED, SAME_ROWS, SAME_COLUMNS = 0, 1, 2
-"""What lines of a table are all equal: none; its rows, so that costs depend on the column; or its columns."""
+"""Which lines of a table are all equal: none; the rows (cost depends on the column only); the columns."""
 
 BY_ROWS, BY_COLUMNS = 1, 2
-"""Bits of what decides: each row permits one column only; each column one row only."""
+"""Bit flags of `functional_sides`: each row permits exactly one column; each column exactly one row."""
 
 
 @compiled
 def same_lines(table: Floats) -> int:
-    """Return which lines of a table are all equal; rows if both are."""
+    """Return which lines of a table are all equal; `SAME_ROWS` if both are."""
     rows, columns = table.shape
     same = True
     for x in range(1, rows):
@@ -42,7 +42,7 @@ def same_lines(table: Floats) -> int:
 
 @compiled
 def is_finite(costs: Floats) -> bool:
-    """Whether everything is permitted, of costs one after the other."""
+    """Return whether no entry is forbidden."""
     permitted = True
     for cost in costs:
         permitted &= np.isfinite(cost)
@@ -51,7 +51,7 @@ def is_finite(costs: Floats) -> bool:
 
 @compiled
 def weighted(table: Floats, weight: float) -> Floats:
-    """Return a table times a weight; what is forbidden stays so."""
+    """Return a table times a weight; forbidden entries stay forbidden."""
     result = np.empty(table.shape)
     for x in range(table.shape[0]):
         for y in range(table.shape[1]):
@@ -61,7 +61,7 @@ def weighted(table: Floats, weight: float) -> Floats:
 
 @compiled
 def part(table: Floats, rows: Ints, columns: Ints) -> Floats:
-    """Return some rows and columns of a table."""
+    """Return the given rows and columns of a table."""
     result = np.empty((len(rows), len(columns)))
     for x in range(len(rows)):
         for y in range(len(columns)):
@@ -70,8 +70,8 @@ def part(table: Floats, rows: Ints, columns: Ints) -> Floats:
 
 
 @compiled
-def deciders(table: Floats) -> int:
-    """Return whether rows decide on columns and columns on rows, as bits."""
+def functional_sides(table: Floats) -> int:
+    """Return as bits whether each row determines its column and each column its row (functional constraints)."""
     rows, columns = table.shape
     in_column = np.zeros(columns, np.int64)
     found = BY_ROWS | BY_COLUMNS
@@ -91,7 +91,7 @@ def deciders(table: Floats) -> int:
 
 @compiled
 def separate(table: Floats, of_rows: Floats, of_columns: Floats) -> bool:
-    """Whether a table is a cost per row plus a cost per column, which are written down then."""
+    """Write a table as a cost per row plus a cost per column; return whether that is possible exactly."""
     rows, columns = table.shape
     for x in range(rows):
         least = np.inf
@@ -114,8 +114,8 @@ def separate(table: Floats, of_rows: Floats, of_columns: Floats) -> bool:
 
 
 @compiled
-def through(unary: Floats, first: Floats, turned: bool, second: Floats, turned_too: bool) -> Floats:
-    """Return min over v of unary[v] + first[v, a] + second[v, b], shape (a, b).
+def min_sum_product(unary: Floats, first: Floats, turned: bool, second: Floats, turned_too: bool) -> Floats:
+    """Return the min-sum elimination of v: min over v of unary[v] + first[v, a] + second[v, b], shape (a, b).
 
     Args:
         unary: Costs of the labels v.

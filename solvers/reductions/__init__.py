@@ -1,1 +1,1 @@
-"""Exact reductions of a problem: what they remove is put back by their inverse."""
+"""Exact reductions of a selection problem, each with a map from a reduced choice back to a choice of the original."""

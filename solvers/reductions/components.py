@@ -1,9 +1,9 @@
-"""Parts of a field that have nothing to do with each other: no table and no limit joins them.
+"""Connected components of a field under limits: subproblems joined by neither a table nor a binding limit.
 
-Two nodes belong together if they have a table, or if both can change the use in a segment of time that can break its
-limit; and so on, from neighbour to neighbour. So time falls into windows wherever no use that matters spans two times.
-The optimum is the sum of the parts' optima: parts without limits that are eliminated quickly are decided at once
-(`settle`), the others solved one after another (`solve_apart`).
+Two nodes are joined if they share a table, or if both can change the use of a segment that can break its limit;
+components are the transitive closure. Time therefore splits into windows wherever no relevant usage spans two segments.
+The optimum is the sum of the components' optima: components without limits that are eliminated quickly are fixed at
+once (`fix_unconstrained`), the others are solved one after another (`solve_components`).
 """
 
 import math
@@ -16,25 +16,25 @@ from autopar.problem import FORBIDDEN, OPTIMALITY_TOLERANCE, Choice, Limit, Numb
 from autopar.solvers.base import Budget
 from autopar.solvers.model.graphical_model import Field, Floats, Ints, Prepared
 from autopar.solvers.model.memory_rows import Memory
-from autopar.solvers.reductions.contraction import Merged
-from autopar.solvers.reductions.elimination import eliminate, eliminate_all, order_of
+from autopar.solvers.reductions.contraction import Contraction
+from autopar.solvers.reductions.elimination import eliminate, eliminate_all, elimination_order
 
 MAX_ENTRIES, MAX_WORK = 200_000, 2_000_000
-"""Largest table, and entries of all tables, of a part that is decided by elimination; some 20 ms."""
+"""Largest table, and entries of all tables, of a component that is fixed by elimination; about 20 ms."""
 LEAST_LABELS = 500
-"""Parts with fewer labels are solved together with the next ones: each call of a solver takes some milliseconds."""
+"""Components with fewer labels are solved together: each call of a solver takes some milliseconds."""
 EXACT_NUMBERS = 2**53
-"""Whole numbers below this are exact in float64."""
+"""Integers below this are exact in float64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A connected part.
+class Component:
+    """A connected component.
 
     Attributes:
-        nodes: Its nodes in the numbering of the whole, ascending.
-        field: Their costs, without the constant of the whole.
-        memory: The limits that can bind them.
+        nodes: Its nodes in the numbering of the whole field, ascending.
+        field: Their costs, without the constant of the whole field.
+        memory: The limits that can bind on them.
     """
 
     nodes: Ints
@@ -42,7 +42,7 @@ class Part:
     memory: Memory
 
     def problem(self) -> Problem:
-        """Return the part as a problem of its own, of whole numbers if its costs and uses are whole."""
+        """Return the component as a `Problem`, of integers if its costs and uses are integers."""
         costs = (*self.field.unary, *self.field.tables.values())
         whole = all(_is_whole(c) for c in costs)
         uses = (*self.memory.amounts, self.memory.limits)
@@ -50,8 +50,8 @@ class Part:
         rows = range(self.memory.num_rows)
         limits = np.floor(self.memory.limits) if counted else self.memory.limits
         return Problem.build(
-            [_written(u, whole) for u in self.field.unary],
-            [(a, b, _written(table, whole)) for (a, b), table in self.field.tables.items()],
+            [_as_numbers(u, whole) for u in self.field.unary],
+            [(a, b, _as_numbers(table, whole)) for (a, b), table in self.field.tables.items()],
             usages=[
                 Usage(node, first, last, amounts.astype(np.int64) if counted else amounts)
                 for node, first, last, amounts in zip(
@@ -71,28 +71,28 @@ def _is_whole(numbers: Floats) -> bool:
     return bool((np.abs(finite) < EXACT_NUMBERS).all() and (finite == np.floor(finite)).all())
 
 
-def _written(costs: Floats, whole: bool) -> Numbers:
+def _as_numbers(costs: Floats, whole: bool) -> Numbers:
     if not whole:
         return costs
     return np.where(np.isinf(costs), FORBIDDEN, np.where(np.isinf(costs), 0.0, costs).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """A field in parts, and the way back.
+class Components:
+    """A field split into components.
 
     Attributes:
-        parts: Those with most labels first.
-        num_nodes: Nodes of the whole.
-        constant: Cost of the whole that does not depend on the choice.
+        parts: The components, by descending number of labels.
+        num_nodes: Number of nodes of the whole field.
+        constant: Cost of the whole field independent of the choice.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Component, ...]
     num_nodes: int
     constant: float
 
     def invert(self, choices: Sequence[Sequence[int]]) -> list[int]:
-        """Return the labels of all nodes given those of each part; nodes that are gone get label 0."""
+        """Return the labels of all nodes given those of each component; removed nodes get label 0."""
         result = [0] * self.num_nodes
         for part, choice in zip(self.parts, choices, strict=True):
             for node, label in zip(part.nodes.tolist(), choice, strict=True):
@@ -100,18 +100,16 @@ class Parts:
         return result
 
 
-def settle(merged: Merged) -> tuple[Merged, int]:
-    """Return a reduction without the nodes of parts that no limit binds and that are eliminated quickly.
-
-    These nodes have their best labels from now on, whatever the others take.
+def fix_unconstrained(contraction: Contraction) -> tuple[Contraction, int]:
+    """Fix the nodes of components that have no limit and are eliminated quickly to their optimal labels.
 
     Args:
-        merged: The reduction, its memory as `Memory.restrict` returns it.
+        contraction: The contracted field, its memory as returned by `Memory.restrict`.
 
     Returns:
-        What is left, and in how many parts.
+        The contraction without the fixed nodes, and the number of components left.
     """
-    parts = split(merged.field, merged.memory)
+    parts = split(contraction.field, contraction.memory)
     decided: dict[int, int] = {}
     left = 0
     for part in parts.parts:
@@ -122,37 +120,39 @@ def settle(merged: Merged) -> tuple[Merged, int]:
             decided[int(part.nodes[0])] = int(part.field.unary[0].argmin())
             continue
         reduced = eliminate(part.field)
-        order = order_of(reduced.field, MAX_ENTRIES, MAX_WORK)
+        order = elimination_order(reduced.field, MAX_ENTRIES, MAX_WORK)
         eliminated = None if order is None else eliminate_all(reduced.field, order, None)
         if eliminated is not None:
             labels = reduced.invert(eliminated.choice())
             decided.update(zip(part.nodes.tolist(), labels, strict=True))
         else:
             left += 1
-    if len(decided) == len(merged.field.unary):
-        del decided[next(reversed(decided))]  # the others have to follow somebody
-    return merged.decide(decided), left
+    if len(decided) == len(contraction.field.unary):
+        del decided[next(reversed(decided))]  # a contraction keeps at least one root
+    return contraction.decide(decided), left
 
 
-def solve_apart(prepared: Prepared, merged: Merged, budget: Budget, solve: Callable[[Problem, Budget], None]) -> bool:
-    """Solve the parts of what is left, one after another; return whether there were several.
+def solve_components(
+    prepared: Prepared, contraction: Contraction, budget: Budget, solve: Callable[[Problem, Budget], None]
+) -> bool:
+    """Solve the components one after another; return whether there were several.
 
     Args:
-        prepared: The problem of the budget.
-        merged: What is left of it.
-        budget: Gets the sum of the parts' bounds, and the choices of all parts together.
-        solve: Solves a part.
+        prepared: The budget's problem.
+        contraction: Its contraction.
+        budget: Receives the sum of the components' bounds, and choices combined from all components.
+        solve: Solves one component.
     """
-    groups = _groups(split(merged.field, merged.memory))
+    groups = _grouped(split(contraction.field, contraction.memory))
     if len(groups) < 2:
         return False
-    _Apart(prepared, merged, budget, groups).run(solve)
+    _ComponentSolver(prepared, contraction, budget, groups).run(solve)
     return True
 
 
-def _groups(parts: Parts) -> list[Part]:
-    """Return parts, small ones put together, those with fewest labels first."""
-    groups: list[list[Part]] = [[]]
+def _grouped(parts: Components) -> list[Component]:
+    """Return the components by ascending number of labels, small ones combined."""
+    groups: list[list[Component]] = [[]]
     labels = 0
     for part in reversed(parts.parts):
         if labels >= LEAST_LABELS:
@@ -160,11 +160,11 @@ def _groups(parts: Parts) -> list[Part]:
             labels = 0
         groups[-1].append(part)
         labels += sum(map(len, part.field.unary))
-    return [_together(group) for group in groups if group]
+    return [_combined(group) for group in groups if group]
 
 
-def _together(parts: Sequence[Part]) -> Part:
-    """Return several parts as one; their limits hold one after another."""
+def _combined(parts: Sequence[Component]) -> Component:
+    """Return several components as one, their segments concatenated."""
     if len(parts) == 1:
         return parts[0]
     result = Field([unary for part in parts for unary in part.field.unary])
@@ -188,26 +188,28 @@ def _together(parts: Sequence[Part]) -> Part:
         np.concatenate([m.last + at for m, (_, at) in zip(memories, shifts, strict=True)]),
         tuple(amounts for m in memories for amounts in m.amounts),
     )
-    return Part(np.concatenate([part.nodes for part in parts]), result, memory)
+    return Component(np.concatenate([part.nodes for part in parts]), result, memory)
 
 
-class _Apart:
-    """Parts that are solved one after another, and what is known of each."""
+class _ComponentSolver:
+    """Solves components in turn, and combines their incumbents and bounds."""
 
-    def __init__(self, prepared: Prepared, merged: Merged, budget: Budget, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, prepared: Prepared, contraction: Contraction, budget: Budget, parts: Sequence[Component]
+    ) -> None:
         self._prepared = prepared
-        self._merged = merged
+        self._contraction = contraction
         self._budget = budget
         self._parts = parts
         known = None if budget.choice is None else prepared.choice(budget.choice)
-        labels = None if known is None else merged.choice(known)
+        labels = None if known is None else contraction.choice(known)
         self._choices: list[Choice | None] = [
             None if labels is None else tuple(labels[n] for n in part.nodes.tolist()) for part in parts
         ]
         self._bounds = [part.field.lowest_cost() for part in parts]
 
     def run(self, solve: Callable[[Problem, Budget], None]) -> None:
-        """Solve the parts, each in a share of what is left that its labels are of those to come."""
+        """Solve the components, each with its share (by labels) of the time and work left."""
         sizes = [sum(map(len, part.field.unary)) for part in self._parts]
         for number, part in enumerate(self._parts):
             if self._budget.spent():
@@ -216,44 +218,44 @@ class _Apart:
             problem = part.problem()
 
             def watch(choice: Choice | None, _cost: float, bound: float, number: int = number) -> None:
-                self._take(number, choice, bound)
+                self._record(number, choice, bound)
 
-            own = self._budget.apart(problem, share, self._choices[number], watch)
+            own = self._budget.for_subproblem(problem, share, self._choices[number], watch)
             solve(problem, own)
-            self._take(number, own.choice, own.bound)
+            self._record(number, own.choice, own.bound)
             if own.bound == math.inf:
                 return
 
-    def _take(self, number: int, choice: Choice | None, bound: float) -> None:
-        """Hand over what is known of all parts once more is known of one."""
+    def _record(self, number: int, choice: Choice | None, bound: float) -> None:
+        """Record a component's new incumbent or bound; pass the combined ones on to the budget."""
         if bound > self._bounds[number]:
             self._bounds[number] = bound
-            total = self._merged.field.constant + sum(self._bounds)
+            total = self._contraction.field.constant + sum(self._bounds)
             size = sum(map(abs, self._bounds))
-            # Each bound is true to a part of its own size; the sum may be smaller than they are.
+            # Each bound has an error relative to its own size; their sum may be smaller than they are.
             unsure = OPTIMALITY_TOLERANCE * (size - abs(total)) if math.isfinite(size) else 0.0
             self._budget.raise_bound(total - max(0.0, unsure))
         if choice is not None and choice != self._choices[number]:
             self._choices[number] = choice
             if all(each is not None for each in self._choices):
-                labels = [0] * len(self._merged.field.unary)
+                labels = [0] * len(self._contraction.field.unary)
                 for part, chosen in zip(self._parts, self._choices, strict=True):
-                    assert chosen is not None, "all of them are known"
+                    assert chosen is not None, "every component has an incumbent"
                     for node, label in zip(part.nodes.tolist(), chosen, strict=True):
                         labels[node] = label
-                self._budget.offer(self._prepared.strategies(self._merged.invert(labels)))
+                self._budget.offer(self._prepared.strategies(self._contraction.invert(labels)))
 
 
-def split(field: Field, memory: Memory) -> Parts:
-    """Return the connected parts of a field under limits.
+def split(field: Field, memory: Memory) -> Components:
+    """Return the connected components of a field under limits.
 
     Args:
-        field: Costs; nodes that are gone have no labels.
-        memory: Limits without constant use, as `Memory.restrict` returns them: a use that does not matter joins nobody.
+        field: Costs; removed nodes have no labels.
+        memory: Limits without constant usages, as returned by `Memory.restrict`: constant usages would join nodes.
     """
     count = len(field.unary)
     runs = _runs(memory)
-    root = list(range(count + int(runs.max(initial=-1)) + 1))  # a node per run of rows stands for what binds its users
+    root = list(range(count + int(runs.max(initial=-1)) + 1))  # one extra node per run of rows joins its users
 
     def find(v: int) -> int:
         while root[v] != v:
@@ -285,24 +287,24 @@ def split(field: Field, memory: Memory) -> Parts:
     for usage, node in enumerate(memory.nodes.tolist()):
         usages[part_of[node]].append(usage)
     parts = [
-        Part(np.array(group), part, _share(memory, np.array(own, np.int64), place))
+        Component(np.array(group), part, _rows_of(memory, np.array(own, np.int64), place))
         for group, part, own in zip(groups, fields, usages, strict=True)
     ]
     parts.sort(key=lambda part: -sum(map(len, part.field.unary)))
-    return Parts(tuple(parts), count, field.constant)
+    return Components(tuple(parts), count, field.constant)
 
 
 def _runs(memory: Memory) -> Ints:
-    """Return per row the number of its run; a use that covers two rows puts them into the same run."""
-    joins = np.zeros(memory.num_rows + 1, np.int64)  # uses that cover both row t and row t + 1
+    """Return the run of each row: rows covered by one usage are in the same run."""
+    joins = np.zeros(memory.num_rows + 1, np.int64)  # usages that cover both row t and row t + 1
     np.add.at(joins, memory.first, 1)
     np.add.at(joins, memory.last - 1, -1)
     apart = np.cumsum(joins)[: max(0, memory.num_rows - 1)] == 0
     return np.concatenate([[0], np.cumsum(apart)])[: memory.num_rows]
 
 
-def _share(memory: Memory, usages: Ints, place: Ints) -> Memory:
-    """Return the rows that some usages cover, with these usages alone."""
+def _rows_of(memory: Memory, usages: Ints, place: Ints) -> Memory:
+    """Return the rows covered by the given usages, with these usages only."""
     if len(usages) == 0:
         return Memory.unlimited()
     first, last = int(memory.first[usages].min()), int(memory.last[usages].max())

@@ -1,12 +1,12 @@
-"""Nodes tied to others become one: exact, whatever the limits.
+"""Contraction of functionally determined nodes: exact, with or without limits.
 
-Where every label of node a leaves exactly one permitted label of node b, b follows a, and its costs, tables and use can
-be added to those of a. Following is transitive and may go round in circles (two nodes that tie each other); every
-circle that follows nobody else keeps one node, its root, and all that follow it, directly or not, are folded into it.
-A node that follows two roots is folded into one of them; what ties it to the other becomes a table between the roots.
+If every label of node a permits exactly one label of node b (a functional constraint), b follows a: its costs, tables
+and use are added to those of a. The relation is transitive and may be cyclic (two nodes that determine each other);
+each strongly connected component without predecessors keeps one node, its root, and all its descendants are folded into
+the root. A node that follows two roots is folded into one; its tie to the other becomes a table between the roots.
 
-Afterwards labels without a permitted partner go, tables that are sums of a row and a column are absorbed by their
-nodes, and the search starts over, until nothing is tied.
+Afterwards arc consistency is restored, separable tables (a cost per row plus a cost per column) are absorbed by their
+nodes, and the search for functional constraints is repeated until there is none.
 """
 
 import math
@@ -21,15 +21,15 @@ from autopar.solvers.model.memory_rows import Memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Merged:
-    """A field with its limits on fewer nodes, and the way back.
+class Contraction:
+    """A field and its limits contracted to fewer nodes, with the map back.
 
     Attributes:
-        field: Its nodes are the roots.
-        memory: The limits on them.
-        roots: Per node of the field before, its root's number in `field`.
-        labels: Per node of the field before, its label for each label of its root.
-        decided: Nodes of the field before whose label is decided; they follow any root.
+        field: Costs of the roots.
+        memory: Limits on the roots.
+        roots: Root of each original node, as a node of `field`.
+        labels: Per original node, its label for each label of its root.
+        decided: Original nodes fixed to one label; their root is arbitrary.
     """
 
     field: Field
@@ -39,12 +39,12 @@ class Merged:
     decided: frozenset[int] = frozenset()
 
     def invert(self, choice: Sequence[int]) -> list[int]:
-        """Return the labels of all nodes of the field before."""
+        """Return the labels of all original nodes given those of the roots."""
         return [int(mine[choice[root]]) for root, mine in zip(self.roots.tolist(), self.labels, strict=True)]
 
     def choice(self, labels: Sequence[int]) -> list[int] | None:
-        """Return the labels of the roots that stand for labels of all nodes but those decided, None if some do not."""
-        # Several labels of a root can mean one label of a node that follows it: all that follow must agree on one.
+        """Return the labels of the roots that stand for a choice of the original nodes; None if there are none."""
+        # Several labels of a root may map to one label of a follower: keep those on which all followers agree.
         fitting: list[Ints | None] = [None] * len(self.field.unary)
         for node, (root, mine, label) in enumerate(zip(self.roots.tolist(), self.labels, labels, strict=True)):
             if node in self.decided:
@@ -55,15 +55,15 @@ class Merged:
                 return None
         return [-1 if left is None else int(left[0]) for left in fitting]
 
-    def restrict(self, kept: Sequence[Ints]) -> "Merged":
-        """Return the reduction to the labels `kept` of each node of `field`."""
+    def restrict(self, kept: Sequence[Ints]) -> "Contraction":
+        """Return the contraction restricted to the labels `kept` of each root."""
         field, memory = self.field.restrict(kept), self.memory.restrict(kept)
-        return _compose(self, Merged(field, memory, np.arange(len(kept)), tuple(kept)))
+        return _compose(self, Contraction(field, memory, np.arange(len(kept)), tuple(kept)))
 
-    def decide(self, labels: Mapping[int, int]) -> "Merged":
-        """Return the reduction without some nodes of `field`, given their labels.
+    def decide(self, labels: Mapping[int, int]) -> "Contraction":
+        """Return the contraction without the roots `labels`, fixed to the given labels.
 
-        At least one node must be left, which the others follow.
+        At least one root must remain, which the fixed nodes refer to.
         """
         if not labels:
             return self
@@ -91,19 +91,19 @@ class Merged:
         if set(memory.nodes.tolist()) & labels.keys():
             memory = memory.restrict(kept)
         memory = replace(memory, nodes=place[memory.nodes])
-        return _compose(self, Merged(field, memory, place, tuple(whole), frozenset(labels)))
+        return _compose(self, Contraction(field, memory, place, tuple(whole), frozenset(labels)))
 
 
-def merge(field: Field, memory: Memory) -> Merged | None:
-    """Return the field without nodes that follow others; None if no choice is permitted."""
+def contract(field: Field, memory: Memory) -> Contraction | None:
+    """Return the contraction of a field and its limits; None if no choice is permitted."""
     count = len(field.unary)
-    result = Merged(field, memory, np.arange(count), tuple(np.arange(len(u)) for u in field.unary))
+    result = Contraction(field, memory, np.arange(count), tuple(np.arange(len(u)) for u in field.unary))
     while True:
-        followers = _follow(result.field)
+        followers = _functional_constraints(result.field)
         step = _fold(result.field, result.memory, followers) if followers is not None else None
         if step is not None:
             result = _compose(result, step)
-        absorbed = _absorb(result.field)
+        absorbed = _absorb_separable(result.field)
         if not absorbed.propagate():
             return None
         kept = absorbed.permitted()
@@ -115,23 +115,23 @@ def merge(field: Field, memory: Memory) -> Merged | None:
         result = replace(result, field=absorbed).restrict(kept)
 
 
-def _compose(first: Merged, then: Merged) -> Merged:
-    """Return both reductions as one."""
+def _compose(first: Contraction, then: Contraction) -> Contraction:
+    """Return the contraction `then` applied after `first`."""
     labels = tuple(mine[then.labels[root]] for root, mine in zip(first.roots.tolist(), first.labels, strict=True))
     decided = first.decided
     if then.decided:
         decided |= {node for node, root in enumerate(first.roots.tolist()) if root in then.decided}
-    return Merged(then.field, then.memory, then.roots[first.roots], labels, decided)
+    return Contraction(then.field, then.memory, then.roots[first.roots], labels, decided)
 
 
-def _follow(field: Field) -> dict[tuple[int, int], Ints] | None:
-    """Return for every (a, b), b tied to a, the label of b for each label of a; None if nothing is tied."""
+def _functional_constraints(field: Field) -> dict[tuple[int, int], Ints] | None:
+    """Return the functional constraints: for each (a, b), b determined by a, the label of b per label of a."""
     known: dict[int, tuple[Ints | None, Ints | None]] = {}
     tied: dict[tuple[int, int], Ints] = {}
     for (a, b), table in field.tables.items():
         maps = known.get(id(table))
         if maps is None:
-            maps = known[id(table)] = _maps(table)
+            maps = known[id(table)] = _functional_maps(table)
         if maps[0] is not None:
             tied[a, b] = maps[0]
         if maps[1] is not None:
@@ -139,9 +139,9 @@ def _follow(field: Field) -> dict[tuple[int, int], Ints] | None:
     return tied or None
 
 
-def _maps(table: Floats) -> tuple[Ints | None, Ints | None]:
-    """Return the only permitted column of each row, and the only permitted row of each column, if it is the only."""
-    found = table_kernels.deciders(table)
+def _functional_maps(table: Floats) -> tuple[Ints | None, Ints | None]:
+    """Return the only permitted column per row and the only permitted row per column; None where not unique."""
+    found = table_kernels.functional_sides(table)
     if not found:
         return None, None
     finite = np.isfinite(table)
@@ -150,23 +150,23 @@ def _maps(table: Floats) -> tuple[Ints | None, Ints | None]:
     return rows, columns
 
 
-def _fold(field: Field, memory: Memory, tied: dict[tuple[int, int], Ints]) -> Merged:
-    """Return the field with every node that follows another folded into a root."""
+def _fold(field: Field, memory: Memory, tied: dict[tuple[int, int], Ints]) -> Contraction:
+    """Return the field with every functionally determined node folded into a root."""
     count = len(field.unary)
-    leads: list[list[int]] = [[] for _ in range(count)]
+    followers_of: list[list[int]] = [[] for _ in range(count)]
     for leader, follower in tied:
-        leads[leader].append(follower)
+        followers_of[leader].append(follower)
     roots = np.full(count, -1)
     labels: list[Ints] = [np.arange(0)] * count
     chosen: list[int] = []
-    for root in _sources(leads, [len(u) for u in field.unary]):
+    for root in _source_components(followers_of, [len(u) for u in field.unary]):
         roots[root] = len(chosen)
         labels[root] = np.arange(len(field.unary[root]))
         chosen.append(root)
         pending = [root]
         while pending:
             node = pending.pop()
-            for follower in leads[node]:
+            for follower in followers_of[node]:
                 if roots[follower] < 0:
                     roots[follower] = roots[root]
                     labels[follower] = tied[node, follower][labels[node]]
@@ -184,15 +184,15 @@ def _fold(field: Field, memory: Memory, tied: dict[tuple[int, int], Ints]) -> Me
         if part is None:
             part = cache[key] = table_kernels.part(table, labels[a], labels[b])
         small.add(int(roots[a]), int(roots[b]), part)
-    return Merged(small, memory.moved(roots, labels), roots, tuple(labels))
+    return Contraction(small, memory.contracted(roots, labels), roots, tuple(labels))
 
 
-def _sources(leads: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int]:
-    """Yield one node, with the fewest labels, of every circle of nodes that follows no node outside it.
+def _source_components(followers_of: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int]:
+    """Yield the node with the fewest labels of every strongly connected component without predecessors.
 
-    Circles are the strongly connected components (Tarjan, 1972), found without recursion.
+    Components are found by an iterative version of Tarjan's algorithm (1972).
     """
-    count = len(leads)
+    count = len(followers_of)
     order = [-1] * count
     low = [0] * count
     component = [-1] * count
@@ -209,8 +209,8 @@ def _sources(leads: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[i
                 order[node] = low[node] = clock
                 clock += 1
                 stack.append(node)
-            for index in range(position, len(leads[node])):
-                follower = leads[node][index]
+            for index in range(position, len(followers_of[node])):
+                follower = followers_of[node][index]
                 if order[follower] < 0:
                     work.append((node, index + 1))
                     work.append((follower, 0))
@@ -227,20 +227,20 @@ def _sources(leads: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[i
                 if work:
                     above = work[-1][0]
                     low[above] = min(low[above], low[node])
-    led = {component[f] for node in range(count) for f in leads[node] if component[f] != component[node]}
+    led = {component[f] for node in range(count) for f in followers_of[node] if component[f] != component[node]}
     for number, group in enumerate(members):
         if number not in led:
             yield min(group, key=lambda node: (sizes[node], node))
 
 
-def _absorb(field: Field) -> Field:
-    """Return the field without tables that are a cost per row plus a cost per column."""
+def _absorb_separable(field: Field) -> Field:
+    """Return the field with separable tables (cost per row plus cost per column) moved to the unary costs."""
     result = Field(list(field.unary), constant=field.constant)
     result.adjacent = [set() for _ in field.unary]
     known: dict[int, tuple[Floats, Floats] | None] = {}
     for (a, b), table in field.tables.items():
         if id(table) not in known:
-            known[id(table)] = _separated(table)
+            known[id(table)] = _row_and_column_costs(table)
         parts = known[id(table)]
         if parts is None:
             result.tables[a, b] = table
@@ -252,7 +252,7 @@ def _absorb(field: Field) -> Field:
     return result
 
 
-def _separated(table: Floats) -> tuple[Floats, Floats] | None:
-    """Return costs per row and per column that add up to the table, None if there are none."""
+def _row_and_column_costs(table: Floats) -> tuple[Floats, Floats] | None:
+    """Return costs per row and per column that add up to the table; None if it is not separable."""
     rows, columns = np.empty(table.shape[0]), np.empty(table.shape[1])
     return (rows, columns) if table_kernels.separate(table, rows, columns) else None

@@ -1,7 +1,9 @@
-"""Exact elimination: min-plus removal of nodes, and dynamic programming over what is left when its width is small.
+"""Exact min-sum elimination of nodes (bucket elimination, Dechter 1999; Bertele and Brioschi 1972), and min-marginals.
 
-Removing node v with neighbours N leaves the table  m(x_N) = min_v [ c_v(v) + sum_{n in N} t_vn(v, x_n) ]  on N; the
-optimum stays, and the best v follows from x_N. With at most two neighbours the result is again a field.
+    m(x_N) = min_v [ c_v(v) + sum_{n in N} t_vn(v, x_n) ]
+
+Eliminating node v with neighbours N leaves the table m on N; the optimum stays, and the best v follows from x_N. With
+at most two neighbours the result is again a pairwise field; eliminating all nodes costs exponential in the treewidth.
 """
 
 import heapq
@@ -12,17 +14,17 @@ import numpy as np
 
 from autopar.solvers.base import Budget
 from autopar.solvers.model.graphical_model import Field, Floats
-from autopar.solvers.model.table_kernels import through
+from autopar.solvers.model.table_kernels import min_sum_product
 
 MAX_ENTRIES = 2_000_000
-"""Largest table of an exact elimination (16 MB)."""
+"""Largest table of an exact elimination, in entries (16 MB)."""
 MAX_WORK = 40_000_000
-"""Entries of all tables of an exact elimination, times how often each is added up; about half a second."""
+"""Entries of all tables of an exact elimination, times the tables added up in each; about half a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Removed:
-    """A node that was removed while it had these tables (its labels first)."""
+    """An eliminated node with its tables at that moment (its labels first)."""
 
     node: int
     unary: Floats
@@ -32,18 +34,18 @@ class _Removed:
 
 @dataclass(slots=True)
 class Reduced:
-    """A field with nodes removed, and the way back.
+    """A field with some nodes eliminated, and the map back.
 
     Attributes:
-        field: What is left; removed nodes have no labels.
-        removed: The removed nodes in order.
+        field: The remaining field; eliminated nodes have no labels.
+        removed: The eliminated nodes in order.
     """
 
     field: Field
     removed: list[_Removed]
 
     def invert(self, choice: Sequence[int]) -> list[int]:
-        """Return the best labels of all nodes given those of the nodes that are left (the others' are ignored)."""
+        """Return optimal labels of all nodes given those of the remaining ones (entries of the others are ignored)."""
         result = list(choice)
         for step in reversed(self.removed):
             costs = step.unary
@@ -54,7 +56,7 @@ class Reduced:
 
 
 def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
-    """Remove nodes with at most two neighbours, except those in `keep`, until there are none."""
+    """Eliminate nodes with at most two neighbours, except those in `keep`, until there is none."""
     work = field.copy()
     removed: list[_Removed] = []
     kept = set(keep)
@@ -68,7 +70,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         effort, v = heapq.heappop(heap)
         if len(work.unary[v]) == 0:
             continue
-        if (now := _effort(work, v)) != effort:  # a neighbour has changed: back into the queue with the true effort
+        if (now := _effort(work, v)) != effort:  # stale: a neighbour has changed, so requeue with the current effort
             if len(work.adjacent[v]) <= 2:
                 heapq.heappush(heap, (now, v))
             continue
@@ -86,7 +88,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
             work.unary[neighbours[0]] = work.unary[neighbours[0]] + (unary[:, None] + tables[0]).min(axis=0)
         else:
             one, two = neighbours
-            work.add(one, two, through(unary, raw[0], v > one, raw[1], v > two))
+            work.add(one, two, min_sum_product(unary, raw[0], v > one, raw[1], v > two))
         for n in neighbours:
             if n not in kept and len(work.adjacent[n]) <= 2:
                 heapq.heappush(heap, (_effort(work, n), n))
@@ -100,8 +102,8 @@ def _effort(field: Field, v: int) -> int:
     return effort
 
 
-def order_of(field: Field, max_entries: int, max_work: int) -> list[int] | None:
-    """Return an order to eliminate all nodes in, greedily by table size; None if tables get too large."""
+def elimination_order(field: Field, max_entries: int, max_work: int) -> list[int] | None:
+    """Return an elimination order of all nodes, greedily by table size (min-size order); None if too expensive."""
     adjacent = [set(n) for n in field.adjacent]
     sizes = [len(u) for u in field.unary]
     left = {v for v, s in enumerate(sizes) if s}
@@ -137,10 +139,11 @@ def order_of(field: Field, max_entries: int, max_work: int) -> list[int] | None:
     return order
 
 
-def thin(field: Field, max_entries: int, max_work: int) -> tuple[Field, list[int]]:
-    """Return a field of costs >= 0 without its weakest tables, so that it can be eliminated, and the order.
+def drop_weak_tables(field: Field, max_entries: int, max_work: int) -> tuple[Field, list[int]]:
+    """Return a field of costs >= 0 without its weakest tables, cheap enough to eliminate, and the elimination order.
 
-    Dropping a table of costs >= 0 keeps every bound a bound. A spanning forest of the strongest always stays.
+    Relaxes: the dropped tables. Valid when: all costs are >= 0. Costs: a binary search over elimination orders. A
+    maximum spanning forest by mean cost always stays. Source: edge deletion, cf. mini-buckets (Dechter and Rish 2003).
     """
     strength = {pair: float(np.minimum(table, 1e300).mean()) for pair, table in field.tables.items()}
     root = list(range(len(field.unary)))
@@ -163,7 +166,7 @@ def thin(field: Field, max_entries: int, max_work: int) -> tuple[Field, list[int
     def trial(count: int) -> tuple[Field, list[int] | None]:
         kept = forest + others[:count]
         part = Field(field.unary, {pair: field.tables[pair] for pair in kept}, constant=field.constant)
-        return part, order_of(part, max_entries, max_work)
+        return part, elimination_order(part, max_entries, max_work)
 
     low, high = 0, len(others) + 1
     best, order = trial(0)
@@ -179,7 +182,7 @@ def thin(field: Field, max_entries: int, max_work: int) -> tuple[Field, list[int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """What the elimination of one node left: `total` has the axes `(*scope, node)`."""
+    """Result of eliminating one node: `total` has the axes `(*scope, node)`."""
 
     scope: tuple[int, ...]
     total: Floats
@@ -188,18 +191,18 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marginals:
-    """By how much each label and each pair raises the optimum of a field: min-marginals minus the optimum, >= 0.
+    """Rise of the optimum per label and per pair: min-marginals minus the optimum, >= 0.
 
     Attributes:
         nodes: Per node, shape (labels,).
-        pairs: Per pair with a table, in its shape.
+        pairs: Per pair with a table, in the table's shape.
     """
 
     nodes: list[Floats]
     pairs: dict[tuple[int, int], Floats]
 
-    def below(self, field: Field, room: float) -> Field:
-        """Return `field`, of the same nodes and pairs, without what raises the optimum by more than `room`."""
+    def forbid_above(self, field: Field, room: float) -> Field:
+        """Return `field`, of equal nodes and pairs, with labels and pairs forbidden whose rise exceeds `room`."""
         result = field.copy()
         result.unary = [np.where(rise > room, np.inf, u) for u, rise in zip(field.unary, self.nodes, strict=True)]
         for pair, rise in self.pairs.items():
@@ -209,12 +212,12 @@ class Marginals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Eliminated:
-    """A field with all nodes eliminated in turn.
+    """A field with all nodes eliminated.
 
     Attributes:
         field: The field.
-        order: The nodes in order of elimination.
-        buckets: Per node what its elimination left.
+        order: The elimination order.
+        buckets: Result of each elimination, by node.
         optimum: The least cost.
     """
 
@@ -224,7 +227,7 @@ class Eliminated:
     optimum: float
 
     def choice(self) -> list[int]:
-        """Return an optimal choice."""
+        """Return an optimal choice, decoded in reverse elimination order."""
         result = [0] * len(self.field.unary)
         for v in reversed(self.order):
             bucket = self.buckets[v]
@@ -232,7 +235,7 @@ class Eliminated:
         return result
 
     def marginals(self) -> "Marginals":
-        """Return by how much every label and every pair of labels raises the optimum."""
+        """Return the min-marginals minus the optimum of all labels and pairs, by a downward pass over the buckets."""
         nodes = [np.zeros(len(u)) for u in self.field.unary]
         pairs: dict[tuple[int, int], Floats] = {}
         beliefs: dict[int, tuple[tuple[int, ...], Floats]] = {}
@@ -261,7 +264,7 @@ class Eliminated:
 def eliminate_all(field: Field, order: Sequence[int], budget: Budget | None) -> Eliminated | None:
     """Eliminate all nodes in `order`; None if the budget, if there is one, ran out.
 
-    Tables may get any number of dims; `order_of` says beforehand how large they get.
+    Tables may have any number of dims; `elimination_order` bounds their size beforehand.
     """
     place = {v: i for i, v in enumerate(order)}
     terms: dict[int, list[tuple[tuple[int, ...], Floats]]] = {v: [((v,), field.unary[v])] for v in order}
@@ -281,7 +284,7 @@ def eliminate_all(field: Field, order: Sequence[int], budget: Budget | None) -> 
         total: Floats | None = None
         for nodes, table in sorted(
             own, key=lambda term: term[1].size
-        ):  # the full product of dims is formed as late as possible
+        ):  # the largest table last, so that the full product of dims is formed late
             aligned = table.transpose(sorted(range(len(nodes)), key=lambda i: axes.index(nodes[i])))
             aligned = aligned.reshape([len(field.unary[n]) if n in nodes else 1 for n in axes])
             total = aligned if total is None else total + aligned

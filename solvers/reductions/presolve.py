@@ -1,13 +1,13 @@
-"""Every exact reduction in turn, with a record of what each removed; apply (`presolve`) and invert (`Presolved`).
+"""Presolve: all exact reductions in turn, with a record of the size after each; inverted by `Presolved.invert`.
 
-1. parallel edges: one table per pair of nodes; what depends on one node alone goes to that node (`field`).
-2. forbidden strategies: what has no permitted partner in some neighbour goes, again and again (`field`).
-3. times that can bind: segments of time in which no choice breaks a limit, or that a neighbour covers, go (`memory`).
-4. followers: nodes tied to others by forbidden pairs are folded into them, separable tables absorbed (`merge`).
-5. dominated strategies: a label goes if another is never dearer and never uses more (`dominance`).
-6. parts no limit binds: decided if elimination does it quickly (`components`).
-7. nodes with at most two neighbours: eliminated unless a limit depends on them (`eliminate`).
-8. components: what is joined by no table and no limit is solved apart (`components`).
+1. parallel edges: one table per pair of nodes; costs that depend on one node move to it (`graphical_model.join`).
+2. forbidden strategies: arc consistency (`graphical_model.permitted`).
+3. times that cannot bind: segments no choice can break, or implied by a neighbouring segment (`memory_rows`).
+4. followers: functionally determined nodes are contracted, separable tables absorbed (`contraction`).
+5. dominated strategies: labels that another label can replace at no cost or use (`dominance`).
+6. parts no limit binds: fixed if elimination is quick (`components`).
+7. degree at most 2: nodes eliminated unless a limit depends on them (`elimination`).
+8. components: subproblems joined by no table and no limit (`components`).
 """
 
 import time
@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from autopar.problem import Problem
 from autopar.solvers.model.graphical_model import Field, Prepared, join, permitted
 from autopar.solvers.model.memory_rows import Memory
-from autopar.solvers.reductions.components import Parts, settle, split
-from autopar.solvers.reductions.contraction import Merged, merge
+from autopar.solvers.reductions.components import Components, fix_unconstrained, split
+from autopar.solvers.reductions.contraction import Contraction, contract
 from autopar.solvers.reductions.dominance import undominated
 from autopar.solvers.reductions.elimination import Reduced, eliminate
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is to decide.
+    """Size of a problem or field.
 
     Attributes:
         nodes: Nodes with more than one label.
         labels: Labels of these nodes.
         pairs: Tables between two nodes; edges in a problem.
-        rows: Segments of time whose limit has to be watched.
+        rows: Segments of time whose limit can bind.
     """
 
     nodes: int
@@ -48,13 +48,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One reduction.
+    """Record of one reduction.
 
     Attributes:
         name: What it removes.
-        before: How much there was.
-        after: How much it left.
-        seconds: How long it took.
+        before: Size before it.
+        after: Size after it.
+        seconds: Its wall time.
     """
 
     name: str
@@ -65,68 +65,68 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Presolved:
-    """What is left of a problem, and the way back.
+    """A presolved problem, with the map back.
 
     Attributes:
-        parts: What is left, in parts that can be solved apart.
+        parts: The remaining components.
     """
 
-    parts: Parts
+    parts: Components
     _prepared: Prepared
-    _merged: Merged
+    _contraction: Contraction
     _reduced: Reduced
 
     def invert(self, choices: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Return the best strategies of all nodes of the problem given labels for each part."""
+        """Return the best strategies of all nodes of the problem given the labels of each component."""
         labels = self._reduced.invert(self.parts.invert(choices))
-        return self._prepared.strategies(self._merged.invert(labels))
+        return self._prepared.strategies(self._contraction.invert(labels))
 
 
-class _Clock:
-    """Writes down one step after another."""
+class _Recorder:
+    """Records reductions with their sizes and times."""
 
     def __init__(self, size: Size) -> None:
         self.steps: list[Step] = []
         self._size = size
         self._last = time.monotonic()
 
-    def step(self, name: str, after: Size) -> None:
-        """Write down what the step that ends now left."""
+    def record(self, name: str, after: Size) -> None:
+        """Record the reduction that ends now."""
         now = time.monotonic()
         self.steps.append(Step(name, self._size, after, now - self._last))
         self._size, self._last = after, now
 
 
 def presolve(problem: Problem) -> tuple[tuple[Step, ...], Presolved | None]:
-    """Return the steps, and what they leave; None if they prove that no choice is permitted and fits."""
+    """Return the record of reductions and the presolved problem; None if no choice is permitted or fits."""
     sizes = problem.num_strategies
     num_times = len({u.start for u in problem.usages if u.start < u.end}) if problem.limits else 0
     several = [size for size in sizes if size > 1]
-    clock = _Clock(Size(len(several), sum(several), problem.num_edges, num_times))
+    recorder = _Recorder(Size(len(several), sum(several), problem.num_edges, num_times))
     field = join(problem)
-    clock.step("parallel edges", Size.of(field, num_times))
+    recorder.record("parallel edges", Size.of(field, num_times))
     prepared = permitted(field)
     if prepared is None:
-        clock.step("forbidden strategies", Size(0, 0, 0, 0))
-        return tuple(clock.steps), None
-    clock.step("forbidden strategies", Size.of(prepared.field, num_times))
+        recorder.record("forbidden strategies", Size(0, 0, 0, 0))
+        return tuple(recorder.steps), None
+    recorder.record("forbidden strategies", Size.of(prepared.field, num_times))
     memory = Memory.of(problem, prepared.labels)
-    clock.step("times that cannot bind", Size.of(prepared.field, memory.num_rows))
-    merged = merge(prepared.field, memory)
-    if merged is None or merged.memory.hopeless():
-        clock.step("followers", Size(0, 0, 0, 0))
-        return tuple(clock.steps), None
-    clock.step("followers", Size.of(merged.field, merged.memory.num_rows))
-    merged = merged.restrict(undominated(merged.field, merged.memory))
-    clock.step("dominated strategies", Size.of(merged.field, merged.memory.num_rows))
-    if merged.memory.hopeless():
-        return tuple(clock.steps), None
-    merged, _ = settle(merged)
-    clock.step("parts no limit binds", Size.of(merged.field, merged.memory.num_rows))
-    reduced = eliminate(merged.field, keep=merged.memory.users())
-    clock.step("degree at most 2", Size.of(reduced.field, merged.memory.num_rows))
-    parts = split(reduced.field, merged.memory)
+    recorder.record("times that cannot bind", Size.of(prepared.field, memory.num_rows))
+    contraction = contract(prepared.field, memory)
+    if contraction is None or contraction.memory.is_infeasible():
+        recorder.record("followers", Size(0, 0, 0, 0))
+        return tuple(recorder.steps), None
+    recorder.record("followers", Size.of(contraction.field, contraction.memory.num_rows))
+    contraction = contraction.restrict(undominated(contraction.field, contraction.memory))
+    recorder.record("dominated strategies", Size.of(contraction.field, contraction.memory.num_rows))
+    if contraction.memory.is_infeasible():
+        return tuple(recorder.steps), None
+    contraction, _ = fix_unconstrained(contraction)
+    recorder.record("parts no limit binds", Size.of(contraction.field, contraction.memory.num_rows))
+    reduced = eliminate(contraction.field, keep=contraction.memory.resource_users())
+    recorder.record("degree at most 2", Size.of(reduced.field, contraction.memory.num_rows))
+    parts = split(reduced.field, contraction.memory)
     largest = parts.parts[0] if parts.parts else None
     after = Size(0, 0, 0, 0) if largest is None else Size.of(largest.field, largest.memory.num_rows)
-    clock.step(f"largest of {len(parts.parts)} components" if parts.parts else "no component left", after)
-    return tuple(clock.steps), Presolved(parts, prepared, merged, reduced)
+    recorder.record(f"largest of {len(parts.parts)} components" if parts.parts else "no component left", after)
+    return tuple(recorder.steps), Presolved(parts, prepared, contraction, reduced)

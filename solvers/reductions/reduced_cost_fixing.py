@@ -1,7 +1,7 @@
-"""Which labels and pairs a choice below a ceiling can consist of: everything else provably costs more.
+"""Labels and pairs that choices below a cost ceiling can contain; every other one provably costs more.
 
-Where the field can be eliminated the answer is exact for each label and pair alone (min-marginals); where it is too
-wide, messages drop labels first, and mostly so many that the rest can be.
+Where the field can be eliminated, the answer is exact for each label and pair alone (min-marginals). Where it is too
+wide, message passing fixes labels by their reduced costs first, usually until elimination becomes possible.
 """
 
 from collections.abc import Sequence
@@ -15,63 +15,66 @@ from numpy.typing import NDArray
 from autopar.problem import Problem
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.dual_ascent import ROUNDS, SWEEP
-from autopar.solvers.bounds.lagrangian_dual import WINDOW, Relaxation
-from autopar.solvers.model.csr import Flat, FlatMemory
+from autopar.solvers.bounds.lagrangian_dual import WINDOW, LagrangianDual
+from autopar.solvers.model.csr import FlatField, FlatMemory
 from autopar.solvers.model.graphical_model import Field, Ints, Prepared, prepare
 from autopar.solvers.model.memory_rows import Memory
-from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, eliminate_all, order_of
+from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, eliminate_all, elimination_order
 
 ENTRIES, WORK = MAX_ENTRIES // 4, MAX_WORK // 4
-"""Of an elimination here: its tables are all kept, and as many again for what each label and pair raises."""
+"""Limits of elimination here, smaller because all tables and equally large min-marginals are kept."""
 PASSES = 4
-"""Times labels are dropped by messages at most."""
+"""Most passes of message passing."""
 LEAST_DROPPED = 0.1
-"""Share of the labels that has to go for another time."""
+"""Share of the labels that a pass must drop for another pass."""
 ROUNDING = 1e-9
-"""A label this little above the ceiling, relative, may be below it."""
+"""Relative tolerance above the ceiling within which a label is kept."""
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Left:
-    """What choices below a ceiling consist of.
+class Survivors:
+    """Labels and pairs of labels of all choices below a ceiling.
 
     Attributes:
-        labels: Per node which of its strategies are left, (strategies,).
-        pairs: Per pair of nodes (a, b), a < b, which of their strategies may stand together, (strategies of a, of b);
-            all that are left of pairs that are not named.
+        labels: Per node, whether each strategy survives, shape (strategies,).
+        pairs: Per pair of nodes (a, b), a < b, which strategies may be combined, shape (strategies of a, of b);
+            all combinations of surviving labels for pairs that are not listed.
     """
 
     labels: tuple[Mask, ...]
     pairs: dict[tuple[int, int], Mask]
 
     def pair(self, a: int, b: int) -> Mask:
-        """Return which strategies of two nodes, a < b, may stand together."""
+        """Return which strategies of two nodes, a < b, may be combined."""
         both = np.outer(self.labels[a], self.labels[b])
         return both & self.pairs[a, b] if (a, b) in self.pairs else both
 
     @property
     def size(self) -> int:
-        """Number of labels and pairs, those of nodes with one label left aside."""
+        """Number of labels and pairs, nodes with one surviving label left out."""
         several = [int(own.sum()) > 1 for own in self.labels]
         labels = sum(int(own.sum()) for own, many in zip(self.labels, several, strict=True) if many)
         return labels + sum(int(self.pair(a, b).sum()) for a, b in self.pairs if several[a] and several[b])
 
-    def joined(self, other: "Left") -> "Left":
-        """Return what either has left."""
+    def union_with(self, other: "Survivors") -> "Survivors":
+        """Return the union with `other`."""
         labels = tuple(own | more for own, more in zip(self.labels, other.labels, strict=True))
         pairs = {at: self.pair(*at) | other.pair(*at) for at in self.pairs.keys() & other.pairs.keys()}
-        return Left(labels, pairs)
+        return Survivors(labels, pairs)
 
 
-def below(problem: Problem, ceiling: float, budget: Budget) -> Left | None:
-    """Return what choices that cost at most `ceiling` consist of, limits left aside; None if there are none.
+def survivors_below(problem: Problem, ceiling: float, budget: Budget) -> Survivors | None:
+    """Return the labels and pairs of choices that cost at most `ceiling`; None if there is no such choice.
+
+    Relaxes: the limits. Valid when: always. Costs: one elimination, or `PASSES` message-passing ascents before it.
+    Source: min-marginals (Dechter 1999); reduced-cost fixing as in Cooper et al. 2010 (soft arc consistency).
 
     Args:
         problem: The costs.
-        ceiling: In units of the problem.
-        budget: Its work is counted; if it ends, more is left.
+        ceiling: In problem units.
+        budget: Counts the work; when it runs out, more labels survive.
     """
     prepared = prepare(problem)
     if prepared is None:
@@ -79,11 +82,11 @@ def below(problem: Problem, ceiling: float, budget: Budget) -> Left | None:
     room = ROUNDING * abs(ceiling)
     order = None
     for _ in range(PASSES):
-        order = order_of(prepared.field, ENTRIES, WORK)
+        order = elimination_order(prepared.field, ENTRIES, WORK)
         if order is not None or budget.stopped() or budget.work.left == 0.0:
             break
         before = sum(map(len, prepared.labels))
-        fewer = _dropped(prepared, _rise(prepared.field, ceiling + room, budget))
+        fewer = _restricted(prepared, _labels_below(prepared.field, ceiling + room, budget))
         if fewer is None:
             return None
         prepared = fewer
@@ -93,37 +96,37 @@ def below(problem: Problem, ceiling: float, budget: Budget) -> Left | None:
     sizes = problem.num_strategies
     if eliminated is None:
         finite = {at: np.isfinite(table) for at, table in prepared.field.tables.items()}
-        return _left(sizes, prepared, [np.ones(len(own), np.bool_) for own in prepared.labels], finite)
+        return _survivors(sizes, prepared, [np.ones(len(own), np.bool_) for own in prepared.labels], finite)
     most = ceiling + room - eliminated.optimum
     if most < 0:
         return None
     marginals = eliminated.marginals()
     nodes = [rise <= most for rise in marginals.nodes]
-    return _left(sizes, prepared, nodes, {at: rise <= most for at, rise in marginals.pairs.items()})
+    return _survivors(sizes, prepared, nodes, {at: rise <= most for at, rise in marginals.pairs.items()})
 
 
-def union(parts: Sequence[Left | None]) -> Left | None:
-    """Return what any of several has left; None if nothing is."""
+def union_of(parts: Sequence[Survivors | None]) -> Survivors | None:
+    """Return the union of several results; None if all are None."""
     there = [part for part in parts if part is not None]
-    return reduce(Left.joined, there) if there else None
+    return reduce(Survivors.union_with, there) if there else None
 
 
-def _rise(field: Field, ceiling: float, budget: Budget) -> list[Mask]:
-    """Return which labels of each node may be below the ceiling, by messages."""
-    flat = Flat.of(field.softened())
-    relaxation = Relaxation(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
+def _labels_below(field: Field, ceiling: float, budget: Budget) -> list[Mask]:
+    """Return per node which labels may be below the ceiling, by message passing."""
+    flat = FlatField.of(field.softened())
+    dual = LagrangianDual(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
     for number in range(1, ROUNDS + 1):
-        relaxation.round()
+        dual.run_round()
         budget.work.spend(SWEEP * flat.tables.size)
-        if relaxation.finished or (number % WINDOW == 0 and budget.work.left == 0.0):
+        if dual.finished or (number % WINDOW == 0 and budget.work.left == 0.0):
             break
-    known, rises = relaxation.rises()
-    few = known + rises <= ceiling
+    known, reduced_costs = dual.reduced_costs()
+    few = known + reduced_costs <= ceiling
     return [few[first:last] for first, last in pairwise(flat.offsets.tolist())]
 
 
-def _dropped(prepared: Prepared, kept: Sequence[Mask]) -> Prepared | None:
-    """Return a field of the labels kept; None if a node has none left."""
+def _restricted(prepared: Prepared, kept: Sequence[Mask]) -> Prepared | None:
+    """Return the field restricted to the labels kept; None if a node has none left."""
     if not all(own.any() for own in kept):
         return None
     places: list[Ints] = [np.flatnonzero(own) for own in kept]
@@ -135,7 +138,9 @@ def _dropped(prepared: Prepared, kept: Sequence[Mask]) -> Prepared | None:
     return Prepared(field.restrict(alive), tuple(labels))
 
 
-def _left(sizes: Sequence[int], prepared: Prepared, nodes: list[Mask], pairs: dict[tuple[int, int], Mask]) -> Left:
+def _survivors(
+    sizes: Sequence[int], prepared: Prepared, nodes: list[Mask], pairs: dict[tuple[int, int], Mask]
+) -> Survivors:
     labels = []
     for size, own, kept in zip(sizes, prepared.labels, nodes, strict=True):
         mask = np.zeros(size, np.bool_)
@@ -146,4 +151,4 @@ def _left(sizes: Sequence[int], prepared: Prepared, nodes: list[Mask], pairs: di
         mask = np.zeros((sizes[a], sizes[b]), np.bool_)
         mask[np.ix_(prepared.labels[a], prepared.labels[b])] = kept
         found[a, b] = mask
-    return Left(tuple(labels), found)
+    return Survivors(tuple(labels), found)

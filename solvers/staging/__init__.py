@@ -1,1 +1,1 @@
-"""Solvers of `autopar.staging`: which blocks, devices and meshes each stage of a pipeline gets."""
+"""Exact solvers of the staging problem (`autopar.staging`): pipeline stages, their devices and options."""

@@ -1,8 +1,9 @@
-"""Staging problems, exactly: a dynamic program over pipelines for every cap on the slowest stage that can matter.
+"""Staging problems, exactly: a dynamic program over pipelines under a cap on the slowest stage, searched over caps.
 
-For a cap T the least end W(T) of all pipelines without a slower stage falls with T, and a step takes at least
-W(T) + (m - 1) times the least cap above which W is the same. Caps are halved: what lies between two of them is at least
-as slow as W at the upper and the slowest stage at the lower one say, and is left out if that is not below the best.
+For a cap T let W(T) be the least end of all pipelines without a slower stage; W falls with T, and a step takes at least
+W(T) + (m - 1) * (the least cap with this W). A range of caps is bisected: its lower bound is W at its upper end plus
+(m - 1) times its lower end, and it is pruned if that is not below the incumbent. The enumeration of caps on the slowest
+stage follows Alpa (Zheng et al. 2022), the interval bounds are ours.
 """
 
 import heapq
@@ -14,32 +15,32 @@ import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.progress import never
-from autopar.solvers.staging.staging_kernel import END, REST, narrowest, reach, suffixes
+from autopar.solvers.staging.staging_kernel import END, REST, bottleneck, pareto_suffixes, prefix_bounds
 from autopar.staging import FloatArray, IntArray, Leg, Route, Staged, Staging
 
 ROOM = 4
-"""Pairs kept of each kind of pipeline at first; doubled until there is room for all."""
+"""Initial capacity for Pareto pairs of each pipeline class; doubled until all fit."""
 
 MOST_BYTES = 2**29
-"""Memory that pairs may take: problems with more of them are cut."""
+"""Memory limit of the Pareto pairs, in bytes; larger problems are cut off."""
 
 ALIKE = 1e-9
-"""Sums of equal blocks differ by rounding only, relative: caps nearer than this are one."""
+"""Relative difference below which caps are equal: sums over equal blocks differ by rounding only."""
 
 
 def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] = never) -> Staged:
-    """Return the best route, to a relative error of `OPTIMALITY_TOLERANCE`.
+    """Return the best route, within a relative error of `OPTIMALITY_TOLERANCE`.
 
-    Problems that need more memory than there may be are cut: then the bound says nothing. When it is time to stop it
-    holds for all caps, be they looked at or not.
+    A problem that exceeds the memory limit is cut off and gets the bound 0. On an early stop the bound covers all caps,
+    searched or not.
 
     Args:
-        problem: What to solve.
-        cutoff: Routes with at least this value need not be found; without one below it, it bounds the problem.
+        problem: The staging problem.
+        cutoff: Value from which on routes need not be found; the bound if there is no better route.
         stops: Whether to stop now, with the best route so far.
     """
     coarse, unit = problem.in_units()
-    search = _Caps(coarse, cutoff, stops)
+    search = _CapSearch(coarse, cutoff, stops)
     search.run()
     route = tuple(replace(leg, device=leg.device * unit) for leg in search.route)
     seconds = problem.value(route) if route else math.inf
@@ -50,15 +51,15 @@ def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] 
     return Staged(route, seconds, seconds * (1 - OPTIMALITY_TOLERANCE) if route else search.floor)
 
 
-class _Caps:
-    """The search over caps.
+class _CapSearch:
+    """Best-first search over ranges of caps.
 
     Attributes:
-        route: The best route so far.
+        route: The incumbent.
         best: Its value, or the cutoff.
-        floor: What is known of problems without a route below the cutoff.
-        cut: Whether there was no room for all pairs.
-        left: No route has a lower value, where there was no time for all caps; else infinity.
+        floor: Lower bound if no route is below the cutoff.
+        cut: Whether the memory limit was exceeded.
+        left: Lower bound on the routes of unsearched caps after an early stop; else infinity.
     """
 
     def __init__(self, problem: Staging, cutoff: float, stops: Callable[[], bool]) -> None:
@@ -73,15 +74,15 @@ class _Caps:
         self.left = math.inf
 
     def run(self) -> None:
-        """Look at all caps that can matter."""
+        """Search all ranges of caps that may contain a better route."""
         problem = self._problem
         counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
-        lowest = narrowest(problem.at, problem.sizes, problem.starts, self._fastest, counts)
+        lowest = bottleneck(problem.at, problem.sizes, problem.starts, self._fastest, counts)
         if not math.isfinite(lowest):
             return
         self.floor = self.best
         caps = _distinct(problem.seconds[np.isfinite(problem.seconds) & (problem.seconds >= lowest)])
-        waiting = [(0.0, 0, len(caps) - 1)]  # least value, first and last cap
+        waiting = [(0.0, 0, len(caps) - 1)]  # lower bound, first and last cap
         while waiting:
             least, first, last = heapq.heappop(waiting)
             if least >= self.best * (1 - OPTIMALITY_TOLERANCE):
@@ -90,10 +91,10 @@ class _Caps:
                 self.left = least
                 break
             follow = problem.follow * float(caps[first])
-            end, pace = self._try(float(caps[last]) * (1 + ALIKE), follow)
+            end, pace = self._solve_cap(float(caps[last]) * (1 + ALIKE), follow)
             if not math.isfinite(end):
                 continue
-            # Down to the slowest stage of this route, no cap gives an earlier end.
+            # No cap down to the slowest stage of this route gives an earlier end.
             last = int(np.searchsorted(caps, pace * (1 - ALIKE))) - 1
             if last < first:
                 continue
@@ -105,19 +106,19 @@ class _Caps:
                     if value < self.best * (1 - OPTIMALITY_TOLERANCE):
                         heapq.heappush(waiting, (value, low, high))
 
-    def _try(self, cap: float, follow: float) -> tuple[float, float]:
-        """Return the least end under a cap and the slowest stage of a route that has it; infinity if it is too late.
+    def _solve_cap(self, cap: float, follow: float) -> tuple[float, float]:
+        """Return the least end under a cap, and the slowest stage of a route that has it; infinity if pruned.
 
         Args:
             cap: Seconds of the slowest stage.
-            follow: Seconds that the slowest stage takes for all but one microbatch at least.
+            follow: Lower bound on the seconds of all microbatches but one.
         """
         problem = self._problem
         most = self.best - follow - problem.fixed
-        least, leads = reach(problem.at, problem.sizes, problem.starts, self._least, self._leads, cap)
+        least, leads = prefix_bounds(problem.at, problem.sizes, problem.starts, self._least, self._leads, cap)
         room = ROOM
         while True:
-            kept, number, enough = suffixes(
+            kept, number, enough = pareto_suffixes(
                 problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, problem.tails,
                 problem.ends, problem.classes, problem.ahead, problem.back, least, leads, cap, most, room,
             )  # fmt: skip
@@ -139,7 +140,7 @@ class _Caps:
                 option, index = (int(place) for place in np.unravel_index(int(ends.argmin()), ends.shape))
         if level < 0:
             return math.inf, math.inf
-        route = _traced(problem, kept, number, cap, level, option, index)
+        route = _trace(problem, kept, number, cap, level, option, index)
         value = problem.value(route)
         if value < self.best:
             self.best, self.route = value, route
@@ -152,25 +153,25 @@ class _Caps:
 
 
 def bytes_per_room(problem: Staging) -> int:
-    """Return the bytes that room for one more pair of each kind takes."""
+    """Return the bytes of one more Pareto pair in every pipeline class."""
     return 16 * problem.levels * problem.num_blocks * problem.num_devices * len(problem.sizes)
 
 
 def _distinct(values: FloatArray) -> FloatArray:
-    """Return the values in ascending order, one of each that differ by rounding only."""
+    """Return the values in ascending order, values that differ by rounding only once."""
     ordered = np.sort(values)
     return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > ALIKE * ordered[1:]])])
 
 
-def _traced(
+def _trace(
     problem: Staging, kept: FloatArray, number: IntArray, cap: float, level: int, option: int, index: int
 ) -> Route:
-    """Return the route of a pair of the first block and device."""
+    """Return the route of a Pareto pair that starts at the first block and device."""
     route = []
     block = device = 0
     while True:
         rest, end = kept[level, block, device, option, index]
-        leg, following = _step(problem, kept, number, cap, level, block, device, option, rest, end)
+        leg, following = _trace_stage(problem, kept, number, cap, level, block, device, option, rest, end)
         route.append(leg)
         if following is None:
             return tuple(route)
@@ -178,7 +179,7 @@ def _traced(
         option, index = following
 
 
-def _step(
+def _trace_stage(
     problem: Staging,
     kept: FloatArray,
     number: IntArray,
@@ -190,7 +191,7 @@ def _step(
     rest: float,
     end: float,
 ) -> tuple[Leg, tuple[int, int] | None]:
-    """Return the stage that makes a pair, and option and number of the pair it goes on with; None for the last."""
+    """Return the first stage of a Pareto pair, and the option and index of the pair after it; None for the last."""
     after = device + int(problem.sizes[option])
     best, found = math.inf, None
     for length in range(min(problem.at.shape[1], problem.num_blocks - block)):
@@ -217,6 +218,6 @@ def _step(
                 distance = max(abs(total - rest), abs(last - end))
                 if distance < best:
                     best, found = distance, (leg, following)
-    assert found is not None, "every pair was made of a stage and what follows it"
-    assert best <= ALIKE * max(1.0, abs(end)), "pairs are traced to what made them"
+    assert found is not None, "every pair is a stage followed by a pair"
+    assert best <= ALIKE * max(1.0, abs(end)), "a pair is traced to the stage and pair it was computed from"
     return found

@@ -1,13 +1,12 @@
-"""Staging problems as integer programs: a path of stages, level by level, and the recursion of R and W in rows.
-
-A stage is a binary x from (level, block, device, option) to what ends there; what it hands on is a binary y to the
-option of the next level. With the numbers of `autopar.staging`, summed over the stages and hand-overs of a level,
+"""Staging problems as integer programs: a path of stages, level by level, with the recursions of R and W as rows.
 
     R_l >= R_{l-1} + sum (t + slow) x + sum (h + h') y      W_l >= R_l + sum tail x
     W_l >= W_{l-1} + sum (t - b) x + sum h y                P >= sum t x
 
-and W of the highest level plus (m - 1) P is minimised. Levels beyond the number of stages have no arcs and pass W on.
-Only arcs are listed that a route better than a known one can have.
+A stage is a binary x from (level, block, device, option) to the block and device after it; its hand-over is a binary y
+to the option of the next level. Sums are over the stages and hand-overs of a level, symbols as in `autopar.staging`.
+The objective is W of the highest level plus (m - 1) P. Levels beyond the number of stages have no arcs and copy W.
+Only arcs of routes better than a known route are listed (`survivors`).
 """
 
 import math
@@ -20,20 +19,26 @@ from ortools.sat.python import cp_model
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.staging.dynamic_program import MOST_BYTES, ROOM, bytes_per_room
-from autopar.solvers.staging.staging_kernel import END, REST, narrowest, reach, suffixes, surviving
+from autopar.solvers.staging.staging_kernel import (
+    END,
+    REST,
+    bottleneck,
+    pareto_suffixes,
+    prefix_bounds,
+    surviving_stages,
+)
 from autopar.staging import FloatArray, Leg, Route, Staged, Staging
 
 _TOTAL = 2.0**44
-"""Largest scaled seconds for CP-SAT, which knows whole numbers: below 2^53, above which its linear relaxation is not
-exact."""
+"""Largest scaled seconds for CP-SAT's integers: below 2^53, above which its linear relaxation is not exact."""
 
 _SLACK = 1e-9
-"""Arcs of routes as good as the known one are kept, too: relative."""
+"""Relative tolerance within which arcs of routes as good as the known one are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """At least (or exactly) so much: coefficients by column."""
+    """A linear constraint: terms (column, coefficient) >= `least`, or == if `exact`."""
 
     terms: tuple[tuple[int, float], ...]
     least: float
@@ -42,15 +47,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """An integer program; the first columns are binary, the others seconds from 0 on.
+    """An integer program; the first columns are binary, the others seconds >= 0.
 
     Attributes:
         legs: Stage of each of the first columns, with its level.
-        num_binary: Binary columns: stages, then hand-overs.
-        num_columns: All columns.
-        rows: What is to be kept to.
-        cost: Cost of columns that have any.
-        fixed: Added to the cost.
+        num_binary: Number of binary columns: stages, then hand-overs.
+        num_columns: Number of columns.
+        rows: The constraints.
+        cost: Objective: (column, coefficient).
+        fixed: Constant of the objective.
     """
 
     legs: tuple[tuple[int, Leg], ...]
@@ -61,32 +66,32 @@ class Program:
     fixed: float
 
     def route(self, values: FloatArray) -> Route:
-        """Return the stages that a solution takes."""
+        """Return the route of a solution."""
         taken = [leg for (_, leg), value in zip(self.legs, values, strict=False) if value > 0.5]
         return tuple(sorted(taken, key=lambda leg: leg.start))
 
 
 def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[tuple[int, Leg]]:
-    """Return the stages, each with its level, that a route of at most so many seconds can have.
+    """Return the stages, with their levels, that a route of at most `most` seconds may have.
 
     Args:
-        problem: The problem.
-        most: Seconds.
-        one_each: Whether one of each option is enough.
+        problem: The staging problem.
+        most: Value of the route, in seconds.
+        one_each: Whether one stage per option is enough.
     """
     problem, unit = problem.in_units()
     fastest = problem.seconds.min(axis=3)
     counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
-    lowest = narrowest(problem.at, problem.sizes, problem.starts, fastest, counts)
+    lowest = bottleneck(problem.at, problem.sizes, problem.starts, fastest, counts)
     if not math.isfinite(lowest):
         return []
     cap = math.inf if problem.follow == 0 else (most - problem.fixed) / problem.follow
     leads = np.where(np.isfinite(problem.seconds), problem.lead, np.inf).min(axis=(0, 3))
-    least, first = reach(problem.at, problem.sizes, problem.starts, fastest.min(axis=0), leads, cap)
+    least, first = prefix_bounds(problem.at, problem.sizes, problem.starts, fastest.min(axis=0), leads, cap)
     late = math.nextafter(most * (1 + _SLACK) - problem.fixed - problem.follow * lowest, math.inf)
     room, enough = ROOM, False
     while not enough:
-        kept, number, enough = suffixes(
+        kept, number, enough = pareto_suffixes(
             problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, problem.tails,
             problem.ends, problem.classes, problem.ahead, problem.back, least, first, cap, late, room,
         )  # fmt: skip
@@ -96,9 +101,9 @@ def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[
     if enough:
         known = np.arange(kept.shape[4]) < number[..., None]
         rest, end = (np.where(known, kept[..., which], np.inf).min(axis=(3, 4)) for which in (REST, END))
-    else:  # nothing is known of later stages
+    else:  # no lower bounds on the later stages
         rest = end = np.zeros(kept.shape[:3])
-    found = surviving(
+    found = surviving_stages(
         problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, counts, least, first,
         rest, end, lowest, problem.follow, most * (1 + _SLACK) - problem.fixed, one_each,
     )  # fmt: skip
@@ -109,7 +114,7 @@ def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[
 
 
 def program(problem: Staging, most: float) -> Program:
-    """Return the integer program of the routes of at most so many seconds."""
+    """Return the integer program of the routes of at most `most` seconds."""
     legs = survivors(problem, most)
     levels = problem.levels
     hands: dict[tuple[int, int, int, int, int], int] = {}
@@ -161,11 +166,11 @@ def _balance(one: list[int], other: list[int]) -> Row:
 
 
 def solve_highs(problem: Staging, most: float, time_limit: float = math.inf) -> Staged:
-    """Return what HiGHS makes of a problem; routes of more than `most` seconds need not be found.
+    """Solve a staging problem with HiGHS; routes of more than `most` seconds need not be found.
 
     Args:
-        problem: What to solve.
-        most: The value of a known route, say.
+        problem: The staging problem.
+        most: Value of a known route, in seconds.
         time_limit: Seconds.
     """
     coded = program(problem, most)
@@ -207,7 +212,7 @@ def solve_highs(problem: Staging, most: float, time_limit: float = math.inf) -> 
 
 
 def solve_cp_sat(problem: Staging, most: float, time_limit: float = math.inf) -> Staged:
-    """Return what CP-SAT makes of a problem, seconds rounded down to 2^-44 of the largest; see `solve_highs`."""
+    """Solve a staging problem with CP-SAT, seconds rounded down to 2^-44 of the largest; see `solve_highs`."""
     coded = program(problem, most)
     if not coded.legs:
         return Staged((), math.inf, math.inf)
@@ -219,7 +224,7 @@ def solve_cp_sat(problem: Staging, most: float, time_limit: float = math.inf) ->
     columns += [model.new_int_var(0, ceiling, "") for _ in range(coded.num_columns - coded.num_binary)]
     for row in coded.rows:
         terms = [columns[column] for column, _ in row.terms]
-        # seconds of an arc shrink: the program is a relaxation, and its bound a bound
+        # Rounded coefficients shrink the seconds of arcs: the program is a relaxation, so its bound is valid.
         factors = [
             math.ceil(value * scale) if column < coded.num_binary and not row.exact else int(value)
             for column, value in row.terms
@@ -234,7 +239,7 @@ def solve_cp_sat(problem: Staging, most: float, time_limit: float = math.inf) ->
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 2
-    solver.parameters.cp_model_presolve = False  # of OR-Tools 9.15 it cuts optima off, see the tests
+    solver.parameters.cp_model_presolve = False  # the presolve of OR-Tools 9.15 cuts off optima, see the tests
     solver.parameters.relative_gap_limit = OPTIMALITY_TOLERANCE / 4
     if math.isfinite(time_limit):
         solver.parameters.max_time_in_seconds = time_limit

@@ -1,7 +1,7 @@
-"""The hot loops of staging problems, compiled: pipelines from their last stage to the first, under a cap.
+"""Compiled kernels of staging problems: a dynamic program from the last stage to the first, under a cap.
 
-Of the pipelines that end with the same blocks and devices, as many stages and the same first option, those are kept
-that no other one beats in both R and W (`autopar.staging`).
+Of the pipelines with equal blocks, devices, number of stages and first option, only those on the Pareto frontier of
+(R, W) (`autopar.staging`) are kept.
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ Bools = NDArray[np.bool_]
 
 REST, END = range(2)
 ROUNDING = 1e-12
-"""Sums of the same numbers in another order differ by rounding: relative."""
+"""Relative rounding error of sums in different orders."""
 
 
 @compiled
-def insert(kept: Floats, count: int, rest: float, end: float) -> int:
-    """Put a pair among those kept unless one of them beats it; return how many there are, -1 if there is no room."""
+def insert_pareto(kept: Floats, count: int, rest: float, end: float) -> int:
+    """Insert a pair into a Pareto frontier unless it is dominated; return the frontier's size, -1 if it is full."""
     for index in range(count):
         if kept[index, REST] <= rest * (1 + ROUNDING) and kept[index, END] <= end * (1 + ROUNDING):
             return count
@@ -36,16 +36,24 @@ def insert(kept: Floats, count: int, rest: float, end: float) -> int:
 
 
 @compiled
-def reach(at: Ints, sizes: Ints, starts: Bools, seconds: Floats, lead: Floats, cap: float) -> tuple[Floats, Floats]:
-    """Return the least sums of t and of t - b of stages that take the first blocks and devices, (blocks, devices) + 1.
+def prefix_bounds(
+    at: Ints, sizes: Ints, starts: Bools, seconds: Floats, lead: Floats, cap: float
+) -> tuple[Floats, Floats]:
+    """Return lower bounds on the sums of t and of t - b over stages of the first blocks and devices.
+
+    Relaxes: levels, columns and hand-overs (the least t and t - b of each is taken). Valid when: `seconds` and `lead`
+    are minima over levels. Costs: one dynamic program over blocks, devices, options and lengths.
 
     Args:
-        at: Ranges, as in `Staging.at`.
-        sizes: Devices of options.
-        starts: Where they may start.
-        seconds: (options, ranges) least t; infinity where nothing fits.
+        at: Ranges of blocks, as in `Staging.at`.
+        sizes: Devices of each option.
+        starts: Devices where each option may start.
+        seconds: (options, ranges) least t; infinity if infeasible.
         lead: (options, ranges) least t - b.
-        cap: Seconds of the slowest stage.
+        cap: Cap on the seconds of the slowest stage.
+
+    Returns:
+        Two arrays of shape (blocks + 1, devices + 1).
     """
     num_blocks, longest = at.shape
     num_options, num_devices = starts.shape
@@ -71,15 +79,15 @@ def reach(at: Ints, sizes: Ints, starts: Bools, seconds: Floats, lead: Floats, c
 
 
 @compiled
-def narrowest(at: Ints, sizes: Ints, starts: Bools, seconds: Floats, counts: Bools) -> float:
-    """Return the least seconds of the slowest stage of any route; infinity if there is none.
+def bottleneck(at: Ints, sizes: Ints, starts: Bools, seconds: Floats, counts: Bools) -> float:
+    """Return the least seconds of the slowest stage over all routes; infinity if there is none.
 
     Args:
-        at: Ranges, as in `Staging.at`.
-        sizes: Devices of options.
-        starts: Where they may start.
-        seconds: (levels, options, ranges) least t; infinity where nothing fits.
-        counts: (levels,) whether a route may have one stage more than the number.
+        at: Ranges of blocks, as in `Staging.at`.
+        sizes: Devices of each option.
+        starts: Devices where each option may start.
+        seconds: (levels, options, ranges) least t; infinity if infeasible.
+        counts: (levels,) whether a route may have `level + 1` stages.
     """
     num_blocks, longest = at.shape
     num_options, num_devices = starts.shape
@@ -108,7 +116,7 @@ def narrowest(at: Ints, sizes: Ints, starts: Bools, seconds: Floats, counts: Boo
 
 
 @compiled
-def suffixes(
+def pareto_suffixes(
     at: Ints,
     sizes: Ints,
     starts: Bools,
@@ -126,29 +134,29 @@ def suffixes(
     most: float,
     room: int,
 ) -> tuple[Floats, Ints, bool]:
-    """Return the pairs (R, W) of pipelines that end the chain.
+    """Return the Pareto frontiers of (R, W) of pipelines that end the chain.
 
     Args:
-        at: Ranges, as in `Staging.at`.
-        sizes: Devices of options.
-        starts: Where they may start.
-        seconds: t of stages.
-        lead: Their t - b.
-        slow: What hiding their reductions costs.
-        tails: What follows their last backward.
-        ends: How options hold what is handed over.
-        classes: What is handed to each block.
-        ahead: Seconds of handing on.
-        back: Seconds of handing back.
-        least: What earlier stages take at least, from `reach`.
-        leads: The same of t - b.
-        cap: Seconds of the slowest stage.
-        most: Pipelines whose W comes to at least this with what earlier stages take interest nobody.
-        room: Pairs kept of each kind.
+        at: Ranges of blocks, as in `Staging.at`.
+        sizes: Devices of each option.
+        starts: Devices where each option may start.
+        seconds: t of each stage.
+        lead: t - b of each stage.
+        slow: Seconds lost by hiding each stage's reductions.
+        tails: Seconds after each stage's last backward.
+        ends: Placement of handed-over values, per option.
+        classes: Class of the values handed to each block.
+        ahead: Seconds of forward hand-overs.
+        back: Seconds of backward hand-overs.
+        least: Lower bound on the t of earlier stages, from `prefix_bounds`.
+        leads: Lower bound on the t - b of earlier stages, from `prefix_bounds`.
+        cap: Cap on the seconds of the slowest stage.
+        most: Pipelines whose W plus the bounds of earlier stages is at least this are pruned.
+        room: Capacity of each frontier.
 
     Returns:
-        (levels, blocks, devices, options, room, 2) pairs, their (levels, blocks, devices, options) number, and whether
-        there was room for all.
+        The pairs, shape (levels, blocks, devices, options, room, 2), the size of each frontier, shape (levels, blocks,
+        devices, options), and whether no frontier exceeded its capacity.
     """
     num_blocks, longest = at.shape
     num_options, num_devices = starts.shape
@@ -170,7 +178,7 @@ def suffixes(
                             for sender in range(num_ends):
                                 there = ahead[sender, ends[option], what, device]
                                 again = back[sender, ends[option], what, device]
-                                count = insert(
+                                count = insert_pareto(
                                     joined[block, device, sender],
                                     joins[block, device, sender],
                                     rest + there + again,
@@ -211,7 +219,7 @@ def suffixes(
                                 end = max(end, rest + tails[level, option, window, column])
                                 if max(least[block, device] + rest, leads[block, device] + end) >= most:
                                     continue
-                                count = insert(
+                                count = insert_pareto(
                                     kept[level, block, device, option],
                                     number[level, block, device, option],
                                     rest,
@@ -224,7 +232,7 @@ def suffixes(
 
 
 @compiled
-def surviving(
+def surviving_stages(
     at: Ints,
     sizes: Ints,
     starts: Bools,
@@ -241,26 +249,26 @@ def surviving(
     most: float,
     one_each: bool,
 ) -> Ints:
-    """Return the stages that a route of at most so many seconds can have, (stages, 6).
+    """Return the stages that a route of at most `most` seconds may have, shape (stages, 6).
 
-    Each is a level, the blocks from one to another, the first device, an option and a column.
+    A row holds level, first block, block after the last, first device, option and column.
 
     Args:
-        at: Ranges, as in `Staging.at`.
-        sizes: Devices of options.
-        starts: Where they may start.
+        at: Ranges of blocks, as in `Staging.at`.
+        sizes: Devices of each option.
+        starts: Devices where each option may start.
         seconds: (levels, options, ranges, columns) t of stages.
-        lead: Their t - b.
-        slow: What hiding their reductions costs.
-        counts: (levels,) whether a route may have one stage more than the number.
-        least: What earlier stages take at least, from `reach`.
-        leads: The same of t - b.
-        rest: (levels, blocks, devices) what later stages take at least.
-        end: The same of when they end.
+        lead: t - b of each stage.
+        slow: Seconds lost by hiding each stage's reductions.
+        counts: (levels,) whether a route may have `level + 1` stages.
+        least: Lower bound on the t of earlier stages, from `prefix_bounds`.
+        leads: Lower bound on the t - b of earlier stages, from `prefix_bounds`.
+        rest: (levels, blocks, devices) lower bound on R of later stages.
+        end: (levels, blocks, devices) lower bound on W of later stages.
         lowest: Least seconds of the slowest stage of any route.
-        follow: How often the slowest stage counts.
-        most: Seconds, but for those of every step.
-        one_each: Whether one stage of each option is enough.
+        follow: Factor on the slowest stage in the objective.
+        most: Seconds, without the constant part of a step.
+        one_each: Whether one stage per option is enough.
     """
     num_blocks, longest = at.shape
     levels, num_options, _, num_columns = seconds.shape
