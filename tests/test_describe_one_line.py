@@ -1,4 +1,4 @@
-"""The words for what a mesh axis does."""
+"""Roles of mesh axes."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.plans import two_stage_plan
 
 
 def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
-    """Return an axis that places a part of the elements so and replicates the rest, by field."""
+    """Return the tallies of an axis that splits the given shares and replicates the rest."""
     result = AxisTallies.empty()
     for name, (placement, share) in fields.items():
         getattr(result, name).add(placement, share, 4)
@@ -38,7 +38,7 @@ def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
         (tallies(activations=(Shard(2), 0.4), used=(Shard(1), 0.01)), "idle"),
     ],
 )
-def test_an_axis_is_called_what_it_does_to_most_elements(axis: AxisTallies, role: str) -> None:
+def test_the_role_of_an_axis_is_that_of_most_elements(axis: AxisTallies, role: str) -> None:
     """An axis that splits a fifth of the parameters is not idle, one that splits a hundredth is."""
     assert axis.role == role
 
@@ -54,7 +54,7 @@ def test_a_tied_head_is_no_activation(cache_dir: Path) -> None:
 
 @pytest.mark.parametrize("halves", [(Shard(1), Shard(2)), (Shard(1), Partial("sum"))])
 def test_an_axis_that_shares_all_work_is_not_idle(halves: tuple[Placement, Placement]) -> None:
-    """The logits of a head by their vocabulary, dim 2 or, turned for the loss, 1; or as terms of a sum."""
+    """The logits of a head are split by the vocabulary (dim 2 or, transposed for the loss, 1) or are partial."""
     axis = AxisTallies.empty()
     for placement in halves:
         axis.activations.add(placement, 0.5, 3)
@@ -103,13 +103,13 @@ def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:
         ([_role("a", 4, "ep", experts=True)], "dp=1 × ep=4 × pp=2"),
     ],
 )
-def test_axes_of_any_role_may_deal_out_experts(roles: list[AxisRole], words: str) -> None:
+def test_axes_of_any_role_may_divide_experts(roles: list[AxisRole], words: str) -> None:
     """Of each role the axes that do count; those that do nothing else have the word for themselves."""
     assert summarise_roles(two_stage_plan(), roles).summary.startswith(f"{words}, ")
 
 
-def test_experts_are_told_by_what_ops_do_with_them(tmp_path: Path) -> None:
-    """A kernel over time, written as products and sums too, a table of positions and matrices per head are none."""
+def test_expert_parameters_are_recognised_by_their_ops(tmp_path: Path) -> None:
+    """A kernel over time (also written as products and sums), a position table and per-head matrices are none."""
     g = Builder("speech")
     x = g.input("x", ("batch", 6, 8))
     scores = g.op("MatMul", x, g.parameter("router.weight", (8, 5)), name="scores")

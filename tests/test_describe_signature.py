@@ -1,4 +1,4 @@
-"""What tells plans apart, and what is said where formula and simulation disagree about them."""
+"""Signatures of plans, and remarks where formula and simulation order plans differently."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_the_same_degrees_on_another_mesh_are_the_same_plan() -> None:
     ],
 )
 def test_other_degrees_levels_counts_or_recompute_are_another_plan(other: Signature) -> None:
-    """Each of them alone."""
+    """Each difference alone."""
     assert other != _signature(Mesh.of(inner=4), _role("inner", 4, "dp", 3))
 
 
@@ -64,8 +64,8 @@ def test_a_schedule_counts_where_there_is_something_to_order() -> None:
     assert _signature(mesh, role, schedule="gpipe", stages=two) != _signature(mesh, role, stages=two)
 
 
-def test_one_layer_more_that_recomputes_is_no_other_plan() -> None:
-    """What the layer that recomputes least does counts: here blocks 1 and 2 are layers."""
+def test_recompute_in_one_more_layer_is_akin() -> None:
+    """The layer that recomputes least decides; here blocks 1 and 2 are layers."""
     mesh, role = Mesh.of(inner=4), _role("inner", 4, "dp")
     layers = tuple(replace(block, instances=(0, 1, 2) if block.kind == 0 else block.instances) for block in BLOCKS)
     made = [
@@ -92,8 +92,8 @@ def test_sequence_parallelism_is_another_plan() -> None:
     assert _signature(mesh, role) != _signature(mesh, replace(role, sequence_parallel=True))
 
 
-def test_where_experts_are_dealt_out_is_another_plan() -> None:
-    """Over how many devices counts, not over which axes; of stages with meshes of their own the most."""
+def test_another_expert_degree_is_another_plan() -> None:
+    """The number of devices counts, not the axes; with several meshes the largest."""
     mesh = Mesh.of(outer=2, inner=2)
     made = [
         _signature(mesh, _role("outer", 2, "dp", experts=a), _role("inner", 2, "dp", experts=b))

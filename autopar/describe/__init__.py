@@ -1,1 +1,1 @@
-"""A plan in the words of the field: what each mesh axis does, one line for a plan, what tells two plans apart."""
+"""A plan in the field's words: roles of its mesh axes, a one-line summary, the parts of its step, its signature."""

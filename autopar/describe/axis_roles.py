@@ -1,14 +1,14 @@
-"""What every mesh axis of a plan does, in the field's words.
+"""The role of each mesh axis of a plan: dp, tp, ep, cp, spatial or idle.
 
-The solver decides op by op what a mesh axis does; the word says what it does to most of the elements: an axis that
-splits the batch dim of most activations is data parallel, one that splits most parameters where they are used is tensor
-parallel (expert parallel where it splits the experts of a mixture), one that splits the sequence dim of most
-activations is context parallel, one that splits height or width of most activations is spatially parallel. The batch
-dim is dim 0 and the sequence dim is dim 1, or dim 0 where the batch is another dim. An axis that does none of this but
-splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
-parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
+The solver places op by op; a role names what an axis does to most elements. An axis that splits the batch dim of most
+activations is data parallel; one that splits most parameters where they are used is tensor parallel, or expert parallel
+where it splits the experts of a mixture; one that splits the sequence dim of most activations is context parallel; one
+that splits height or width of most activations is spatially parallel. The batch dim is dim 0 and the sequence dim is
+dim 1, or dim 0 where the batch is another dim. Any other axis that splits some of the parameters, or splits or leaves
+partial most activations, is tensor parallel in part of the model: the head by the vocabulary, for example, where the
+weight it shares with an embedding is replicated.
 
-An axis of any role may split experts besides, as frameworks do with data parallel devices.
+An axis of any role may split experts besides, as frameworks do with data-parallel devices.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -24,7 +24,7 @@ from autopar.plan import BlockPlan
 from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
-"""Share of the parameters that makes an axis more than idle."""
+"""Share of the parameters that an axis must split to be more than idle."""
 
 
 def sequence_dim(batch: int) -> int:
@@ -38,7 +38,7 @@ def sequence_dim(batch: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """Elements by how one axis places them."""
+    """Number of elements by how one axis places them."""
 
     total: float = 0.0
     split: float = 0.0
@@ -48,7 +48,7 @@ class Tally:
     terms: float = 0.0
 
     def add(self, placement: Placement, elements: float, rank: int, batch: int = 0) -> None:
-        """Count elements of a tensor of `rank` dims whose batch dim is `batch`."""
+        """Count the elements of a tensor of `rank` dims whose batch dim is `batch`."""
         self.total += elements
         if isinstance(placement, Shard):
             sequence = sequence_dim(batch)
@@ -58,14 +58,14 @@ class Tally:
             self.spatial += elements * (placement.dim >= 2 and placement.dim != batch and rank >= 4)
         self.terms += elements * isinstance(placement, Partial)
 
-    def most(self, part: float) -> bool:
-        """Whether a part is more than half."""
+    def is_majority(self, part: float) -> bool:
+        """Return whether `part` is more than half of the total."""
         return self.total > 0 and part > 0.5 * self.total
 
 
 @dataclass(slots=True)
 class AxisTallies:
-    """What one axis does to activations, parameters used and stored, gradient sums, updates and boundaries."""
+    """Tallies of one axis: activations, parameters used and stored, gradient sums, updates and block boundaries."""
 
     activations: Tally
     used: Tally
@@ -77,47 +77,47 @@ class AxisTallies:
 
     @classmethod
     def empty(cls) -> "AxisTallies":
-        """Return tallies of nothing."""
+        """Return zero tallies."""
         return cls(*(Tally() for _ in range(7)))
 
     @property
     def role(self) -> str:
-        """What the axis is called."""
-        if self.activations.most(self.activations.batch):
+        """The role of the axis."""
+        if self.activations.is_majority(self.activations.batch):
             return "dp"
-        if self.experts.most(self.experts.batch) and not self.used.most(self.used.split):
+        if self.experts.is_majority(self.experts.batch) and not self.used.is_majority(self.used.split):
             return "ep"
-        if self.used.most(self.used.split):
+        if self.used.is_majority(self.used.split):
             return "tp"
-        if self.activations.most(self.activations.sequence):
+        if self.activations.is_majority(self.activations.sequence):
             return "cp"
-        if self.activations.most(self.activations.spatial):
+        if self.activations.is_majority(self.activations.spatial):
             return "spatial"
-        # A stage may have products with parameters of others alone, split where these are copied.
+        # All parameters of a stage may be shared with other stages and replicated, with only products split.
         shared = self.activations.split + self.activations.terms
-        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(shared) else "idle"
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.is_majority(shared) else "idle"
 
     @property
     def zero(self) -> int:
-        """The ZeRO level it amounts to."""
-        if self.stored.most(self.stored.split) and not self.used.most(self.used.split):
+        """The ZeRO stage its sharding of states amounts to (Rajbhandari et al. 2020), 0 to 3."""
+        if self.stored.is_majority(self.stored.split) and not self.used.is_majority(self.used.split):
             return 3
-        if self.gradients.most(self.gradients.split):
+        if self.gradients.is_majority(self.gradients.split):
             return 2
-        return 1 if self.updates.most(self.updates.split) else 0
+        return 1 if self.updates.is_majority(self.updates.split) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRole:
-    """What an axis does.
+    """Role of a mesh axis.
 
     Attributes:
         axis: The axis.
         role: "dp", "tp", "ep", "cp", "spatial" or "idle".
-        zero: The ZeRO level it amounts to, 0 to 3.
+        zero: ZeRO stage, 0 to 3.
         in_part: Whether it is tensor parallel in less than half of the parameters.
-        sequence_parallel: Whether values between blocks are split along the sequence.
-        experts: Whether it splits most of what experts have where that is used, expert by expert.
+        sequence_parallel: Whether values between blocks are split along the sequence (Korthikanti et al. 2022).
+        experts: Whether it splits most expert parameters by expert where they are used.
     """
 
     axis: Axis
@@ -129,17 +129,17 @@ class AxisRole:
 
 
 def expert_degree(roles: Iterable[AxisRole]) -> int:
-    """Return over how many devices axes deal out experts."""
+    """Return the number of devices the experts are divided among."""
     return prod(found.axis.size for found in roles if found.experts)
 
 
 def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Folded) -> tuple[AxisRole, ...]:
-    """Return what each mesh axis of a plan does.
+    """Return the role of each mesh axis of a plan.
 
     Args:
         mesh: The axes.
         blocks: Placements per distinct block.
-        folded: The graph of one microbatch, by distinct blocks.
+        folded: The folded graph of one microbatch.
     """
     axes = [AxisTallies.empty() for _ in mesh]
     for block in blocks:
@@ -149,9 +149,9 @@ def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Fol
             axis,
             tallies.role,
             tallies.zero,
-            in_part=not tallies.used.most(tallies.used.split),
-            sequence_parallel=tallies.boundaries.most(tallies.boundaries.sequence),
-            experts=tallies.experts.most(tallies.experts.batch),
+            in_part=not tallies.used.is_majority(tallies.used.split),
+            sequence_parallel=tallies.boundaries.is_majority(tallies.boundaries.sequence),
+            experts=tallies.experts.is_majority(tallies.experts.batch),
         )
         for axis, tallies in zip(mesh, axes, strict=True)
     )
@@ -187,7 +187,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     for state in block.states:
         add("stored", state.value, state.placement)
     for departure in block.departures:
-        if departure.value in activations:  # gradients of shared parameters leave blocks, too
+        if departure.value in activations:  # gradients of shared parameters leave blocks as well
             add("boundaries", departure.value, departure.placement)
     for op, placed in zip(ops, block.ops, strict=True):
         for name, text in zip(op.outputs, placed.outputs, strict=True):
@@ -195,7 +195,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
                 continue
             role = states.written[name].role if name in states.written else None
             if role in (Role.GRADIENT, Role.PARAMETER):
-                # What an op has only a part of anyway (tensor parallelism, experts) is not shared by ZeRO.
+                # A tensor already split in use (tensor parallelism, experts) is not sharded by ZeRO along that axis.
                 field = "gradients" if role is Role.GRADIENT else "updates"
                 add(field, name, text, split_in_use.get(states.owners[name], frozenset()))
             elif name in activations:
@@ -203,22 +203,22 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
 
 
 def activations_of(folded: Folded, kind: int) -> frozenset[str]:
-    """Return the values that the forward of a kind of block computes of data, a dim of which may be the batch."""
+    """Return the forward values of a kind that depend on data, a dim of which may be the batch."""
     return _activations(folded.pattern, kind)
 
 
 @lru_cache(maxsize=256)
 def _activations(folded: Folded, kind: int) -> frozenset[str]:
     graph, ops = folded.graph, folded.kinds[kind].ops
-    derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
-    # Rows of experts lie expert by expert: their dims say nothing of the batch.
+    derived = _independent_of_data(ops, {state.input for state in graph.states} | graph.constants.keys())
+    # Rows of an expert's input are grouped by expert: their dims do not tell the batch.
     derived |= _inside_experts(ops, experts_of(folded), derived)
     made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
     return frozenset(name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float)
 
 
-def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:
-    """Return the values of a block that no data goes into, such as the transpose of a tied embedding."""
+def _independent_of_data(ops: Iterable[Op], known: set[str]) -> set[str]:
+    """Return the values of a block that depend on no data, such as the transpose of a tied embedding."""
     found = set(known)
     for op in ops:
         if all(name in found for name in op.inputs if name):
@@ -227,7 +227,7 @@ def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:
 
 
 def _inside_experts(ops: Iterable[Op], experts: Set[str], derived: Set[str]) -> set[str]:
-    """Return the values of a block that only what experts made goes into."""
+    """Return the values of a block that depend on data only through outputs of experts."""
     found: set[str] = set()
     for op in ops:
         data = [name for name in op.inputs if name and name not in derived]

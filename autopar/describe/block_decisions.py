@@ -1,4 +1,4 @@
-"""The decisions of a choice by distinct block, as a plan holds them."""
+"""A selection choice as the placements of each distinct block (`BlockPlan`), the form a plan stores."""
 
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -10,11 +10,11 @@ from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
 from autopar.sharding import format_placements
 
 _placed: WeakKeyDictionary[Tables, dict[tuple[int, int], OpPlacement]] = WeakKeyDictionary()
-"""Placements of ops by node and strategy: the choices of one mesh differ in few of them."""
+"""Placements of ops by node and strategy: the choices of one mesh have most in common."""
 
 
 def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
-    """Return the decisions by distinct block."""
+    """Return the block plans of a choice."""
     folded = tables.folded
     ops: dict[int, dict[str, OpPlacement]] = {kind.id: {} for kind in folded.kinds}
     states: dict[str, ValuePlacement] = {}
@@ -70,7 +70,7 @@ def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, .
 
 
 def _representative(tables: Tables, name: str) -> str:
-    """Return the parameter that stands for `name`."""
+    """Return the name of the distinct parameter that represents `name`."""
     producer = tables.folded.by_value[name]
     return next(p.value.name for p in tables.folded.parameters if p.producer == producer)
 
@@ -78,7 +78,7 @@ def _representative(tables: Tables, name: str) -> str:
 def _crossings(
     tables: Tables, boundaries: dict[str, str]
 ) -> tuple[dict[int, list[ValuePlacement]], dict[int, list[ValuePlacement]]]:
-    """Return arrivals and departures by kind: what enters and leaves each block, at the placement it has on the way."""
+    """Return arrivals and departures by kind: the values that enter and leave each block, with their placements."""
     folded = tables.folded
     arrivals: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}
     departures: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}

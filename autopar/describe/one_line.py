@@ -1,4 +1,4 @@
-"""The plan in one line, in the field's words; `autopar.describe.axis_roles` finds the words for the axes."""
+"""A plan in one line; the roles of its axes come from `autopar.describe.axis_roles`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def summarise(plan: Plan, folded: Folded) -> Plan:
 
 
 def summarise_roles(plan: Plan, *roles: Sequence[AxisRole]) -> Plan:
-    """Return a plan with its one-line summary and the use of its axes, given what the axes of each variant do."""
+    """Return a plan with its one-line summary and axis uses, given the axis roles of each variant."""
     uses = tuple(tuple(AxisUse(found.role, found.zero) for found in own) for own in roles)
     plan = replace(plan, uses=uses)
     if not plan.variants:
@@ -41,7 +41,7 @@ def _summarised(plan: Plan, words: Sequence[str]) -> Plan:
 
 
 def name_stages(numbers: Sequence[int]) -> str:
-    """Return which stages are meant, consecutive ones as a range.
+    """Return the stage numbers as text, consecutive ones as a range.
 
     >>> name_stages([1]), name_stages([0, 2, 3, 4])
     ('stage 1', 'stages 0 2-4')
@@ -57,7 +57,7 @@ def name_stages(numbers: Sequence[int]) -> str:
 
 
 def _axes(roles: Sequence[AxisRole]) -> list[str]:
-    """Return what the axes of a plan of one variant amount to."""
+    """Return the degrees of a plan of one variant as text, per role."""
     degrees = {"dp": 1, "tp": 1, "ep": 1, "cp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
@@ -75,7 +75,7 @@ def _axes(roles: Sequence[AxisRole]) -> list[str]:
                 notes[role] = ["sequence parallel"]
     for role, zeros in levels.items():
         if any(zeros):
-            # Two axes of one role may differ: ZeRO over the links inside a node only, say.
+            # Two axes of one role may differ: ZeRO over the links inside a node only, for example.
             notes[role].append("zero-" + "/".join(str(level) for level in sorted(zeros)))
     for role, own in notes.items():
         experts = expert_degree(found for found in roles if found.role == role)
@@ -93,7 +93,7 @@ def _schedule(plan: Plan) -> str:
 
 
 def _recompute(plan: Plan) -> str:
-    """Return which flavours the layers have: blocks that occur more than once, all blocks if none does."""
+    """Return the recompute flavours of the layers: blocks that occur more than once, or all blocks if none does."""
     layers = {index for block in plan.blocks if len(block.instances) > 1 for index in block.instances}
     counts: Counter[str] = Counter()
     for stage in plan.stages:
@@ -102,17 +102,17 @@ def _recompute(plan: Plan) -> str:
         counts.update(str(flavour) for index, flavour in enumerate(flavours, first) if not layers or index in layers)
     if len(counts) == 1:
         name = next(iter(counts))
-        return "no recompute" if name == "none" else _words(name)
-    parts = [f"{_words(name)} in {count}" for name, count in sorted(counts.items()) if name != "none"]
+        return "no recompute" if name == "none" else _flavour_name(name)
+    parts = [f"{_flavour_name(name)} in {count}" for name, count in sorted(counts.items()) if name != "none"]
     return f"{' and '.join(parts)} of {counts.total()} {'layers' if layers else 'blocks'}"
 
 
-def _words(flavour: str) -> str:
+def _flavour_name(flavour: str) -> str:
     return "activations offloaded" if flavour == Recompute.OFFLOAD else f"{flavour} recompute"
 
 
 def _offload(plan: Plan) -> str:
-    """Return which stages keep the optimizer's state in host memory; empty if none does."""
+    """Return how many stages keep the optimizer state in host memory; empty if none does."""
     count = sum(bool(stage.offload) for stage in plan.stages)
     if not count:
         return ""

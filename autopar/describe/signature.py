@@ -1,12 +1,12 @@
-"""What tells plans apart for a user: the signature of a plan.
+"""The signature of a plan: the features in which plans differ for a user.
 
-A plan is *akin* to a faster one if the two differ in nothing but
+A plan is *akin* to a faster one if the two differ only in
 
-- the mesh the same degrees lie on, the placement of single tensors, the number of stages that devices take in turns,
-- stage boundaries, and which layers recompute, as long as the layer that recomputes least does not recompute more.
+- the mesh of equal degrees, the placement of single tensors, the number of stages per group of devices,
+- stage boundaries, and which layers recompute, provided the layer that recomputes least does not recompute more.
 
-So a plan that keeps less in every layer is another plan, which takes longer and less memory; one that keeps more and
-takes longer all the same is of no use to anybody. `distinct` leaves out what is akin to something faster.
+A slower plan that recomputes more in every layer is a different plan, as it takes less memory; one that recomputes less
+and is slower has no advantage. `distinct` drops every plan that is akin to a faster one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,25 +20,25 @@ from autopar.plan import BlockPlan, StagePlan
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 
-LEVELLED = frozenset({"dp", "cp", "spatial"})
-"""What is told with its ZeRO level: axes that share work on the same parameters."""
+ZERO_ROLES = frozenset({"dp", "cp", "spatial"})
+"""Roles shown with their ZeRO stage: axes that share work on the same parameters."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a user cares about in a plan.
+    """The features of a plan that matter to a user.
 
     Attributes:
-        degrees: Of every role of axes: its name, the highest ZeRO level of these axes, and their degrees multiplied.
+        degrees: Per role of axes: its name, the highest ZeRO stage of its axes, and the product of their sizes.
         num_stages: Pipeline stages.
-        schedule: Order of microbatches; "" where there is nothing to order.
+        schedule: Order of microbatches; "" if there is nothing to order.
         num_microbatches: Microbatches per step.
-        recompute: What the layer that recomputes least does.
-        offload: What lies in host memory in some stage.
-        others: Degrees of the further meshes that stages have, if they differ in them.
-        experts: Over how many devices experts are dealt out, whatever else these devices share; in no stage over more.
+        recompute: Flavour of the layer that recomputes least.
+        offload: Kinds of state in host memory in some stage.
+        others: Degrees of the further meshes of stages that differ from the first.
+        experts: Largest number of devices the experts are divided among in any stage.
     """
 
     degrees: tuple[tuple[str, int, int], ...]
@@ -51,14 +51,14 @@ class Signature:
     experts: int = 1
 
     def is_akin_to(self, faster: "Signature") -> bool:
-        """Whether a plan of this signature differs from a faster one in nothing that a user cares about."""
+        """Return whether a plan of this signature is akin to a faster plan."""
         order = list(Recompute)
         more = order.index(Recompute(self.recompute)) > order.index(Recompute(faster.recompute))
         return not more and replace(self, recompute=faster.recompute) == faster
 
 
 def distinct(found: Iterable[T], signature_of: Callable[[T], Signature]) -> list[T]:
-    """Return what is found, fastest first, without what is akin to something before it."""
+    """Return the items, fastest first, without those akin to an earlier one."""
     kept: list[tuple[T, Signature]] = []
     for item in found:
         own = signature_of(item)
@@ -80,8 +80,8 @@ def signature(
         configuration: The outer choices.
         stages: The stages.
         blocks: Placements per distinct block.
-        roles: What the mesh axes do.
-        others: What those of further meshes do.
+        roles: Roles of the mesh axes.
+        others: Roles of the axes of further meshes.
     """
     splits = SCHEDULES[configuration.schedule].splits
     ordered = configuration.num_stages > 1 and (configuration.num_microbatches > 1 or splits)
@@ -90,7 +90,7 @@ def signature(
         configuration.num_stages,
         configuration.schedule if ordered else "",
         configuration.num_microbatches,
-        _least(stages, blocks),
+        _least_recompute(stages, blocks),
         tuple(sorted({stage.offload for stage in stages if stage.offload})),
         tuple(map(_degrees, others)),
         max(map(expert_degree, (roles, *others))),
@@ -98,28 +98,28 @@ def signature(
 
 
 def _degrees(roles: Sequence[AxisRole]) -> tuple[tuple[str, int, int], ...]:
-    """Return role, ZeRO level and degree of what axes do."""
+    """Return role, highest ZeRO stage and degree, per role."""
     by_name: dict[str, list[AxisRole]] = {}
     for role in roles:
         if role.axis.size > 1:
-            by_name.setdefault(_word(role), []).append(role)
+            by_name.setdefault(_role_name(role), []).append(role)
     return tuple(
-        (name, max(_level(role) for role in own), prod(role.axis.size for role in own))
+        (name, max(_zero_stage(role) for role in own), prod(role.axis.size for role in own))
         for name, own in sorted(by_name.items())
     )
 
 
-def _level(role: AxisRole) -> int:
-    return role.zero if role.role in LEVELLED else 0
+def _zero_stage(role: AxisRole) -> int:
+    return role.zero if role.role in ZERO_ROLES else 0
 
 
-def _word(role: AxisRole) -> str:
-    """Return what an axis is called; sequence parallelism is part of the name, as it takes other collectives."""
+def _role_name(role: AxisRole) -> str:
+    """Return the name of an axis role; sequence parallelism is part of it, as it changes the collectives."""
     return "tp, sequence parallel" if role.role == "tp" and role.sequence_parallel else role.role
 
 
-def _least(stages: Sequence[StagePlan], blocks: Sequence[BlockPlan]) -> str:
-    """Return what the layer that recomputes least does: of blocks that occur more than once, of all if none does."""
+def _least_recompute(stages: Sequence[StagePlan], blocks: Sequence[BlockPlan]) -> str:
+    """Return the flavour of the layer that recomputes least; layers are blocks that repeat, or all if none does."""
     layers = {index for block in blocks if len(block.instances) > 1 for index in block.instances}
     flavours = {
         Recompute(flavour)

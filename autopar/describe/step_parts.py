@@ -1,4 +1,4 @@
-"""Where a step goes, in the field's words: what each mesh axis does names the communication over it."""
+"""The parts of a step by cause; communication over a mesh axis is named by the axis's role."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from autopar.plan import Plan
 from autopar.simulate import StageTimeline, Timeline
 
 DATA_PARALLEL = "dp communication"
-"""Gathers of parameters that compute waits for, gradients that the backward does not hide, gathers of the update."""
+"""Exposed gathers of parameters, gradient reductions not hidden by the backward, gathers after the update."""
 
 
 def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[str, float], ...]:
@@ -18,27 +18,27 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
     Args:
         plan: The plan.
         timeline: Its simulation.
-        folded: The graph of one of its microbatches.
+        folded: The folded graph of one of its microbatches.
     """
     busiest = timeline.busiest
-    return stage_parts(busiest, axis_roles(plan, folded)[busiest.index])
+    return stage_parts(busiest, roles_by_stage(plan, folded)[busiest.index])
 
 
-def axis_roles(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
-    """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches.
+def roles_by_stage(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
+    """Return the role of each mesh axis, stage by stage, given the folded graph of one of the plan's microbatches.
 
-    A data-parallel axis that deals out experts is called by these: what compute waits for over it are tokens on their
-    way to experts and back.
+    A data-parallel axis that divides experts counts as "ep": exposed communication over it carries tokens to and from
+    experts.
     """
     plans = {number: plan.of_variant(number) if plan.variants else plan for number in range(len(plan.all_variants))}
     roles = {
-        number: {role.axis.name: _waited_for(role) for role in roles_of_axes(each.mesh, each.blocks, folded)}
+        number: {role.axis.name: _communication_role(role) for role in roles_of_axes(each.mesh, each.blocks, folded)}
         for number, each in plans.items()
     }
     return tuple(roles[stage.variant] for stage in plan.stages)
 
 
-def _waited_for(role: AxisRole) -> str:
+def _communication_role(role: AxisRole) -> str:
     return "ep" if role.experts and role.role == "dp" else role.role
 
 
@@ -47,7 +47,7 @@ def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[s
 
     Args:
         stage: Its simulation.
-        roles: What each mesh axis of the stage does.
+        roles: Role of each mesh axis of the stage.
     """
     waited: defaultdict[str, float] = defaultdict(float)
     for axis, seconds in stage.axis_seconds:

@@ -52,13 +52,13 @@ def look(
         ProgramError: If the plan does not compute the model.
     """
     from autopar.api import lower_plan
-    from autopar.describe.step_parts import axis_roles
+    from autopar.describe.step_parts import roles_by_stage
     from autopar.page.view import prepare
     from autopar.simulate import simulate
 
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     timeline = simulate(program, costs, trace=True, verified=True)
-    return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others, weighing, whatif)
+    return prepare(plan, program, costs, timeline, roles_by_stage(plan, folded), others, weighing, whatif)
 
 
 def write_page(view: "View", path: str | Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.configuration import Family
 from autopar.describe.axis_roles import AxisRole, activations_of, sequence_dim
-from autopar.describe.signature import LEVELLED
+from autopar.describe.signature import ZERO_ROLES
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.formulate.constraints import Constraints
@@ -117,7 +117,7 @@ def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branche
 
 def _levels(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
     """Yield how the highest level of ZeRO of a role may be another one: lower on all of its axes, or higher on one."""
-    for name in sorted(LEVELLED):
+    for name in sorted(ZERO_ROLES):
         own = {axis: role.zero for axis, role in axes if role.role == name}
         highest = max(own.values(), default=0)
         if own and highest:
