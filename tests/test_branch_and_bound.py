@@ -22,7 +22,7 @@ from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables
 from autopar.pipeline_partition.interleaved import grouped_time
-from autopar.pipeline_partition.p2p import between
+from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
@@ -90,7 +90,7 @@ def _everything() -> tuple[tuple[float, float], ...]:
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
-                seconds = step_time(totals, found.folded.chain, pipeline, split, between(split, hop)).seconds
+                seconds = step_time(totals, found.folded.chain, pipeline, split, hop_seconds(split, hop)).seconds
                 plans.append((seconds, max(peaks)))
     return tuple(plans)
 
@@ -152,12 +152,12 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
                 split = Split.uniform(ranges, redo)
                 if not pipeline.fills:
                     passes = pass_seconds(found, choice, splits=SCHEDULES[pipeline.schedule].splits)
-                    timed = grouped_time(passes, totals, chain, pipeline, split, between(split, hop))
+                    timed = grouped_time(passes, totals, chain, pipeline, split, hop_seconds(split, hop))
                     fits, seconds = memory is None, timed.seconds
                 else:
                     peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                     fits = max(peaks) <= task.job.memory_limit
-                    seconds = step_time(totals, chain, pipeline, split, between(split, hop)).seconds
+                    seconds = step_time(totals, chain, pipeline, split, hop_seconds(split, hop)).seconds
                 if fits:
                     tried += 1
                     assert outcome.bound <= seconds * (1 + CLOSE)

@@ -17,7 +17,7 @@ from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Graph, Op
 from autopar.pipeline_partition.interleaved import grouped_time
-from autopar.pipeline_partition.p2p import Hops, between
+from autopar.pipeline_partition.p2p import Hops, hop_seconds
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
 from autopar.request import JobRequest
@@ -117,9 +117,9 @@ def _seconds(tables: Tables, choice: Choice, pipeline: Pipeline, split: Split, h
     """Return the step seconds of a plan under its schedule."""
     totals, chain = tables.block_seconds(choice), tables.folded.chain
     if pipeline.fills and pipeline.schedule != "gpipe":
-        return step_time(totals, chain, pipeline, split, between(split, hop)).seconds
+        return step_time(totals, chain, pipeline, split, hop_seconds(split, hop)).seconds
     passes = pass_seconds(tables, choice, splits=SCHEDULES[pipeline.schedule].splits)
-    return grouped_time(passes, totals, chain, pipeline, split, between(split, hop)).seconds
+    return grouped_time(passes, totals, chain, pipeline, split, hop_seconds(split, hop)).seconds
 
 
 def _configuration(task: Task, schedule: str) -> Configuration:

@@ -1,4 +1,4 @@
-"""Schedules without a closed form in the search: plans take and hold what the simulator says, and bounds are below."""
+"""Schedules without a closed form: objective and memory agree with the simulator, and bounds are below."""
 
 from itertools import product
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autopar.configuration import Configuration, configurations, describe
-from autopar.pipeline_partition.interleaved import _fastest, _Stage
+from autopar.pipeline_partition.interleaved import _fastest_mixtures, _Stage
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES
@@ -21,7 +21,7 @@ CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 
 COUNT = 4
 
 
-def _best(name: str, chunks: int, cache_dir: Path, limit: float = 1e12) -> tuple[float, float, float]:
+def _best_cut(name: str, chunks: int, cache_dir: Path, limit: float = 1e12) -> tuple[float, float, float]:
     """Return objective, simulated seconds, and bytes on the fullest device of the best plan on 2 x 4 devices."""
     execution, rules = Execution.of("gpt2", 4, COUNT), model_rules("gpt2", cache_dir)
     configuration = Configuration(2, Mesh.of(outer=2, inner=2), COUNT, name, chunks)
@@ -36,9 +36,9 @@ def _best(name: str, chunks: int, cache_dir: Path, limit: float = 1e12) -> tuple
 
 
 @pytest.mark.parametrize(("name", "chunks"), CASES)
-def test_plans_of_any_schedule_take_what_the_simulator_says(name: str, chunks: int, cache_dir: Path) -> None:
-    """Of a plan on 2 x 4 devices, up to reductions that wait for other traffic on their link."""
-    objective, simulated, _ = _best(name, chunks, cache_dir)
+def test_the_objective_equals_the_simulated_step(name: str, chunks: int, cache_dir: Path) -> None:
+    """For a plan on 2 x 4 devices, up to reductions that wait for other traffic on their link."""
+    objective, simulated, _ = _best_cut(name, chunks, cache_dir)
 
     assert objective == pytest.approx(simulated, rel=1e-3 if SCHEDULES[name].splits or chunks > 1 else 1e-2)
 
@@ -49,13 +49,13 @@ def test_plans_of_any_schedule_fit(name: str, chunks: int, cache_dir: Path) -> N
 
     The V has the embeddings and the head on one device, which leaves nothing to recompute here.
     """
-    objective, _, most = _best(name, chunks, cache_dir)
+    objective, _, most = _best_cut(name, chunks, cache_dir)
 
-    again, _, peak = _best(name, chunks, cache_dir, most)
+    again, _, peak = _best_cut(name, chunks, cache_dir, most)
     assert again == pytest.approx(objective, rel=1e-4)
     assert peak <= most
     if name != "zb-v":
-        tight, _, peak = _best(name, chunks, cache_dir, 0.98 * most)
+        tight, _, peak = _best_cut(name, chunks, cache_dir, 0.98 * most)
         assert peak <= 0.98 * most
         assert tight >= objective * (1 - 1e-4)
 
@@ -77,7 +77,7 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
 
 
 def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
-    """Return a stage of one block that keeps so much, or runs so much again."""
+    """Return a stage of one block with given kept bytes and recompute seconds per mixture."""
     count = len(kept)
     sizes = np.zeros((count, 5))
     sizes[:, 0] = sizes[:, 2] = sizes[:, 3] = kept
@@ -87,8 +87,8 @@ def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_groups_take_back_first_what_saves_most(seed: int) -> None:
-    """At one price early stages run whole blocks again: then all but one need not, and of equal ones the first does."""
+def test_recompute_is_reduced_where_it_saves_most(seed: int) -> None:
+    """At one price all early stages recompute whole blocks; then all but the first of equal ones need not."""
     rng = np.random.default_rng(seed)
     kept, again = (5.0, 3.0, 0.5), (0.0, 0.1, 3.0)
     stages = [_single(kept, again) for _ in range(4)]
@@ -100,7 +100,7 @@ def test_groups_take_back_first_what_saves_most(seed: int) -> None:
 
     all_selective = bytes_of((1, 1, 1, 1))
     limit = all_selective - float(rng.uniform(0.01, 0.9)) * float(counts[..., 0].max())
-    ways = _fastest(stages, rows, limit, 0.0, (False,) * 4)
+    ways = _fastest_mixtures(stages, rows, limit, 0.0, (False,) * 4)
 
     best = min(sum(again[own] for own in every) for every in product(range(3), repeat=4) if bytes_of(every) <= limit)
     assert len(ways) == 2
@@ -111,8 +111,8 @@ def test_groups_take_back_first_what_saves_most(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_two_ways_one_runs_again_as_little_as_can_be(seed: int) -> None:
-    """What saves most seconds may take the room of two others that save nearly as much each: the second way sees it."""
+def test_one_of_two_ways_has_the_least_recompute(seed: int) -> None:
+    """The largest saving may take the room of two others nearly as large: the second way finds those."""
     rng = np.random.default_rng(seed)
     kept, again = (5.6, 3.1, 0.4), (0.0, 0.02, 1.0)
     stages = [_single(kept, again) for _ in range(6)]
@@ -123,18 +123,18 @@ def test_of_two_ways_one_runs_again_as_little_as_can_be(seed: int) -> None:
 
     every = list(product(range(3), repeat=6))
     limit = float(rng.uniform(bytes_of((2,) * 6), bytes_of((1,) * 6)))
-    ways = _fastest(stages, rows, limit, 0.0, (False,) * 6)
+    ways = _fastest_mixtures(stages, rows, limit, 0.0, (False,) * 6)
 
     best = min(sum(again[own] for own in taken) for taken in every if bytes_of(taken) <= limit)
     assert all(bytes_of(tuple(taken)) <= limit for taken in ways)
     assert min(sum(again[own] for own in taken) for taken in ways) <= best + 0.02 * 6
 
 
-def test_what_makes_room_at_one_moment_and_takes_it_at_another_is_not_changed_for_ever() -> None:
-    """Two mixtures take no longer than one another, and each is too much at a moment of its own; a third one fits."""
+def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
+    """Two mixtures of equal seconds are each too large at another moment; a third one fits."""
     sizes = np.array([[5.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 5.0, 5.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]])
     again, nothing = np.array([0.0, 0.0, 1.0]), np.zeros(3)
     stage = _Stage(0, np.arange(3), sizes, again, nothing, nothing, *[0.0] * 7)
     rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
-    assert _fastest([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])
+    assert _fastest_mixtures([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])

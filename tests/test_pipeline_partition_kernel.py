@@ -1,4 +1,4 @@
-"""Chains of many blocks: the frontiers of windows against their definition, and cuts that skip hopeless lengths."""
+"""Chains of many blocks: frontiers of windows against their definition, and cuts that skip infeasible lengths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,15 +24,15 @@ from autopar.pipeline_partition.partition_kernel import (
     TRANSIT,
     frontiers,
 )
-from autopar.pipeline_partition.stage_cuts import UNLIMITED, _best, best_split, fitting_stages, symbols_for
+from autopar.pipeline_partition.stage_cuts import UNLIMITED, _best_cut, best_split, fitting_stages, symbols_for
 from tests.formulations import good_choice, lowered_bytes, tables
 
 MOST = 512
-"""More mixtures than any window here has, so that none is thinned out."""
+"""More mixtures than any window here has, so that no frontier is thinned."""
 
 
 def _case(rng: np.random.Generator, num_windows: int, flavours: int, states: int) -> dict[str, Any]:
-    """Return windows with blocks of few distinct sizes, so that many mixtures are alike."""
+    """Return windows with blocks of few distinct sizes, so that many mixtures are equal."""
     steps = 3
     step = rng.integers(0, steps, num_windows)
     few = rng.integers(1, 4, (steps, flavours)).astype(float)
@@ -66,7 +66,7 @@ Mixture = tuple[list[float], int, int, int]
 
 
 def _defined(case: dict[str, Any], window: int, olds: Sequence[Mixture]) -> list[Mixture]:
-    """Return the mixtures of a window as `frontiers` says what they are, each looked at with all others."""
+    """Return the frontier of a window by its definition, comparing all pairs of mixtures."""
     row, new = case["step"][window], list[Mixture]()
     for number, (old, state, *_) in enumerate(olds):
         for own in range(case["again"].shape[1]):
@@ -95,8 +95,8 @@ def _defined(case: dict[str, Any], window: int, olds: Sequence[Mixture]) -> list
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_frontiers_are_what_they_are_defined_to_be(seed: int) -> None:
-    """The kernel merges what is in order and looks at few pairs; it finds the same mixtures in the same order."""
+def test_frontiers_equal_their_definition(seed: int) -> None:
+    """The kernel, which merges sorted lists and compares few pairs, finds equal mixtures in equal order."""
     rng = np.random.default_rng(seed)
     case = _case(rng, 24, flavours=int(rng.integers(2, 5)), states=int(rng.integers(1, 4)))
 
@@ -117,7 +117,7 @@ def test_frontiers_are_what_they_are_defined_to_be(seed: int) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b"])
 @pytest.mark.parametrize("num_stages", [1, 3, 8])
 def test_lengths_that_cannot_fit_are_skipped(name: str, num_stages: int) -> None:
-    """Cuts of a long chain are those of all ranges looked at together, from limits nothing fits to some that bind."""
+    """Cuts of a long chain equal those found with all lengths at once, from infeasible to loose limits."""
     found, choice = tables(name), good_choice(name, "train")
     short = lowered_bytes(found, choice)
     middle = len(short.chain) // 2
@@ -132,7 +132,7 @@ def test_lengths_that_cannot_fit_are_skipped(name: str, num_stages: int) -> None
     for limit in [*np.linspace(0.3 * least / num_stages, least, 5), 0.5 * (least + most)]:
         every = windows(symbols_for(memory, FREE), len(chain), num_stages == 1)
         stages = fitting_stages(every, totals, memory, pipeline, min(limit, UNLIMITED), FREE)
-        whole = _best(stages, totals, chain, pipeline, 0.0)
+        whole = _best_cut(stages, totals, chain, pipeline, 0.0)
 
         split = best_split(totals, memory, pipeline, limit, 0.0)
 
@@ -143,8 +143,8 @@ def test_lengths_that_cannot_fit_are_skipped(name: str, num_stages: int) -> None
     assert 0 < fitting < 6
 
 
-def test_stages_of_many_small_blocks_are_looked_at_where_short_ones_cannot_do() -> None:
-    """Of 4 large and 40 small blocks no stage holds two large ones, so that one has a large and all small ones."""
+def test_long_stages_of_small_blocks_are_tried() -> None:
+    """4 large and 40 small blocks, no stage holds two large ones: one stage has a large and all small ones."""
     chain = (0, 0, 0, 0, *(1,) * 40)
     memory = replace(ChainBytes.nothing(chain), resident=np.array([10.0, 0.1]))
     totals = np.zeros((2, len(Slot)))

@@ -1,4 +1,4 @@
-"""What is handed from stage to stage, by where a chain of blocks is cut, beside what the simulator says."""
+"""Hop seconds by where a chain of blocks is cut, against the simulator."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ NODES = CostModel(replace(COSTS.cluster, devices_per_node=4, inter=FAR))
     [("1f1b", (0, 1, 2, 3)), ("interleaved", (0, 1, 0, 1)), ("zb-v", (0, 1, 1, 0))],
 )
 def test_hops_are_those_of_the_simulator(schedule: str, of_stage: tuple[int, ...], cache_dir: Path) -> None:
-    """Of a net whose blocks hand over less and less, cut at random, within nodes and between them."""
+    """For a net whose blocks hand over ever less, cut at random, within nodes and between them."""
     folded, rules = Execution.of("resnet50", SAMPLES, 2).folded, model_rules("resnet50", cache_dir)
     groups = len(set(of_stage))
     mesh, chunks, rng = Mesh.of(inner=2), len(of_stage) // groups, np.random.default_rng(0)
@@ -57,17 +57,17 @@ def test_hops_are_those_of_the_simulator(schedule: str, of_stage: tuple[int, ...
         found = Weighing(tables, pipeline, mesh.size).hops(choice, pipeline)
 
         assert isinstance(found, Hops)
-        for stage, (own, hop) in enumerate(zip(found.of(ranges), hops(program, NODES), strict=True)):
+        for stage, (own, hop) in enumerate(zip(found.between_stages(ranges), hops(program, NODES), strict=True)):
             sent = of_stage[stage] != of_stage[stage + 1]
             assert own == pytest.approx([hop.forward.seconds, hop.backward.seconds] if sent else [0.0, 0.0])
             several.add(round(float(own[0]), 9))
-        assert (found.least <= found.of(ranges)).all()
+        assert (found.least <= found.between_stages(ranges)).all()
     assert len(several) >= 3
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-def test_the_objective_knows_where_messages_are_large(schedule: str, cache_dir: Path) -> None:
-    """The best plan takes what the simulator says, of a net whose first blocks hand over many times what others do."""
+def test_the_objective_depends_on_the_size_of_messages(schedule: str, cache_dir: Path) -> None:
+    """The objective equals the simulated step for a net whose first blocks hand over many times more."""
     folded, rules = Execution.of("resnet50", SAMPLES, 2).folded, model_rules("resnet50", cache_dir)
 
     found = solved_candidate(folded, rules, Configuration(4, Mesh.of(inner=2), COUNT, schedule), SAMPLES, costs=NODES)
@@ -79,7 +79,7 @@ def test_the_objective_knows_where_messages_are_large(schedule: str, cache_dir: 
 
 
 def test_a_chain_is_cut_where_little_is_handed_over() -> None:
-    """Two stages of four equal blocks: three and one, for what the third receives takes as long as all else."""
+    """Two stages of four equal blocks are cut after the third, as its input takes as long as all else."""
     chain, seconds = (0, 0, 1, 2), 1.0
     totals = np.zeros((3, len(Slot)))
     totals[:, [Slot.FORWARD, Slot.BACKWARD]] = seconds / 2

@@ -1,4 +1,4 @@
-"""Cuts for groups that hold several stages in turn, what they recompute, and moves that make them faster."""
+"""Candidate cuts of interleaved schedules, the recompute of groups, and local search over cuts."""
 
 from functools import cache
 from itertools import combinations, pairwise
@@ -19,7 +19,7 @@ from autopar.formulate.scheduled_step import StageWork, pass_seconds, scheduled_
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.tables import FloatArray, Tables
 from autopar.pipeline_partition.interleaved import RUNS, Groups, _cuts, _runs, grouped_time
-from autopar.pipeline_partition.waves import BEND, Ranges, cuts_in_runs, cuts_in_waves
+from autopar.pipeline_partition.waves import EVENNESS_WEIGHT, Ranges, cuts_in_runs, cuts_in_waves
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
@@ -44,12 +44,12 @@ def _slowest(blocks: FloatArray, ranges: Ranges, num_groups: int) -> FloatArray:
 
 def _cost(slowest: FloatArray, blocks: FloatArray, num_groups: int) -> float:
     mean = blocks.sum() / (num_groups * len(slowest))
-    return float((slowest * (1 + BEND * slowest / mean)).sum())
+    return float((slowest * (1 + EVENNESS_WEIGHT * slowest / mean)).sum())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 30), st.data())
-def test_cuts_have_all_blocks_in_stages_between_edges(groups: int, chunks: int, more: int, data: st.DataObject) -> None:
+def test_wave_cuts_are_partitions_at_edges(groups: int, chunks: int, more: int, data: st.DataObject) -> None:
     count = groups * chunks + more
     blocks = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=count, max_size=count)))
     blocks[0] += 0.5  # some block takes time
@@ -68,7 +68,7 @@ def test_cuts_have_all_blocks_in_stages_between_edges(groups: int, chunks: int, 
 @pytest.mark.parametrize(("groups", "chunks"), [(2, 2), (3, 2), (2, 3)])
 @pytest.mark.parametrize("count", [7, 9, 11, 12])
 def test_no_cut_of_equal_blocks_has_faster_waves(groups: int, chunks: int, count: int) -> None:
-    """Against every cut there is."""
+    """Against the enumeration of cuts."""
     blocks = np.ones(count)
     every = (tuple(pairwise((0, *cut, count))) for cut in combinations(range(1, count), groups * chunks - 1))
     least = min(_cost(_slowest(blocks, ranges, groups), blocks, groups) for ranges in every)
@@ -88,7 +88,7 @@ def test_waves_of_unequal_blocks_are_nearly_as_fast_as_any() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 30), st.integers(1, 12), st.data())
-def test_runs_have_all_blocks_in_stages_between_edges(stages: int, more: int, most: int, data: st.DataObject) -> None:
+def test_run_cuts_are_partitions_at_edges(stages: int, more: int, most: int, data: st.DataObject) -> None:
     count = stages + more
     blocks = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=count, max_size=count)))
     blocks[0] += 0.5
@@ -105,8 +105,8 @@ def test_runs_have_all_blocks_in_stages_between_edges(stages: int, more: int, mo
 
 
 @pytest.mark.parametrize(("stages", "count"), [(4, 7), (6, 21), (8, 17), (5, 24)])
-def test_larger_stages_follow_each_other_and_all_blocks_are_there(stages: int, count: int) -> None:
-    """Of equal blocks, with small ones at both ends that count as none; one stage has what is left over."""
+def test_run_cuts_have_one_run_of_larger_stages(stages: int, count: int) -> None:
+    """Equal blocks with negligible ones at both ends; one stage has the remainder."""
     blocks = np.array([0.01, *np.ones(count), 0.05])
     found = list(cuts_in_runs(blocks, stages, range(count + 3), 100))
     assert len(found) == stages - count % stages + 1, "they begin at any stage that leaves enough of them"
@@ -118,7 +118,7 @@ def test_larger_stages_follow_each_other_and_all_blocks_are_there(stages: int, c
         assert larger == [*range(larger[0], larger[-1] + 1)]
 
 
-def test_blocks_that_all_stages_have_evenly_are_cut_so() -> None:
+def test_divisible_blocks_are_cut_evenly() -> None:
     (found,) = cuts_in_runs(np.ones(12), 4, range(13), 5)
     assert found == ((0, 3), (3, 6), (6, 9), (9, 12))
 
@@ -129,8 +129,8 @@ def _step(name: str, blocks: FloatArray, ranges: Ranges, groups: int, microbatch
 
 
 @pytest.mark.parametrize(("chunks", "least"), [(2, 0.015), (4, 0.03), (8, 0.007)])
-def test_larger_stages_that_follow_each_other_wait_less(chunks: int, least: float) -> None:
-    """128 blocks on 12 groups, where waves leave all that groups may have less to the first or the last ones."""
+def test_one_run_of_larger_stages_waits_less(chunks: int, least: float) -> None:
+    """128 blocks on 12 groups, where wave cuts put the remainder into the first or the last stages."""
     chain = (0, *[1] * 128, 2)
     passes = ((0.0, 1.0, 0.0), (22.0, 42.0, 0.0), (4.0, 8.0, 0.0))
     blocks = np.array(passes)[list(chain)]
@@ -144,8 +144,8 @@ def test_larger_stages_that_follow_each_other_wait_less(chunks: int, least: floa
 
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
-def test_of_all_cuts_few_are_faster_than_those_that_are_tried(name: str, chunks: int) -> None:
-    """Against every cut of a few equal blocks, of which some groups have one more."""
+def test_few_cuts_are_faster_than_the_candidates(name: str, chunks: int) -> None:
+    """Against the enumeration of cuts of a few equal blocks with a remainder."""
     for count in range(2 * chunks + 1, 2 * chunks + 6):
         passes, chain = ((1.0, 1.0, 1.0 if SCHEDULES[name].splits else 0.0),), (0,) * count
         blocks, edges = np.array(passes)[list(chain)], tuple(range(count + 1))
@@ -182,7 +182,7 @@ def _held(schedule: str, number: int) -> tuple[FloatArray, FloatArray, ChainByte
 
 
 def _peaks(split: Split, memory: ChainBytes, pipeline: Pipeline) -> list[float]:
-    """Return what the fullest moment of each group takes: buffers of all its stages may be there at a time."""
+    """Return the fullest moment of each group; the buffers of all its stages may coincide."""
     schedule, last, found = SCHEDULES[pipeline.schedule], len(memory.chain), []
     for group, chunks in enumerate(chunks_of(schedule.groups(pipeline.num_groups, pipeline.num_chunks))):
         rows = moments(schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
@@ -202,8 +202,8 @@ def _peaks(split: Split, memory: ChainBytes, pipeline: Pipeline) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
-def test_groups_run_no_more_again_than_has_to_be(name: str, chunks: int) -> None:
-    """Where memory binds, no block could keep all that it runs again: its group would not fit any more."""
+def test_groups_recompute_no_more_than_needed(name: str, chunks: int) -> None:
+    """Where memory binds, keeping the values of any recomputing block would exceed its group's limit."""
     pipeline = Pipeline(2 * chunks, 4, name, num_chunks=chunks)
     bound = 0
     for seed in range(4):
@@ -235,7 +235,7 @@ def test_groups_run_no_more_again_than_has_to_be(name: str, chunks: int) -> None
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
 def test_nothing_is_lost_below_a_cutoff(name: str, chunks: int) -> None:
-    """What is found with one that is above it is what is found without; nothing that is not below is found."""
+    """A cutoff above the optimum changes nothing; at or below it nothing is found."""
     pipeline = Pipeline(2 * chunks, 4, name, num_chunks=chunks)
     for seed in range(4):
         passes, totals, memory = _held(name, seed)
@@ -252,7 +252,7 @@ def test_nothing_is_lost_below_a_cutoff(name: str, chunks: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
-def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -> None:
+def test_moving_blocks_makes_a_split_no_slower(name: str, chunks: int) -> None:
     pipeline = Pipeline(2 * chunks, 4, name, num_chunks=chunks)
     faster = 0
     for seed in range(4):
@@ -263,7 +263,7 @@ def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -
         split = Split.uniform(cut, (Recompute.NONE,) * len(cut))
         start = split, grouped_time(passes, totals, chain, pipeline, split, 0.0)
         limit = max(_peaks(split, memory, pipeline))
-        found, time = Groups(passes, totals, memory, pipeline, limit, 0.0).shifted(start)
+        found, time = Groups(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
 
         assert time.seconds <= start[1].seconds
         assert time.seconds == grouped_time(passes, totals, chain, pipeline, found, 0.0).seconds
@@ -271,12 +271,12 @@ def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -
         assert all(start < stop for start, stop in found.ranges)
         assert (found.ranges[0][0], found.ranges[-1][1]) == (0, len(chain))
         faster += time.seconds < 0.9 * start[1].seconds
-        again = Groups(passes, totals, memory, pipeline, limit, 0.0).shifted(start)
+        again = Groups(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
         assert (again[0], again[1].seconds) == (found, time.seconds)
         groups = Groups(passes, totals, memory, pipeline, np.inf, 0.0)
         best = groups.best()
         assert best is not None
-        assert groups.shifted(best)[1].seconds <= best[1].seconds, "most moves make a good cut slower"
+        assert groups.improve_by_moves(best)[1].seconds <= best[1].seconds, "most moves make a good cut slower"
     assert faster
 
 
@@ -287,14 +287,16 @@ def test_cuts_that_are_pinned_stay() -> None:
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
     found = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).best()
     assert found is not None
-    moved, _ = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).shifted(found)
+    moved, _ = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).improve_by_moves(found)
     for split in (found[0], moved):
         assert {start for start, _ in split.ranges[1:]} <= cuts
 
 
-def test_a_search_that_ends_shifts_nothing() -> None:
+def test_a_stopped_local_search_changes_nothing() -> None:
     passes, totals, memory = _held("interleaved", 0)
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
     found = Groups(passes, totals, memory, pipeline, np.inf, 0.0).best()
     assert found is not None
-    assert Groups(passes, totals, memory, pipeline, np.inf, 0.0).shifted(found, should_stop=lambda: True) is found
+    assert (
+        Groups(passes, totals, memory, pipeline, np.inf, 0.0).improve_by_moves(found, should_stop=lambda: True) is found
+    )

@@ -1,4 +1,4 @@
-"""What blocks recompute, each its own: the mixtures of a stage against all there are, on lowered models."""
+"""Mixtures of recompute flavours of a stage, against enumeration on lowered models."""
 
 from itertools import product
 
@@ -38,7 +38,7 @@ def _model(name: str, seed: int) -> tuple[FloatArray, ChainBytes]:
 
 
 def _seconds(totals: FloatArray, chain: tuple[int, ...], flavours: tuple[Recompute, ...]) -> float:
-    """Return t_s of a stage of its own."""
+    """Return t_s of a single stage."""
     split = Split(((0, len(chain)),), (flavours,))
     return float(step_time(totals, chain, Pipeline(1, 1, "1f1b"), split, 0.0).stage_seconds[0])
 
@@ -47,7 +47,7 @@ def _seconds(totals: FloatArray, chain: tuple[int, ...], flavours: tuple[Recompu
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight: int) -> None:
-    """Of all ways in which the blocks of a range may recompute, at limits from the least they need to the most."""
+    """Among all mixtures of a range, at limits from the least to the most memory they need."""
     totals, memory = _model(name, seed)
     chain = memory.chain
     found = windows(symbols_of(chain, tuple(special_blocks(memory))), 4, False)
@@ -71,7 +71,7 @@ def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight:
 
 
 def _linked(totals: FloatArray, memory: ChainBytes, rng: np.random.Generator) -> FloatArray:
-    """Return the seconds of blocks beside a host link on which copies take about as long as passes."""
+    """Return block seconds with a host link on which copies take about as long as passes."""
     passes = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
     rate = passes.sum() / max(1.0, memory.hosted.sum())
     out, back = (rate * memory.hosted * rng.uniform(0.01, 0.3) for _ in range(2))
@@ -118,8 +118,8 @@ def test_the_fastest_mixture_with_host_memory_is_found(name: str, share: float) 
     assert offloaded, "some of the best mixtures offload"
 
 
-def test_of_a_long_stage_the_fastest_mixture_is_found_although_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 48 equal layers: at each limit the best number of each flavour, of more mixtures than longer lists keep."""
+def test_thinning_keeps_the_fastest_mixtures_of_a_long_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 equal layers: at each limit the best number of each flavour, though thinned from many mixtures."""
     model = open_workload("zoo:gpt2", mode="train", dims=TINY["gpt2"] | {"num_layers": 48})
     found = build_tables(model.folded(8), discover(model.probe), Mesh.of(inner=2), COSTS)
     pipeline = Pipeline(1, 1, "1f1b")

@@ -15,7 +15,7 @@ from autopar.describe.signature import Signature, distinct, signature
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.restrict import narrow
 from autopar.formulate.step_time import Split, step_time
-from autopar.pipeline_partition.p2p import between
+from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.plan import StagePlan
 from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
@@ -111,7 +111,7 @@ def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
             hop = own.weighing.hops(choice, pipeline)
             for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
-                seconds = step_time(totals, made.folded.chain, pipeline, split, between(split, hop)).seconds
+                seconds = step_time(totals, made.folded.chain, pipeline, split, hop_seconds(split, hop)).seconds
                 yield seconds, choice, ranges
 
 

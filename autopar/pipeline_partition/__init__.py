@@ -1,1 +1,1 @@
-"""The chain of blocks cut into pipeline stages: dynamic programs over cuts, with recompute per block."""
+"""Partitioning of the chain of blocks into pipeline stages, with recompute per block: exact and heuristic."""

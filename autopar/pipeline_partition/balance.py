@@ -1,4 +1,4 @@
-"""How full the fullest group of devices is at least, if groups hold whole blocks, wherever in the chain these lie."""
+"""Lower bound on the load of the fullest group of devices if groups hold whole blocks, in any order of the chain."""
 
 import math
 from bisect import bisect_left
@@ -6,20 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 MOST_OTHERS = 4
-"""Blocks of other sizes than most that are looked at in every combination."""
+"""Most blocks of minority sizes whose assignments are enumerated."""
 
 ROUNDING = 1e-9
-"""Sums of equal blocks differ by rounding only: relative."""
+"""Relative rounding error of sums of equal blocks."""
 
 
 def least_load(sizes: Mapping[float, int], num_groups: int) -> float:
-    """Return the least that the fullest group has, wherever whole blocks lie.
+    """Lower bound on the load of the fullest group.
 
-    Exact if all blocks but a few are of one size; else what follows from their sum and the largest of them.
+    Relaxes: the order of blocks in the chain (makespan of identical machines). Valid when: groups hold whole blocks.
+    Costs: the enumeration of partitions of at most `MOST_OTHERS` blocks. Exact if at most that many blocks differ from
+    the most frequent size; else the larger of the mean load and the largest block (McNaughton 1959).
 
     Args:
-        sizes: How many blocks there are of each size.
-        num_groups: Groups.
+        sizes: Number of blocks of each size.
+        num_groups: Number of groups.
 
     >>> round(least_load({1.0: 32, 2.4: 1}, 16), 6), round(least_load({1.0: 96, 0.35: 1}, 8), 6)
     (3.0, 12.35)
@@ -39,7 +41,7 @@ def least_load(sizes: Mapping[float, int], num_groups: int) -> float:
 
 
 def _fullest(loads: Sequence[float], size: float, count: int) -> float:
-    """Return the least load of the fullest group when `count` blocks of one size are added to groups with loads.
+    """Return the least maximum load after adding `count` blocks of one size to groups with the given loads.
 
     >>> _fullest([2.4, 0.0, 0.0], 1.0, 7)
     3.4
@@ -58,7 +60,7 @@ def _fullest(loads: Sequence[float], size: float, count: int) -> float:
 
 
 def _partitions(items: Sequence[float]) -> Iterator[list[list[float]]]:
-    """Yield all ways to put items together."""
+    """Yield all set partitions of the items."""
     if not items:
         yield []
         return

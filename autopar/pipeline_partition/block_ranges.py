@@ -1,6 +1,6 @@
-"""The distinct ranges of a chain of blocks: what is alike is looked at once.
+"""The distinct ranges (*windows*) of a chain of blocks, so that equal ranges are evaluated once.
 
-Of a chain of a thousand equal blocks, ranges of equal length are the same but for those at the ends.
+In a chain of a thousand equal blocks, ranges of equal length are equal except at the ends.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,13 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Distinct ranges of up to so many blocks.
+    """The distinct ranges of a chain up to a length.
 
     Attributes:
-        start: First block of the first range of each kind, (windows,).
-        stop: Block behind its last one.
-        parent: The window without its last block, which comes earlier; -1 for windows of one block.
-        at: (blocks, longest) window of the range that starts at a block and has one block more than the column says; -1
-            where there is none.
+        start: First block of the first range of each window, (windows,).
+        stop: Block after the last of that range, (windows,).
+        parent: Window without the last block, which has a smaller index; -1 for windows of one block.
+        at: (blocks, longest) window of the range that starts at a block and has `column + 1` blocks; -1 if none.
     """
 
     start: IntArray
@@ -31,7 +30,7 @@ class Windows:
 
     @property
     def longest(self) -> int:
-        """The most blocks of a range."""
+        """Blocks of the longest ranges."""
         return int(self.at.shape[1])
 
 
@@ -40,9 +39,9 @@ def windows(symbols: tuple[int, ...], longest: int, from_first: bool) -> Windows
     """Return the distinct ranges of a chain.
 
     Args:
-        symbols: What each block is, its place included as far as it matters.
-        longest: The most blocks of a range.
-        from_first: Whether only ranges that start with the first block are wanted.
+        symbols: Equivalence class of each block, including its position as far as that matters.
+        longest: Most blocks of a range.
+        from_first: Whether only ranges from the first block on are needed.
 
     >>> found = windows((0, 1, 1, 1, 2), 2, False)
     >>> list(zip(found.start.tolist(), found.stop.tolist()))
@@ -68,9 +67,9 @@ def windows(symbols: tuple[int, ...], longest: int, from_first: bool) -> Windows
     return Windows(np.array(start), np.array(stop), np.array(parent), at)
 
 
-@lru_cache(maxsize=64)  # choices of one chain are many
+@lru_cache(maxsize=64)  # one chain has many configurations
 def symbols_of(chain: tuple[int, ...], special: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return what each block is: its kind, whether it is the first or the last, and which of `special` have it.
+    """Return the equivalence class of each block: its kind, whether it is first or last, and its `special` groups.
 
     Args:
         chain: Kind of every block.

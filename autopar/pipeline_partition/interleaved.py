@@ -1,13 +1,12 @@
-"""Cuts for the schedules that have no closed form: stages in turn on groups of devices, and backwards in two passes.
+"""Partitioning for schedules without a closed-form step time: interleaved stages, and split backward passes.
 
-The chain is cut so that the slowest stage is as fast as can be, so that the slowest stages of all chunks together are,
-and, where blocks are not shared out evenly, so that larger stages follow each other (`waves.py`), whatever they hold.
-Then every group of devices chooses what the blocks of its stages recompute: with a price on bytes every stage takes the
-mixture of least seconds and price, and the least price at which the group fits is found by bisection; on from there,
-and from what just does not fit, it is told stage by stage. Where that is faster,
-the optimizer's state of all its stages goes to host memory. The seconds of the step are those of the longest path
-through its tasks (`formulate/scheduled_step.py`), the bytes of a group those of the fullest moment of its order. The
-fastest cut is taken, and may be made faster by moving blocks from stage to stage.
+Candidate cuts minimise the slowest stage, minimise the sum over chunks of the slowest stage, or place the larger stages
+in one run (`waves.py`); they ignore memory. For each cut, every group of devices chooses the recompute of its stages: a
+Lagrangian price per byte, found by bisection, and greedy refinement stage by stage (`interleaved_kernel.py`). The
+optimizer state of all stages of a group moves to host memory where that is faster. The step time is the longest path
+through the schedule's tasks (`formulate/scheduled_step.py`), the memory of a group its fullest moment. The fastest cut
+is taken, and may be improved by moving blocks between stages (local search). Schedules: interleaved 1F1B (Narayanan et
+al. 2021), zero bubble (Qi et al. 2023).
 """
 
 import math
@@ -26,7 +25,7 @@ from autopar.formulate.scheduled_step import StageWork, scheduled_step, works_of
 from autopar.formulate.step_time import Hop, Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, windows
-from autopar.pipeline_partition.p2p import Hops, between
+from autopar.pipeline_partition.p2p import Hops, hop_seconds
 from autopar.pipeline_partition.recompute_pareto import Mixtures, mixtures
 from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
 from autopar.pipeline_partition.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
@@ -35,32 +34,32 @@ from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
 
 PRICES = 24
-"""Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
+"""Steps of the bisection for the price of a byte; each halves the range of its logarithm."""
 
 STEPS = 64
-"""In how many steps the seconds of blocks are told apart where a chain is cut."""
+"""Resolution of block seconds, relative to the longest block, when cutting the chain."""
 
 RUNS = 3
-"""Of the cuts whose larger stages follow each other, how many of the fastest are filled."""
+"""Cuts with the larger stages in one run that are evaluated with memory, fastest first."""
 
 FEWEST_RUNS, MOST_RUNS, RUN_TASKS = 8, 48, 1_000_000
-"""Places of larger stages that are compared at least and at most, and tasks of all these steps together."""
+"""Least and most run positions compared, and the total number of tasks that may be scheduled for the comparison."""
 
 MOST_SHIFTS, PATIENCE = 400, 80
-"""Cuts that are looked at to make one faster, and how many in a row that are not."""
+"""Most cuts tried in the local search, and consecutive failures after which it stops."""
 
 
 def grouped_time(
     passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop
 ) -> StepTime:
-    """Return the step time of a split under any schedule; arguments as of `Groups`, the hop as of `step_time`."""
+    """Return the step time of a split under any schedule; arguments as in `Groups`, `hop` as in `step_time`."""
     splits = SCHEDULES[pipeline.schedule].splits
     return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
 
 
 def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: Hop) -> StepTime:
     hops: tuple[float | FloatArray, float | FloatArray] = (hop, hop)
-    if isinstance(hop, np.ndarray):  # from each stage but the last one on, and from each but the first one back
+    if isinstance(hop, np.ndarray):  # forward from each stage but the last, backward from each but the first
         hops = np.append(hop[:, 0], 0.0), np.append(0.0, hop[:, 1])
     seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, hops)
     each = np.array([work.forward + work.backward + work.weight for work in works])
@@ -68,24 +67,24 @@ def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: Hop) -> StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What a stage of a group keeps: the flavours of its blocks, and whether the optimizer's state is away."""
+class _StageChoice:
+    """Choice of a stage: recompute flavours of its blocks, and whether its optimizer state is in host memory."""
 
     flavours: tuple[Recompute, ...]
     away: bool
 
 
 class Groups:
-    """What groups of devices choose under cuts of a chain; what several cuts have in common is worked on once.
+    """Chooses recompute and offload for cuts of one chain; results shared by cuts are cached.
 
     Args:
         passes: (kinds, 3) seconds of one instance, `autopar.formulate.scheduled_step.pass_seconds`.
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-        memory: What ranges of the chain of blocks hold, with the backward split if the schedule splits it.
+        memory: Bytes of ranges of the chain, with the backward split if the schedule splits it.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        hop: Seconds of handing one microbatch on or back: between any stages, or by where the chain is cut.
-        constraints: Cuts, recompute and what may lie in host memory.
+        hop: Seconds of handing one microbatch on or back: one number, or by where the chain is cut.
+        constraints: Allowed cuts, recompute and host memory.
     """
 
     def __init__(
@@ -108,12 +107,12 @@ class Groups:
         self._longest = 0
 
     def best(self, cutoff: float = math.inf) -> tuple[Split, StepTime] | None:
-        """Return a good split into stages and its step time; None if none is found that fits.
+        """Return the best split among the candidate cuts, with its step time; None if none fits.
 
-        Of choices that differ little cuts are the same: how blocks compare to the longest one is told in steps.
+        Heuristic. Block seconds are rounded to `STEPS` steps, so that similar choices share their cuts.
 
         Args:
-            cutoff: Seconds of a step that is too slow: nothing need be found then.
+            cutoff: Step time from which on splits are of no interest.
         """
         chain, pipeline = self._memory.chain, self._pipeline
         seconds = (self._joint[:, Slot.FORWARD] + self._joint[:, Slot.BACKWARD])[: max(chain) + 1]
@@ -126,47 +125,47 @@ class Groups:
         size = pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks
         runs = _runs(tuple(map(tuple, passes.tolist())), chain, pipeline.schedule, *size, tuple(self._edges))
         cuts = tuple(dict.fromkeys((*cuts, *runs)))
-        self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
+        self._prepare_windows(max(stop - start for ranges in cuts for start, stop in ranges))
         best = None
         for ranges in cuts:
-            found = self._filled(ranges, cutoff)
+            found = self._best_split_of(ranges, cutoff)
             if found is not None and (best is None or found[1].seconds < best[1].seconds):
                 best, cutoff = found, min(cutoff, found[1].seconds)
         return best
 
-    def shifted(
+    def improve_by_moves(
         self, found: tuple[Split, StepTime], should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[Split, StepTime]:
-        """Return a split that is no slower than a given one: moves from stage to stage that make it faster are kept.
+        """Improve a split by moving blocks between stages; return a split that is no slower.
 
-        Moves are drawn, the same ones each time.
+        Heuristic: local search with random moves (fixed seed), which keeps a move that lowers the step time.
 
         Args:
             found: The split and its step time.
-            should_stop: Whether to end before nothing is found any more.
+            should_stop: Whether to stop early.
         """
         ranges, edges, best = found[0].ranges, self._edges, found
         place = {edge: number for number, edge in enumerate(edges)}
         sizes = [place[stop] - place[start] for start, stop in ranges]
-        self._reach(2 * max(stop - start for start, stop in ranges))
+        self._prepare_windows(2 * max(stop - start for start, stop in ranges))
         draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
         for _ in range(MOST_SHIFTS):
             if idle == PATIENCE or should_stop():
                 break
             idle += 1
-            moved = _moved(sizes, draw)
+            moved = _with_moved_blocks(sizes, draw)
             cut = tuple(pairwise(edges[number] for number in (0, *accumulate(moved))))
             if tuple(moved) in tried or max(stop - start for start, stop in cut) > self._longest:
                 continue
             tried.add(tuple(moved))
-            other = self._filled(cut, best[1].seconds)
+            other = self._best_split_of(cut, best[1].seconds)
             if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
                 best, sizes, idle = other, moved, 0
         return best
 
-    def _reach(self, longest: int) -> None:
-        """Get ready for stages of so many blocks."""
-        longest = min(_rounded(longest), len(self._memory.chain))
+    def _prepare_windows(self, longest: int) -> None:
+        """Compute windows and mixtures for stages of up to `longest` blocks, unless they are there already."""
+        longest = min(_rounded_up(longest), len(self._memory.chain))
         if longest <= self._longest:
             return
         memory, pipeline, constraints = self._memory, self._pipeline, self._constraints
@@ -184,30 +183,29 @@ class Groups:
         )
         self._here, self._there = may_lie(self._windows, constraints)
         self._stages: dict[int, _Stage] = {}
-        self._chosen: dict[tuple[int, ...], tuple[list[_Chosen], ...]] = {}
-        self._works: dict[tuple[int, _Chosen], StageWork] = {}
+        self._chosen: dict[tuple[int, ...], tuple[list[_StageChoice], ...]] = {}
+        self._works: dict[tuple[int, _StageChoice], StageWork] = {}
 
-    def _filled(self, ranges: Ranges, cutoff: float) -> tuple[Split, StepTime] | None:
-        """Return the split of a cut, with what its groups choose, and its step time.
+    def _best_split_of(self, ranges: Ranges, cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the split of a cut with its groups' choices, and its step time; None if infeasible or too slow.
 
-        None if one does not fit, or is at work for so long. Groups choose in two ways, each of which may be faster: who
-        waits for whom depends on whether groups run again the same stages.
+        Both ways of choosing mixtures are tried: waiting times depend on whether the groups recompute in equal stages.
         """
         each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
-        best = self._filled_by(0, ranges, each, cutoff)
-        other = self._filled_by(1, ranges, each, cutoff if best is None else min(cutoff, best[1].seconds))
+        best = self._split_of(0, ranges, each, cutoff)
+        other = self._split_of(1, ranges, each, cutoff if best is None else min(cutoff, best[1].seconds))
         if best is None or other is None:
             return best or other
         return min(best, other, key=lambda found: found[1].seconds)
 
-    def _filled_by(self, way: int, ranges: Ranges, each: Sequence[int], cutoff: float) -> tuple[Split, StepTime] | None:
-        """Return the same where groups choose in one way: early groups, which hold most, mostly tell."""
+    def _split_of(self, way: int, ranges: Ranges, each: Sequence[int], cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the split of a cut if groups choose in way 0 or 1; groups in order, as early ones hold most memory."""
         count, fixed = self._pipeline.num_microbatches, self._pipeline.fixed
-        found: dict[int, tuple[_Chosen, StageWork]] = {}
+        found: dict[int, tuple[_StageChoice, StageWork]] = {}
         for group, chunks in enumerate(self._chunks):
             key = (group, *(each[stage] for stage in chunks))
             if key not in self._chosen:
-                self._chosen[key] = self._choose(group, key[1:])
+                self._chosen[key] = self._choose_mixtures(group, key[1:])
             if not self._chosen[key]:
                 return None
             chosen = self._chosen[key][way]
@@ -221,7 +219,7 @@ class Groups:
         every = [found[stage] for stage in range(len(ranges))]
         recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
         split = Split(ranges, recompute, offload if any(offload) else ())
-        return split, _time([work for _, work in every], self._pipeline, between(split, self._hop))
+        return split, _time([work for _, work in every], self._pipeline, hop_seconds(split, self._hop))
 
     def _stage(self, window: int) -> "_Stage":
         if window not in self._stages:
@@ -229,8 +227,8 @@ class Groups:
             self._stages[window] = _Stage.of(self._mixed, self._memory, start, stop, window)
         return self._stages[window]
 
-    def _work(self, window: int, blocks: tuple[int, int], what: _Chosen) -> StageWork:
-        """Return what a stage takes."""
+    def _work(self, window: int, blocks: tuple[int, int], what: _StageChoice) -> StageWork:
+        """Return the seconds of a stage's passes."""
         if (window, what) not in self._works:
             split = Split(((0, blocks[1] - blocks[0]),), (what.flavours,), (what.away,))
             chain = self._memory.chain[slice(*blocks)]
@@ -238,34 +236,34 @@ class Groups:
             self._works[window, what] = work
         return self._works[window, what]
 
-    def _choose(self, group: int, each: tuple[int, ...]) -> tuple[list[_Chosen], ...]:
-        """Return what the stages of a group keep, given their windows, chosen in two ways; nothing if nothing fits."""
+    def _choose_mixtures(self, group: int, each: tuple[int, ...]) -> tuple[list[_StageChoice], ...]:
+        """Return the choices of a group's stages, given their windows, in two ways; empty if nothing fits."""
         pipeline = self._pipeline
         rows = moments(self._schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
         own = [self._stage(window) for window in each]
         ways = (
             tuple(not self._here[window] for window in each),
             tuple(bool(self._there[window]) for window in each),
-            self._shared(each),
+            self._hosted_states(each),
         )
         best: dict[int, tuple[float, list[int], tuple[bool, ...]]] = {}
         for hosted in dict.fromkeys(ways):
             copies = sum(stage.copying for stage, away in zip(own, hosted, strict=True) if away)
-            for number, taken in enumerate(_fastest(own, rows, self._limit, self._memory.host_room, hosted)):
+            for number, taken in enumerate(_fastest_mixtures(own, rows, self._limit, self._memory.host_room, hosted)):
                 again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
                 added = pipeline.num_microbatches * again + copies
                 if number not in best or added < best[number][0]:
                     best[number] = added, taken, hosted
         return tuple(
             [
-                _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
+                _StageChoice(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
                 for stage, mixture, away in zip(own, taken, hosted, strict=True)
             ]
             for _, taken, hosted in best.values()
         )
 
-    def _shared(self, each: tuple[int, ...]) -> tuple[bool, ...]:
-        """Return of which stages the optimizer's state lies in host memory if that has no room for that of all."""
+    def _hosted_states(self, each: tuple[int, ...]) -> tuple[bool, ...]:
+        """Return which stages put their optimizer state into host memory, greedily, if it has no room for all."""
         room, away = self._memory.host_room, list[bool]()
         for window in each:
             state = self._stage(window).state
@@ -275,8 +273,8 @@ class Groups:
         return tuple(away)
 
 
-def _rounded(longest: int) -> int:
-    """Return a number that is hardly larger, and the same for many: windows are found once for each.
+def _rounded_up(longest: int) -> int:
+    """Round up to four significant bits, so that few distinct lengths need windows.
 
     >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
     [7, 72, 72, 256]
@@ -285,8 +283,8 @@ def _rounded(longest: int) -> int:
     return -(-longest // step) * step
 
 
-def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
-    """Return the sizes of stages after one or two moves of a part that leave every stage one."""
+def _with_moved_blocks(sizes: Sequence[int], draw: Random) -> list[int]:
+    """Return the sizes of stages after one or two random moves of a block that leave no stage empty."""
     found = list(sizes)
     for _ in range(draw.choice((1, 1, 2))):
         source, target = draw.randrange(len(found)), draw.randrange(len(found))
@@ -300,7 +298,7 @@ def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
 def _cuts(
     seconds: tuple[float, ...], chain: tuple[int, ...], num_groups: int, num_chunks: int, edges: tuple[int, ...]
 ) -> tuple[Ranges, ...]:
-    """Return cuts that are good if all of them fit, given the seconds of each kind; none if there are too few parts."""
+    """Return cuts that balance the seconds of each kind, regardless of memory; none if there are too few blocks."""
     stages = num_groups * num_chunks
     if len(edges) <= stages:
         return ()
@@ -319,7 +317,7 @@ def _runs(
     num_chunks: int,
     edges: tuple[int, ...],
 ) -> tuple[Ranges, ...]:
-    """Return the fastest cuts whose larger stages follow each other if all of them fit, given passes of each kind."""
+    """Return the fastest cuts with larger stages in one run, given the passes of each kind, regardless of memory."""
     blocks = np.array(passes)[np.asarray(chain)]
     tasks = len(blocks[0]) * num_groups * num_chunks * num_microbatches
     most = min(MOST_RUNS, max(FEWEST_RUNS, RUN_TASKS // tasks))
@@ -332,9 +330,9 @@ def _runs(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
-    """A stage and its mixtures that could fit; (mixtures,) arrays, and bytes that all of them have.
+    """A stage with its feasible mixtures: (mixtures,) arrays, and bytes that do not depend on the mixture.
 
-    Of `sizes`, (mixtures, 5), the columns are those of `moments`.
+    The columns of `sizes`, (mixtures, 5), are those of `moments`.
     """
 
     window: int
@@ -374,20 +372,20 @@ class _Stage:
         )
 
 
-def _fastest(
+def _fastest_mixtures(
     stages: Sequence[_Stage], rows: FloatArray, limit: float, host_room: float, offload: Sequence[bool]
 ) -> tuple[list[int], ...]:
-    """Return the mixtures of a group's stages that are fastest together, nearly, in two ways; none if none fit.
+    """Return mixtures of a group's stages that fit together with little recompute, in two ways; empty if none fit.
 
     Args:
         stages: The stages of the group.
-        rows: (moments, 5 stages) what is held while tasks run, see `moments`.
+        rows: (moments, 5 stages) number of each kind of bytes held while tasks run, see `moments`.
         limit: Bytes per device.
         host_room: Bytes of host memory per device.
-        offload: Of which stages the optimizer's state lies there.
+        offload: Which stages keep their optimizer state in host memory.
     """
     from autopar.pipeline_partition.interleaved_kernel import (
-        fastest_together,  # compiling is loaded when it is needed only
+        fastest_together,  # imported late: loads the compiler
     )
 
     if not all(len(stage.numbers) for stage in stages):

@@ -1,4 +1,4 @@
-"""The hot loop of what groups of devices choose, compiled."""
+"""Compiled kernels that choose the mixtures of a group's stages under its memory limit (`interleaved.Groups`)."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def _holding(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floats) -> None:
-    """Write what a stage holds at each moment if it has a mixture."""
+def _write_held_python(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floats) -> None:
+    """Write the bytes a stage holds at each moment with a mixture."""
     for moment in range(len(counts)):
         total = 0.0
         for column in range(counts.shape[2]):
@@ -20,11 +20,11 @@ def _holding(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floa
         held[moment] = total
 
 
-_holds = compiled(_holding)
+_write_held = compiled(_write_held_python)
 
 
-def _fitting(held: Floats, room: float) -> bool:
-    """Whether what stages hold together, (stages, moments), has room at each moment."""
+def _fits_python(held: Floats, room: float) -> bool:
+    """Return whether the bytes of all stages together, (stages, moments), fit at each moment."""
     for moment in range(held.shape[1]):
         total = 0.0
         for stage in range(len(held)):
@@ -34,20 +34,22 @@ def _fitting(held: Floats, room: float) -> bool:
     return True
 
 
-_fits = compiled(_fitting)
+_fits = compiled(_fits_python)
 
 
-def _too_full(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floats, room: float, first: int) -> int:
-    """Return a moment at which there is no room for a mixture of a stage beside the others; -1 if there is none.
+def _overfull_moment_python(
+    counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floats, room: float, first: int
+) -> int:
+    """Return a moment at which a mixture of a stage does not fit beside the other stages; -1 if there is none.
 
     Args:
-        counts: (moments, stages, 5) as of `_fastest_together`.
-        sizes: (stages, mixtures, 5) as of `_fastest_together`.
+        counts: (moments, stages, 5), as in `_fastest_together`.
+        sizes: (stages, mixtures, 5), as in `_fastest_together`.
         stage: The stage.
         mixture: The mixture.
-        held: (moments,) bytes of the others.
-        room: Bytes there are.
-        first: The moment to look at first: what is too large for one is mostly too large at the same.
+        held: (moments,) bytes of the other stages.
+        room: Bytes available.
+        first: Moment tested first; the last overfull moment is usually overfull again.
     """
     for turn in range(-1, len(counts)):
         moment = first if turn < 0 else turn
@@ -59,10 +61,10 @@ def _too_full(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Flo
     return -1
 
 
-_is_full_at = compiled(_too_full)
+_overfull_moment = compiled(_overfull_moment_python)
 
 
-def _growing(
+def _reduce_recompute_python(
     best: Ints,
     counts: Floats,
     number: Ints,
@@ -75,16 +77,15 @@ def _growing(
     host_room: float,
     rounding: float,
 ) -> None:
-    """Let stages run again less where there is room.
+    """Reduce recompute greedily where memory permits: the most saved seconds first, later stages on ties.
 
-    The most seconds first, of equal ones those of the last stage: so early stages of all groups run again what has to.
-
-    Arguments are those of `_fastest_together`, and mixtures that fit, (stages,), that are changed in place.
+    Thus the early stages of all groups keep the recompute that is needed. `best`, (stages,) feasible mixtures, is
+    changed in place; the other arguments are those of `_fastest_together`.
     """
     num_stages = len(number)
     held, other = np.empty((num_stages, len(counts))), np.empty(len(counts))
     for stage in range(num_stages):
-        _holds(counts, sizes, stage, best[stage], held[stage])
+        _write_held(counts, sizes, stage, best[stage], held[stage])
     first = 0
     while True:
         saved, changed, mixture = 0.0, -1, 0
@@ -103,7 +104,9 @@ def _growing(
                     break
                 if away + hosted[stage, index] > host_room:
                     continue
-                full = _is_full_at(counts, sizes, stage, index, other, room - max(moved, transit[stage, index]), first)
+                full = _overfull_moment(
+                    counts, sizes, stage, index, other, room - max(moved, transit[stage, index]), first
+                )
                 if full >= 0:
                     first = full
                 else:
@@ -112,13 +115,13 @@ def _growing(
         if changed < 0:
             return
         best[changed] = mixture
-        _holds(counts, sizes, changed, mixture, held[changed])
+        _write_held(counts, sizes, changed, mixture, held[changed])
 
 
-_grows = compiled(_growing)
+_reduce_recompute = compiled(_reduce_recompute_python)
 
 
-def _giving_way(
+def _add_recompute_python(
     taken: Ints,
     counts: Floats,
     number: Ints,
@@ -129,18 +132,16 @@ def _giving_way(
     room: float,
     host_room: float,
 ) -> bool:
-    """Let stages run again more, until all fits, and return whether it does.
+    """Add recompute greedily until all stages fit; return whether they do.
 
-    Each time what takes the fewest seconds per byte that is too much at the fullest moment; what is more than enough
-    counts for nothing.
-
-    Arguments are those of `_fastest_together`, and mixtures, (stages,), that are changed in place.
+    Each step takes the mixture with the fewest seconds per byte freed at the fullest moment, bytes beyond the excess
+    not counted. `taken`, (stages,) mixtures, is changed in place; the other arguments are those of `_fastest_together`.
     """
     num_stages = len(number)
     held, total = np.empty((num_stages, len(counts))), np.empty(len(counts))
     for stage in range(num_stages):
-        _holds(counts, sizes, stage, taken[stage], held[stage])
-    for _ in range(number.sum()):  # what has room at one moment may lack it at another: not for ever
+        _write_held(counts, sizes, stage, taken[stage], held[stage])
+    for _ in range(number.sum()):  # bounded, as a mixture that fits at one moment may not fit at another
         moved, away = 0.0, 0.0
         total[:] = 0.0
         for stage in range(num_stages):
@@ -166,11 +167,11 @@ def _giving_way(
         if changed < 0:
             return False
         taken[changed] = mixture
-        _holds(counts, sizes, changed, mixture, held[changed])
+        _write_held(counts, sizes, changed, mixture, held[changed])
     return False
 
 
-_gives_way = compiled(_giving_way)
+_add_recompute = compiled(_add_recompute_python)
 
 
 def _fastest_together(
@@ -187,29 +188,35 @@ def _fastest_together(
     num_prices: int,
     rounding: float,
 ) -> tuple[bool, Ints, Ints]:
-    """Return whether any mixtures of a group's stages fit together, and those that are fastest, nearly, in two ways.
+    """Choose mixtures of a group's stages that fit together with nearly the least recompute, in two ways.
+
+    Heuristic for a multiple-choice knapsack problem (Sinha and Zoltners 1979): a Lagrangian price on bytes (Everett
+    1963), found by bisection, then greedy refinement from the feasible and from the infeasible side of the price.
 
     Args:
-        counts: (moments, stages, 5) what is held while tasks run, see `holding.moments`.
-        number: (stages,) how many mixtures each has.
-        sizes: (stages, mixtures, 5) bytes of each, as many as the columns of `counts`.
-        again: (stages, mixtures) seconds that run again.
-        priced: Bytes that have a price.
-        transit: Bytes on their way to and from the host; of all stages only the most is there at once.
-        hosted: Bytes on the host.
-        order: Mixtures in the order of the seconds that run again.
-        room: Bytes there are for all of that on the device.
-        host_room: The same in host memory.
-        num_prices: Steps of the bisection for the price of a byte.
-        rounding: Relative: seconds that differ by less are the same.
+        counts: (moments, stages, 5) number of each kind of bytes held while tasks run, see `holding.moments`.
+        number: (stages,) number of mixtures of each stage.
+        sizes: (stages, mixtures, 5) bytes of each mixture, columns as in `counts`.
+        again: (stages, mixtures) recompute seconds.
+        priced: (stages, mixtures) bytes subject to the price.
+        transit: (stages, mixtures) bytes in transit to and from the host; only the largest of all stages counts.
+        hosted: (stages, mixtures) bytes on the host.
+        order: (stages, mixtures) mixtures by ascending recompute seconds.
+        room: Bytes available on the device.
+        host_room: Bytes available in host memory.
+        num_prices: Steps of the bisection.
+        rounding: Relative difference below which seconds are equal.
+
+    Returns:
+        Whether any mixtures fit together, and the mixtures of both ways.
     """
     num_stages = len(number)
     held = np.empty((num_stages, len(counts)))
     taken, best = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
     over = np.zeros(num_stages, dtype=np.int64)
-    low, high = -20.0, 3.0  # seconds per byte, to the power of ten: from nothing to more than any stage takes
+    low, high = -20.0, 3.0  # decimal logarithms of the price in seconds per byte: from nothing to prohibitive
     found = False
-    for turn in range(num_prices + 1):  # at no price first
+    for turn in range(num_prices + 1):  # the first turn is without a price
         middle = (low + high) / 2
         price = 10.0**middle if turn else 0.0
         moved, away = 0.0, 0.0
@@ -223,7 +230,7 @@ def _fastest_together(
         fits = away <= host_room
         if fits:
             for stage in range(num_stages):
-                _holds(counts, sizes, stage, taken[stage], held[stage])
+                _write_held(counts, sizes, stage, taken[stage], held[stage])
             fits = _fits(held, room - moved)
         if fits:
             found = True
@@ -236,13 +243,13 @@ def _fastest_together(
             low = middle if turn else low
     if not found:
         return False, best, best
-    # Equal blocks change at one price, all of them at once. Which ones need not run again, or have to, is told stage by
-    # stage: from what fits, and from what just does not.
+    # Equal blocks change at one price, all at once. The greedy steps split such ties stage by stage, once from the
+    # feasible mixtures and once from the cheapest infeasible ones.
     rest = counts, number, sizes, again, transit, hosted
-    _grows(best, *rest, order, room, host_room, rounding)
-    if not _gives_way(over, *rest, room, host_room):
+    _reduce_recompute(best, *rest, order, room, host_room, rounding)
+    if not _add_recompute(over, *rest, room, host_room):
         return True, best, best
-    _grows(over, *rest, order, room, host_room, rounding)
+    _reduce_recompute(over, *rest, order, room, host_room, rounding)
     return True, best, over
 
 

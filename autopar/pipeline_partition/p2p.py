@@ -1,4 +1,4 @@
-"""What handing a microbatch from stage to stage takes, by where the chain of blocks is cut."""
+"""Seconds of handing a microbatch from stage to stage, by where the chain of blocks is cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from autopar.pipeline_partition.block_ranges import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hops:
-    """Seconds of handing one microbatch on to the next stage, and back.
+    """Seconds of handing one microbatch to the next stage, and its gradient back.
 
     Attributes:
         chain: (blocks,) kind of every block.
-        tiers: (stages - 1,) row of the tier on which a stage and the next one meet; one of zeros if that is no way.
-        ahead: (tiers, kinds) of what a stage receives that begins with a block of a kind.
-        back: (tiers, kinds) of what a stage receives back that ends with one; zeros in inference.
+        tiers: (stages - 1,) row of the network tier between a stage and the next; a row of zeros if they share devices.
+        ahead: (tiers, kinds) seconds forward, by the kind of the receiving stage's first block.
+        back: (tiers, kinds) seconds backward, by the kind of the receiving stage's last block; zeros in inference.
     """
 
     chain: IntArray
@@ -26,25 +26,25 @@ class Hops:
     ahead: FloatArray
     back: FloatArray
 
-    def of(self, ranges: Sequence[tuple[int, int]]) -> FloatArray:
-        """Return the seconds between the stages of a cut, (stages - 1, 2): on, and back."""
+    def between_stages(self, ranges: Sequence[tuple[int, int]]) -> FloatArray:
+        """Return the seconds between the stages of a cut, (stages - 1, 2): forward and backward."""
         starts = np.array([start for start, _ in ranges[1:]], dtype=np.int64)
         on, back = self.ahead[self.tiers, self.chain[starts]], self.back[self.tiers, self.chain[starts - 1]]
         return np.stack([on, back], axis=1)
 
     @property
     def least(self) -> FloatArray:
-        """No less are they between the stages of any cut, (stages - 1, 2)."""
+        """Lower bound on the seconds between the stages of any cut, (stages - 1, 2)."""
         on, back = self.ahead[:, self.chain[1:]].min(axis=1), self.back[:, self.chain[:-1]].min(axis=1)
         return np.stack([on[self.tiers], back[self.tiers]], axis=1)
 
     @property
     def mean(self) -> FloatArray:
-        """What they are on average over all places to cut, (stages - 1, 2)."""
+        """Mean seconds over all places to cut, (stages - 1, 2)."""
         on, back = self.ahead[:, self.chain[1:]].mean(axis=1), self.back[:, self.chain[:-1]].mean(axis=1)
         return np.stack([on[self.tiers], back[self.tiers]], axis=1)
 
 
-def between(split: Split, hop: Hops | float) -> Hop:
-    """Return the seconds between the stages of a split, of which it may be known that they are the same for any."""
-    return hop.of(split.ranges) if isinstance(hop, Hops) else hop
+def hop_seconds(split: Split, hop: Hops | float) -> Hop:
+    """Return the hop seconds of a split; a float holds for any cut and is returned as it is."""
+    return hop.between_stages(split.ranges) if isinstance(hop, Hops) else hop

@@ -1,4 +1,4 @@
-"""The hot loops of cuts, compiled: frontiers of windows, and dynamic programs over stages."""
+"""Compiled kernels of partitioning: Pareto frontiers of mixtures per window, and dynamic programs over stages."""
 
 from collections.abc import Callable
 
@@ -11,27 +11,27 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AGAIN, GATHERS, KEPT, RUNNING, LATE, FORTH, TRANSIT, HOSTED = range(8)
-"""Columns of a mixture: seconds of what runs again or waits for the host, seconds of its gathers, bytes one microbatch
-leaves behind, fullest moment of a pass in bytes, seconds that reductions of first blocks outlast the backward; of the
-first what forwards wait for, bytes on their way to and from the host, and bytes one microbatch leaves there."""
+"""Columns of a mixture: seconds of recompute and waiting for the host, seconds of its gathers, bytes one microbatch
+leaves behind, fullest moment of a pass in bytes, seconds by which reductions of first blocks outlast the backward, the
+part of the first column that delays forwards, bytes in transit to and from the host, bytes left there."""
 
 COLUMNS = 8
-"""How many there are."""
+"""Number of columns."""
 
 
-def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
-    """Keep one mixture per equal part of the seconds: the one nearest to the lower hull of bytes over seconds.
+def _thin_frontier_python(new: Floats, keep: Ints, count: int, most: int) -> int:
+    """Thin a frontier to one mixture per equal interval of seconds: the one nearest to the lower convex hull of bytes.
 
-    The hull of sums is the sum of hulls: what is far from it stays behind, whatever follows.
+    The hull of a Minkowski sum is the sum of the hulls, so a mixture far above the hull stays so in longer windows.
 
     Args:
         new: (mixtures, 8) mixtures.
-        keep: Indices of mixtures in the order of their seconds; those that are kept come first.
-        count: How many there are.
-        most: How many to keep at most.
+        keep: Indices of mixtures by ascending seconds; the kept ones are moved to the front.
+        count: Number of indices.
+        most: Most mixtures to keep.
 
     Returns:
-        How many are kept.
+        Number of kept mixtures.
     """
     hull = np.empty(count, dtype=np.int64)
     size = 0
@@ -74,22 +74,22 @@ def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
     return size
 
 
-_thin = compiled(_thin_out)
+_thin_frontier = compiled(_thin_frontier_python)
 
 
-def _in_order(new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, line: Ints, order: Ints) -> None:
-    """Write the mixtures in the order of their seconds, and of their numbers where these are equal.
-
-    Those of one flavour of the last block are in order already, as those they come from are.
+def _sort_mixtures_python(
+    new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, line: Ints, order: Ints
+) -> None:
+    """Sort mixtures by seconds, ties by index, with a merge: mixtures of one last flavour are sorted already.
 
     Args:
         new: (mixtures, 8) mixtures.
-        origin: (mixtures, 2) the mixture each comes from, ascending, and its flavour.
-        size: How many there are.
-        flavours: How many flavours there are.
-        ends: (flavours,) room for their numbers of mixtures.
-        line: (flavours, most) room for their mixtures.
-        order: (mixtures,) written.
+        origin: (mixtures, 2) parent mixture, ascending, and flavour of the last block.
+        size: Number of mixtures.
+        flavours: Number of flavours.
+        ends: (flavours,) work array.
+        line: (flavours, most) work array.
+        order: (mixtures,) output: the sorted indices.
     """
     ends[:] = 0
     for index in range(size):
@@ -112,7 +112,7 @@ def _in_order(new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, l
         heads[origin[first, 1]] += 1
 
 
-_in_turn = compiled(_in_order)
+_sort_mixtures = compiled(_sort_mixtures_python)
 
 
 def _frontiers(
@@ -136,32 +136,32 @@ def _frontiers(
     waiting: int,
     most: int,
 ) -> tuple[Floats, Ints, Ints, Ints]:
-    """Return the mixtures of every window that no other one beats in seconds and bytes.
+    """Return the Pareto frontier of the mixtures of every window in seconds and bytes.
 
     Args:
-        parent: Of each window the one without its last block, -1 if that is all there is; it comes earlier.
-        spent: Backward seconds of the blocks of a window but the last.
-        due: Seconds of the reductions of its blocks, the last one included.
-        again: (windows, flavours) seconds that the last block runs again, or waits for copies from and to the host.
-        gathers: The same of gathers.
-        step: (windows,) which row of the next arrays is about its last block.
+        parent: Window without the last block, -1 for windows of one block; its index is smaller.
+        spent: Backward seconds of all blocks of a window but the last.
+        due: Seconds of the reductions of all blocks of a window.
+        again: (windows, flavours) seconds the last block recomputes or waits for copies from and to the host.
+        gathers: (windows, flavours) seconds of gathers in these.
+        step: (windows,) row of the last block in the arrays (steps, ...).
         kept: (steps, states, flavours) bytes it keeps of a microbatch, by the state of the window without it.
-        running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
-        closed: (windows, flavours) bytes that are too many for any device where it must not have a flavour, else 0.
-        late: (steps,) bytes it puts off to its weight pass.
+        running: (steps, states, flavours) fullest moment of its passes, on top of what earlier blocks keep.
+        closed: (windows, flavours) infinity where the last block must not have a flavour, else 0.
+        late: (steps,) bytes it delays to its weight pass.
         after: (steps, states, flavours) state of the window.
-        covers: (steps, states, states) whether all that is kept in the second state is kept in the first.
-        forth: (windows, flavours) seconds of `again` that are of the forward.
-        transit: (windows, flavours) bytes on their way to and from the host where the last block's are.
-        hosted: (windows, flavours) bytes of the last block that lie on the host.
-        room: (windows,) bytes there are for activations.
-        host_room: The same in host memory; infinite if all can lie there.
-        waiting: Microbatches that at least wait while a pass runs.
-        most: Mixtures kept per window.
+        covers: (steps, states, states) whether the first state keeps all values that the second keeps.
+        forth: (windows, flavours) part of `again` in the forward.
+        transit: (windows, flavours) bytes in transit to and from the host during the last block's passes.
+        hosted: (windows, flavours) bytes of the last block on the host.
+        room: (windows,) bytes available for activations.
+        host_room: Bytes available in host memory; infinity if everything fits.
+        waiting: Least number of microbatches that wait while a pass runs.
+        most: Most mixtures per window.
 
     Returns:
-        (windows, as many as any has, 8) mixtures, their number, the mixture of the parent each comes from, and the
-        flavour of the last block.
+        (windows, largest number, 8) mixtures, their number, each mixture's parent mixture, and the flavour of the last
+        block.
     """
     count, flavours = again.shape
     found = np.zeros((count, most, COLUMNS))
@@ -204,8 +204,8 @@ def _frontiers(
                 if on_device <= room[window] and (waiting + 1) * new[size, HOSTED] <= host_room:
                     origin[size, 0], origin[size, 1] = old, own
                     size += 1
-        _in_turn(new, origin, size, flavours, ends, line, order)
-        fewest[:] = np.inf  # bytes of what is kept, by state
+        _sort_mixtures(new, origin, size, flavours, ends, line, order)
+        fewest[:] = np.inf  # least bytes kept so far, by state
         for turn in range(size):
             index = order[turn]
             least = np.inf
@@ -214,9 +214,9 @@ def _frontiers(
                     least = fewest[one]
             beaten = False
             if least <= new[index, KEPT] * (1 + 1e-9):
-                for place in range(number[window] - 1, -1, -1):  # what beats it is mostly near
+                for place in range(number[window] - 1, -1, -1):  # a dominating mixture is usually near
                     other = keep[place]
-                    if (  # sums of the same numbers in another order differ by rounding
+                    if (  # sums in different orders differ by rounding
                         covers[row, state[other], state[index]]
                         and new[other, AGAIN] <= new[index, AGAIN] * (1 + 1e-9)
                         and new[other, KEPT] <= new[index, KEPT] * (1 + 1e-9)
@@ -232,7 +232,7 @@ def _frontiers(
                 number[window] += 1
                 fewest[state[index]] = min(fewest[state[index]], new[index, KEPT])
         if number[window] > most:
-            number[window] = _thin(new, keep, number[window], most)
+            number[window] = _thin_frontier(new, keep, number[window], most)
         for place in range(number[window]):
             index = keep[place]
             for column in range(COLUMNS):
@@ -258,16 +258,16 @@ def _uniform(
     """Return the mixtures of one flavour of every window, (windows, flavours, 8).
 
     Args:
-        parent: As of `_frontiers`.
-        due: Seconds of the reductions of its blocks that the backward of those but the last one leaves.
-        again: As of `_frontiers`, like those that follow.
-        gathers: The same.
+        parent: As in `_frontiers`.
+        due: Seconds of a window's reductions not hidden by the backward of all blocks but the last.
+        again: As in `_frontiers`.
+        gathers: As in `_frontiers`.
         kept: (windows, flavours) bytes the last block keeps of a microbatch.
-        running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
-        late: The same of what it puts off to its weight pass.
-        forth: As of `_frontiers`.
-        transit: The same.
-        hosted: The same.
+        running: (windows, flavours) fullest moment of its passes, on top of what earlier blocks keep.
+        late: (windows, flavours) bytes it delays to its weight pass.
+        forth: As in `_frontiers`.
+        transit: As in `_frontiers`.
+        hosted: As in `_frontiers`.
     """
     count, flavours = again.shape
     rows = np.zeros((count, flavours, COLUMNS))
@@ -289,13 +289,13 @@ def _uniform(
 
 
 def _fullest(parent: Ints, gathered: Floats, reducing: Floats, update: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return what the blocks of every window take at most: two neighbours' gathered bytes, and one's of the others.
+    """Return per window the maxima over blocks: gathered bytes of two neighbours, and of reductions and updates.
 
     Args:
-        parent: As of `_frontiers`.
+        parent: As in `_frontiers`.
         gathered: (windows,) gathered bytes of the last block.
-        reducing: The same of gradients under way.
-        update: The same of the update.
+        reducing: (windows,) bytes of its gradients in reduction.
+        update: (windows,) bytes of its update.
     """
     pairs, most_reducing, most_update = gathered.copy(), reducing.copy(), update.copy()
     for window in range(len(parent)):
@@ -307,12 +307,12 @@ def _fullest(parent: Ints, gathered: Floats, reducing: Floats, update: Floats) -
     return pairs, most_reducing, most_update
 
 
-def _slowest(at: Ints, seconds: Floats) -> float:
-    """Return the least seconds of the slowest stage over all cuts; infinity if none fits.
+def _bottleneck(at: Ints, seconds: Floats) -> float:
+    """Return the least seconds of the slowest stage over all cuts (bottleneck); infinity if none is feasible.
 
     Args:
         at: Windows of ranges, as in `Windows.at`.
-        seconds: (stages, windows) seconds; infinity where nothing fits.
+        seconds: (stages, windows) seconds; infinity if infeasible.
     """
     num_stages, (num_blocks, longest) = len(seconds), at.shape
     best = np.full(num_blocks + 1, np.inf)
@@ -332,8 +332,8 @@ def _slowest(at: Ints, seconds: Floats) -> float:
     return float(best[num_blocks])
 
 
-def _held_behind(lengths: Ints, seconds: Floats, cap: float) -> Ints:
-    """Return how many blocks the stages behind each one hold at most; arguments as of `_earliest_end`."""
+def _max_blocks_behind_python(lengths: Ints, seconds: Floats, cap: float) -> Ints:
+    """Return the most blocks the stages after each stage can hold; arguments as in `_earliest_end`."""
     num_stages, num_windows, options = seconds.shape
     behind = np.zeros(num_stages, dtype=np.int64)
     for stage in range(num_stages - 1, 0, -1):
@@ -348,25 +348,25 @@ def _held_behind(lengths: Ints, seconds: Floats, cap: float) -> Ints:
     return behind
 
 
-_most_behind = compiled(_held_behind)
+_max_blocks_behind = compiled(_max_blocks_behind_python)
 
 
 def _earliest_end(
     at: Ints, lengths: Ints, seconds: Floats, tails: Floats, slow: Floats, before: Floats, cap: float
 ) -> tuple[float, Ints, Ints]:
-    """Return the earliest end of the last stage with no stage slower than `cap`, and the cuts that reach it.
+    """Return the earliest end of the last stage under a cap on each stage, and the cut that reaches it.
 
     Args:
         at: Windows of ranges, as in `Windows.at`.
-        lengths: (windows,) blocks of each.
-        seconds: (stages, windows, options) seconds; infinity where nothing fits.
-        tails: The same of what follows the last backward.
-        slow: The same of what hiding that costs.
-        before: (stages, blocks) when the last backward of a stage that starts with a block could end if it took none.
+        lengths: (windows,) number of blocks.
+        seconds: (stages, windows, options) seconds; infinity if infeasible.
+        tails: (stages, windows, options) seconds after the last backward.
+        slow: (stages, windows, options) seconds lost by hiding those.
+        before: (stages, blocks) earliest end of the last backward of a stage from a block on, its own time excluded.
         cap: Seconds of the slowest stage.
 
     Returns:
-        Seconds, infinity if there is none; per stage its last block and one, and the option it takes.
+        The end, infinity if there is none; per stage the block after its last, and its option.
     """
     num_stages, _, options = seconds.shape
     num_blocks, longest = at.shape
@@ -374,12 +374,12 @@ def _earliest_end(
     first = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
     taken = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
     end[0, 0] = 0.0
-    rest = _most_behind(lengths, seconds, cap)
+    rest = _max_blocks_behind(lengths, seconds, cap)
     for stage in range(num_stages):
         for start in range(num_blocks):
             if end[stage, start] == np.inf:
                 continue
-            fewest = num_blocks - rest[stage] - start  # or the stages behind cannot hold what is left
+            fewest = num_blocks - rest[stage] - start  # fewer blocks would leave too many for the later stages
             for length in range(max(0, fewest - 1), min(longest, num_blocks - start)):
                 window = at[start, length]
                 if window < 0:
@@ -401,8 +401,8 @@ def _earliest_end(
     return float(end[num_stages, num_blocks]), stops, choices
 
 
-def _evenest(sums: Floats, num_stages: int) -> float:
-    """Return the least seconds of the slowest stage of blocks, given their (blocks + 1,) running sum."""
+def _chain_bottleneck(sums: Floats, num_stages: int) -> float:
+    """Return the least seconds of the slowest stage (bottleneck), given the (blocks + 1,) prefix sums of the blocks."""
     num_blocks = len(sums) - 1
     best = np.full(num_blocks + 1, np.inf)
     best[0] = 0.0
@@ -418,38 +418,38 @@ def _evenest(sums: Floats, num_stages: int) -> float:
     return float(best[num_blocks])
 
 
-def _stage_end(sums: Floats, start: int, cap: float, after: int) -> int:
-    """Return where a stage from a part on ends that takes as much as it may and leaves one to each of those after."""
+def _stage_end_python(sums: Floats, start: int, cap: float, after: int) -> int:
+    """Return the largest end of a stage within `cap` that leaves one part to each of the `after` later stages."""
     reach = np.searchsorted(sums, sums[start] + cap * (1 + 1e-9), side="right") - 1
     return int(min(reach, len(sums) - 1 - after))
 
 
-_reaching = compiled(_stage_end)
+_stage_end = compiled(_stage_end_python)
 
 
 def _runs(sums: Floats, num_stages: int, firsts: Ints, large: float, small: float) -> Ints:
-    """Return where the stages of cuts end in which as few as can be are larger, one after the other.
+    """Return the stage ends of cuts with the fewest larger stages, in one run.
 
     Args:
-        sums: (parts + 1,) running sum of the seconds of what is not cut.
-        num_stages: Stages.
-        firsts: (cuts,) the first larger stage of each cut.
-        large: Seconds that a larger stage may take.
-        small: Seconds that another one may take, where a part is not more.
+        sums: (parts + 1,) prefix sums of the seconds of indivisible parts.
+        num_stages: Number of stages.
+        firsts: (cuts,) first larger stage of each cut.
+        large: Cap on a larger stage, in seconds.
+        small: Cap on any other stage of more than one part, in seconds.
 
     Returns:
-        (cuts, stages) parts up to the end of each stage; all 0 if there is no such cut.
+        (cuts, stages) number of parts before the end of each stage; all 0 if there is no such cut.
     """
     parts = len(sums) - 1
     found = np.zeros((len(firsts), num_stages), dtype=np.int64)
     ends = np.zeros(num_stages, dtype=np.int64)
     for number in range(len(firsts)):
-        low, high = 0, num_stages - firsts[number]  # more of them leave no more parts over
+        low, high = 0, num_stages - firsts[number]  # length of the run, by bisection
         while low <= high:
             count, at = (low + high) // 2, 0
             for stage in range(num_stages):
                 cap = large if firsts[number] <= stage < firsts[number] + count else small
-                at = max(at + 1, _reaching(sums, at, cap, num_stages - 1 - stage))
+                at = max(at + 1, _stage_end(sums, at, cap, num_stages - 1 - stage))
                 ends[stage] = at
             if at == parts:
                 found[number], high = ends, count - 1
@@ -459,19 +459,19 @@ def _runs(sums: Floats, num_stages: int, firsts: Ints, large: float, small: floa
 
 
 def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, small_first: bool) -> Ints:
-    """Return where the stages of a cut end whose slowest stages T_c, one of each chunk, have the least T_c + q_c T_c^2.
+    """Return the stage ends of the cut that minimises the sum over chunks c of T_c + q_c T_c^2, T_c its slowest stage.
 
-    Every stage takes as much as it may, so that the last ones may have little.
+    Stages are filled greedily up to their chunk's cap, so the last ones may be small.
 
     Args:
-        sums: (parts + 1,) running sum of the seconds of what is not cut.
-        caps: Seconds that a stage may take, ascending: those of a chunk are below one of these.
+        sums: (parts + 1,) prefix sums of the seconds of indivisible parts.
+        caps: Caps on a stage's seconds, ascending; each chunk has one.
         bends: (chunks,) the q_c.
         num_groups: Stages of each chunk.
-        small_first: Whether, of equal cuts, earlier chunks are the smaller ones; else they are the larger ones.
+        small_first: Whether earlier chunks are the smaller ones among equal cuts; else the larger ones.
 
     Returns:
-        (stages,) parts up to the end of each, the last one included; empty if there is no such cut.
+        (stages,) number of parts before each stage's end, the last included; empty if there is no such cut.
     """
     parts, num_chunks = len(sums) - 1, len(bends)
     stages = num_groups * num_chunks
@@ -486,7 +486,7 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
             for cap in range(len(caps)):
                 at = start
                 for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
-                    end = _reaching(sums, at, caps[cap], stages - 1 - stage)
+                    end = _stage_end(sums, at, caps[cap], stages - 1 - stage)
                     if end <= at:
                         at = -1
                         break
@@ -496,7 +496,7 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
                 value = best[chunk, start] + caps[cap] * (1 + bends[chunk] * caps[cap])
                 known = best[chunk + 1, at]
                 alike = abs(value - known) <= 1e-9 * value
-                earlier = caps[number[chunk + 1, at]] > caps[cap]  # a smaller chunk here is a larger one before
+                earlier = caps[number[chunk + 1, at]] > caps[cap]  # a smaller chunk here means larger earlier chunks
                 if (not alike and value < known) or (alike and earlier != small_first):
                     best[chunk + 1, at], source[chunk + 1, at], number[chunk + 1, at] = value, start, cap
     if not best[num_chunks, parts] < np.inf:
@@ -507,7 +507,7 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
         start, cap = source[chunk + 1, at], number[chunk + 1, at]
         at = start
         for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
-            at = ends[stage] = _reaching(sums, at, caps[cap], stages - 1 - stage)
+            at = ends[stage] = _stage_end(sums, at, caps[cap], stages - 1 - stage)
         at = start
     return ends
 
@@ -515,8 +515,8 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
 frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = compiled(_frontiers)
 uniform: Callable[..., Floats] = compiled(_uniform)
 fullest: Callable[..., tuple[Floats, Floats, Floats]] = compiled(_fullest)
-slowest: Callable[..., float] = compiled(_slowest)
+bottleneck: Callable[..., float] = compiled(_bottleneck)
 earliest_end: Callable[..., tuple[float, Ints, Ints]] = compiled(_earliest_end)
-evenest: Callable[..., float] = compiled(_evenest)
+chain_bottleneck: Callable[..., float] = compiled(_chain_bottleneck)
 even_waves: Callable[..., Ints] = compiled(_even_waves)
 runs: Callable[..., Ints] = compiled(_runs)

@@ -1,15 +1,17 @@
-"""What the blocks of a stage recompute, each its own: the mixtures of flavours that no other beats.
+"""Recompute per block of a stage: the Pareto frontier of *mixtures* of recompute flavours.
 
-A mixture says of every block of a range whether it recomputes nothing, selectively or in full, or keeps what it saves
-in host memory. Block by block the seconds that run again, the bytes kept per microbatch and the fullest moment of a
-pass follow from those of the range without its last block, so mixtures that another one beats in all three are dropped
-at once: equal blocks in another order, above all. A range of equal blocks is left with as many mixtures as have another
-number of each flavour. Where blocks may offload, a mixture also has to be beaten in what forwards wait for (only what
-backwards do gives reductions time to hide), in bytes under way, and in bytes on the host if those are limited.
+A mixture gives every block of a range a flavour: no recompute, selective, full, or offload of saved values to host
+memory. A dynamic program extends the frontier of a range by one block: rerun seconds, bytes kept per microbatch and the
+fullest moment of a pass follow from those of the range without its last block, so mixtures dominated in all three are
+dropped at once, above all permutations of equal blocks. With offload, a mixture must also be dominated in the seconds
+forwards wait (only backward time hides reductions), in bytes in transit and, if host memory is limited, in host bytes.
 
-What a block keeps depends on what earlier blocks keep of values that pass through, so that only mixtures that keep all
-of them that another one keeps beat it. Of chains in which that comes to many cases (long skips), a mixture is taken to
-keep only what all keep, which is never too little; mixtures of one flavour are counted exactly.
+What a block keeps depends on which passing values earlier blocks keep, so a mixture dominates only if it keeps all
+passing values that the other keeps. In chains with many such states (long skip connections), a mixture is assumed to
+keep only what all states keep, which overestimates memory; mixtures of one flavour are exact.
+
+Recompute trades time for memory as in Chen et al. 2016 (sublinear memory) and Checkmate (Jain et al. 2020), here with
+blocks as units; adaptive recompute per stage: AdaPipe (Sun et al. 2024).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,28 +32,28 @@ from autopar.pipeline_partition.block_ranges import IntArray, Windows
 from autopar.recompute import Recompute
 
 MOST, MOST_OF_ALL = 128, 1 << 17
-"""Mixtures kept per range; of more, so many are kept evenly, the fastest and the smallest among them. Where ranges are
-few, as of one stage that has all blocks, as many per range as come to so many in all ranges."""
+"""Most mixtures kept per range; a larger frontier is thinned out evenly, its fastest and smallest mixtures kept. If
+there are few ranges, the second number divided by their number applies instead."""
 
 STATES = 8
-"""Ways in which values that pass through may be kept that are told apart."""
+"""Most states of passing values told apart."""
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fixed:
-    """Bytes of windows whatever they recompute, (windows,) each; see `ChainBytes`.
+class WindowBytes:
+    """Bytes of windows independent of recompute, (windows,) each; see `ChainBytes`.
 
     Attributes:
-        resident: There all the time.
+        resident: Held all the time.
         gathered: Gathered parameters.
-        reducing: Gradients under way to their reduction.
-        received: What arrives from the neighbouring stages.
+        reducing: Gradients in reduction.
+        received: Values received from the neighbouring stages.
         update: Fullest moment of the update.
-        state: Of what is there all the time, the optimizer's state, which can lie in host memory.
-        least: What no longer window has less of.
+        state: Optimizer state, part of `resident`, which may be in host memory.
+        least: Lower bound on the fixed bytes of every longer window.
     """
 
     resident: FloatArray
@@ -64,7 +66,7 @@ class Fixed:
 
     @property
     def beside(self) -> FloatArray:
-        """What is there beside any pass."""
+        """Bytes held beside any pass."""
         return self.gathered + self.reducing + self.received
 
 
@@ -76,14 +78,14 @@ class Mixtures:
         seconds: t_s of `autopar.formulate.step_time`; infinity where there is no mixture.
         tails: tail_s.
         slow: slow_s.
-        copying: (windows,) what tail_s is longer by with the optimizer's state in host memory.
-        again: Seconds that run again, or wait for copies from and to the host.
+        copying: (windows,) increase of tail_s with the optimizer state in host memory.
+        again: Seconds of recompute, and of waiting for copies from and to the host.
         kept: Bytes that one microbatch leaves behind.
-        running: Fullest moment of a forward or a backward, no other microbatch counted.
-        transit: Bytes on their way to and from the host while a pass runs.
+        running: Fullest moment of a forward or a backward, other microbatches not counted.
+        transit: Bytes in transit to and from the host while a pass runs.
         hosted: Bytes that one microbatch leaves in host memory.
-        fixed: What depends on the window alone.
-        grows: (windows,) whether a window with more blocks behind it might fit.
+        fixed: Bytes that depend on the window alone.
+        grows: (windows,) whether a longer window might fit.
     """
 
     seconds: FloatArray
@@ -95,7 +97,7 @@ class Mixtures:
     running: FloatArray
     transit: FloatArray
     hosted: FloatArray
-    fixed: "Fixed"
+    fixed: "WindowBytes"
     grows: Mask
     _windows: Windows
     _flavours: tuple[Recompute, ...]
@@ -104,15 +106,15 @@ class Mixtures:
 
     @property
     def lengths(self) -> IntArray:
-        """(windows,) blocks of each window."""
+        """(windows,) number of blocks."""
         return self._windows.stop - self._windows.start
 
     def peaks(self, in_flight: int, *, offload: bool = False) -> FloatArray:
-        """Return the peak bytes of each mixture with so many microbatches in flight, the running one counted.
+        """Return the peak bytes of each mixture.
 
         Args:
-            in_flight: Microbatches in flight.
-            offload: Whether the optimizer's state lies in host memory.
+            in_flight: Microbatches in flight, including the running one.
+            offload: Whether the optimizer state is in host memory.
         """
         state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
         passes = (in_flight - 1) * self.kept + self.running + self.transit + self.fixed.beside[:, None]
@@ -120,12 +122,12 @@ class Mixtures:
         return np.asarray((self.fixed.resident - state)[:, None] + np.maximum(passes, update[:, None]))
 
     def host_bytes(self, in_flight: int, *, offload: bool = False) -> FloatArray:
-        """Return the bytes of a device that lie in host memory, for each mixture; arguments as of `peaks`."""
+        """Return the host memory bytes of each mixture; arguments as in `peaks`."""
         state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
         return np.asarray(state[:, None] + in_flight * self.hosted)
 
     def flavours(self, window: int, mixture: int) -> tuple[Recompute, ...]:
-        """Return what each block of a window recomputes."""
+        """Return the flavour of each block of a window."""
         count = len(self._flavours)
         if mixture < count:
             return (self._flavours[mixture],) * int(self._windows.stop[window] - self._windows.start[window])
@@ -147,17 +149,17 @@ def mixtures(
     constraints: Constraints = FREE,
     together: int = 1,
 ) -> Mixtures:
-    """Return the mixtures of windows.
+    """Return the Pareto frontiers of mixtures of all windows.
 
     Args:
         found: The windows of the chain of blocks.
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-        memory: What ranges of blocks hold.
-        overlap: How compute and communication share time.
+        memory: Bytes of ranges of blocks.
+        overlap: Overlap of compute and communication.
         limit: Bytes per device.
-        in_flight: Microbatches that every stage holds at least, and at most.
-        constraints: What blocks may keep, and whether the optimizer's state may lie in host memory. Blocks of a window
-            that stand for others may do the same.
+        in_flight: Least and most microbatches held by any stage.
+        constraints: Allowed flavours, and whether the optimizer state may be in host memory; blocks represented by one
+            window have equal constraints.
         together: Stages that share a device.
     """
     keeps = constraints.keeps
@@ -173,23 +175,23 @@ def mixtures(
     gathers = np.array([again_links(totals, flavour).sum(axis=0) for flavour in memory.flavours]).T[last]
     gradient, waited = sums.by_link(gradient_links), sums.by_link(backward_links)
     due = (1 - overlap.share) * sums.by_link(reduce_links) + gradient
-    spent = sums.of(Slot.BACKWARD) - waited  # what each link has time for, of all blocks but the last
+    spent = sums.of(Slot.BACKWARD) - waited  # per link, the time to hide reductions, last block excluded
     spent -= totals[last, Slot.BACKWARD] - backward_links(totals)[:, last]
     owed = (due - spent).max(axis=0)
     first = found.parent < 0
     owed[first] = due.sum(axis=0)[first]
-    closed = np.zeros(again.shape)  # bytes that are too many for any device
+    closed = np.zeros(again.shape)  # infinite where a flavour is forbidden
     if keeps:
         allowed = [[flavour in keeps[block] for flavour in memory.flavours] for block in (found.stop - 1).tolist()]
         closed[~np.array(allowed)] = np.inf
-    whole = _uniform(found, memory, Added(again, gathers, forth, transit, hosted), owed, closed)
+    whole = _uniform(found, memory, LastBlockCosts(again, gathers, forth, transit, hosted), owed, closed)
     each, source, flavour = np.zeros((len(last), 0, 8)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = in_flight[0] - 1
     fullest = (in_flight[1] - 1) * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident
     if len(memory.flavours) > 1 and (together * fullest > limit).any():
-        from autopar.pipeline_partition.partition_kernel import frontiers  # compiling is loaded when it is needed only
+        from autopar.pipeline_partition.partition_kernel import frontiers  # imported late: loads the compiler
 
-        held = _holdings(found, memory)
+        held = _last_block_bytes(found, memory)
         each, number, source, flavour = frontiers(
             found.parent, np.zeros(len(owed)), owed, again, gathers,
             held.own, held.kept, held.running, closed, held.late, held.after, held.covers,
@@ -201,7 +203,7 @@ def mixtures(
     passes = sums.of(Slot.FORWARD)[:, None] + sums.of(Slot.BACKWARD)[:, None] + rows[..., 0]
     total, busiest = sums.of(Slot.GRADIENT)[:, None], np.zeros(passes.shape)
     for on_link, before in zip(gradient, waited + sums.by_link(forward_links), strict=True):
-        # Which link has what runs again is not told apart here: it counts on both.
+        # The link used by recompute is not recorded, so its gathers count on both links.
         busy = np.where(on_link > 0, on_link + before, -np.inf)[:, None] + rows[..., 1]
         busiest = np.maximum(busiest, busy)
     left = left_seconds(rows[..., 4], passes, total, busiest, overlap)
@@ -225,14 +227,14 @@ def mixtures(
 
 
 def _host_room(memory: ChainBytes, in_flight: int) -> float:
-    """Return the bytes of host memory per device; infinity if all that a chain could leave there fits."""
+    """Return the bytes of host memory per device; infinity if everything the chain could offload fits."""
     chain = np.asarray(memory.chain)
     most = in_flight * float(memory.hosted[chain].sum()) + float(memory.state[chain].sum())
     return np.inf if most <= memory.host_room else memory.host_room
 
 
 class _Sums:
-    """Sums of seconds over the blocks of windows."""
+    """Sums of block seconds over windows, by prefix sums."""
 
     def __init__(self, found: Windows, blocks: FloatArray) -> None:
         self._found, self._blocks = found, blocks
@@ -241,7 +243,7 @@ class _Sums:
         return self.all(self._blocks[:, slot])
 
     def by_link(self, links: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """Return (2, windows) seconds of what `links` makes of blocks."""
+        """Return (2, windows) seconds per link, `links` giving those of the blocks."""
         return np.array([self.all(each) for each in links(self._blocks)])
 
     def all(self, blocks: FloatArray) -> FloatArray:
@@ -249,8 +251,8 @@ class _Sums:
         return np.asarray(sums[self._found.stop] - sums[self._found.start])
 
 
-def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Fixed:
-    from autopar.pipeline_partition.partition_kernel import fullest  # compiling is loaded when it is needed only
+def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> WindowBytes:
+    from autopar.pipeline_partition.partition_kernel import fullest  # imported late: loads the compiler
 
     chain = np.asarray(memory.chain)
     own = _Sums(found, chain).all(memory.resident[chain]) + memory.buffers
@@ -268,12 +270,12 @@ def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Fixe
     received = np.where(found.start > 0, memory.arriving[first], 0.0)
     received = received + np.where(found.stop < len(chain), memory.returning[last], 0.0)
     least = own + pairs + reducing - (state if hosts_optimizer else 0.0)
-    return Fixed(resident, pairs, reducing, received, update, state, least)
+    return WindowBytes(resident, pairs, reducing, received, update, state, least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Added:
-    """What the last block of a window adds, by flavour; (windows, flavours) each, see `partition_kernel.frontiers`."""
+class LastBlockCosts:
+    """What the last block of a window adds per flavour, (windows, flavours) each; see `partition_kernel.frontiers`."""
 
     again: FloatArray
     gathers: FloatArray
@@ -282,9 +284,11 @@ class Added:
     hosted: FloatArray
 
 
-def _uniform(found: Windows, memory: ChainBytes, added: Added, late: FloatArray, closed: FloatArray) -> FloatArray:
-    """Return the rows of the mixtures of one flavour, (windows, flavours, 8); `late` without what runs again."""
-    from autopar.pipeline_partition.partition_kernel import uniform  # compiling is loaded when it is needed only
+def _uniform(
+    found: Windows, memory: ChainBytes, added: LastBlockCosts, late: FloatArray, closed: FloatArray
+) -> FloatArray:
+    """Return the rows of the mixtures of one flavour, (windows, flavours, 8); `late` excludes recompute time."""
+    from autopar.pipeline_partition.partition_kernel import uniform  # imported late: loads the compiler
 
     bytes_of = np.empty((3, len(found.parent), len(memory.flavours)))
     for number, flavour in enumerate(memory.flavours):
@@ -292,7 +296,7 @@ def _uniform(found: Windows, memory: ChainBytes, added: Added, late: FloatArray,
         def advance(kind: int, state: State, flavour: Recompute = flavour) -> tuple[Holding, State]:
             return memory.walk.advance(kind, flavour, state)
 
-        own, each = _walked(found, memory.chain, memory.walk.enter, advance)
+        own, each = _scan_windows(found, memory.chain, memory.walk.enter, advance)
         amounts = [(holding.kept, max(holding.forward, holding.backward), holding.late) for holding in each]
         bytes_of[:, :, number] = np.array(amounts)[own].T
     kept, running, put_off = bytes_of
@@ -302,12 +306,12 @@ def _uniform(found: Windows, memory: ChainBytes, added: Added, late: FloatArray,
     )  # fmt: skip
 
 
-def _walked(
+def _scan_windows(
     found: Windows, chain: Sequence[int], enter: Callable[[int], S], advance: Callable[[int, S], tuple[T, S]]
 ) -> tuple[IntArray, list[T]]:
-    """Walk through the blocks of all windows.
+    """Evaluate the last block of every window in the state left by the blocks before it.
 
-    A chain of equal blocks comes to few states, so that each block is looked at once in each of them.
+    A chain of equal blocks has few states, so each (kind, state) is evaluated once.
 
     Args:
         found: The windows.
@@ -316,7 +320,7 @@ def _walked(
         advance: Returns what a block of a kind adds in a state, and the state after it.
 
     Returns:
-        (windows,) numbers of what the last blocks add, and what that is.
+        (windows,) index of the result of each window's last block, and the distinct results.
     """
     states: list[S] = []
     number_of: dict[S, int] = {}
@@ -341,12 +345,10 @@ def _walked(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Holdings:
-    """Bytes and seconds of the last block of a window; (windows, states, flavours) arrays.
+class _LastBlockBytes:
+    """Bytes and seconds of the last block of a window: the (steps, ...) arrays of `partition_kernel.frontiers`.
 
-    The arrays are those of `partition_kernel.frontiers`.
-
-    Each has one row for all windows that are alike in this, whose numbers are in `own`, (windows,).
+    A step is shared by all windows with equal values; `own`, (windows,), holds the step of each window.
     """
 
     own: IntArray
@@ -357,7 +359,7 @@ class _Holdings:
     covers: IntArray
 
 
-def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
+def _last_block_bytes(found: Windows, memory: ChainBytes) -> _LastBlockBytes:
     walk, flavours = memory.walk, len(memory.flavours)
     steps: list[tuple[list[list[tuple[Holding, State]]], tuple[State, ...]]] = []
 
@@ -369,7 +371,7 @@ def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
         steps.append((advanced, following))
         return len(steps) - 1, following
 
-    own, _ = _walked(found, memory.chain, lambda kind: (walk.enter(kind),), advance)
+    own, _ = _scan_windows(found, memory.chain, lambda kind: (walk.enter(kind),), advance)
     count = len(steps)
     kept, running = (np.zeros((count, STATES, flavours)) for _ in range(2))
     late, after = np.zeros(count), np.zeros((count, STATES, flavours), dtype=np.int64)
@@ -383,7 +385,7 @@ def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
                 after[step, number, flavour] = following.index(state) if state in following else 0
         for one, other in product(range(len(following)), repeat=2):
             covers[step, one, other] = walk.meet((following[one], following[other])) == following[other]
-    return _Holdings(own, kept, running, late, after, covers)
+    return _LastBlockBytes(own, kept, running, late, after, covers)
 
 
 def special_blocks(memory: ChainBytes) -> Sequence[tuple[int, ...]]:

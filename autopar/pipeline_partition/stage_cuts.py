@@ -1,15 +1,13 @@
-"""Cuts of the chain of blocks into stages, and what the blocks of each recompute: the least step time that fits.
+"""Partitioning of the chain of blocks into stages with recompute per block: the least step time within memory.
 
-Where host memory may be used, blocks may also keep there what they save, and stages the optimizer's state.
+    end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s,    step = end_p + (m - 1) T + 2 (p - 1) h + fixed
 
-`formulate/step_time.py` has the formula. For a cap T on the slowest stage the rest of it is a dynamic program over
-stages: with A_s the forward seconds of the stages before s, its state is the latest end so far,
-
-    end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
-
-so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. The larger the cap, the
-earlier the end: of the caps from one to another none gives less than the end of the last with the T of the first, so
-that few of them are tried.
+`formulate/step_time.py` has the full formula. For a cap T on the slowest stage the rest is a dynamic program over
+stages whose state is the latest end so far; A_s are the forward seconds of the stages before s, as t_q - b_q = f_q with
+and without recompute. Hops that slow the pace are left out. The earliest end falls with the cap: a range of caps has
+the lower bound end(last cap) + (m - 1) * first cap, so best-first search over ranges tries few caps. Caps on the
+slowest stage: Alpa (Zheng et al. 2022); chain partitioning: Pinar and Aykanat 2004; stages by dynamic programming:
+PipeDream (Narayanan et al. 2019). Blocks may also offload saved values, and stages the optimizer state, to host memory.
 """
 
 import operator
@@ -26,18 +24,18 @@ from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.balance import least_load
 from autopar.pipeline_partition.block_ranges import IntArray, Windows, symbols_of, windows
-from autopar.pipeline_partition.p2p import Hops, between
+from autopar.pipeline_partition.p2p import Hops, hop_seconds
 from autopar.pipeline_partition.recompute_pareto import Mixtures, mixtures, special_blocks
 from autopar.recompute import Recompute
 
-_LEAST = [Recompute.FULL, Recompute.SELECTIVE, Recompute.OFFLOAD, Recompute.NONE]
-"""Flavours in the order in which equal blocks of a stage have them, from those that run most again."""
+_RECOMPUTE_ORDER = [Recompute.FULL, Recompute.SELECTIVE, Recompute.OFFLOAD, Recompute.NONE]
+"""Order of flavours within equal blocks of a stage: most recompute first."""
 
 UNLIMITED = 1e300
-"""Bytes that are more than any stage holds, and less than what must not be."""
+"""More bytes than any stage holds, but less than the bytes of forbidden choices."""
 
 ROUNDING = 1e-9
-"""Sums of equal blocks differ by rounding only: relative."""
+"""Relative rounding error of sums of equal blocks."""
 
 
 def best_split(
@@ -48,22 +46,22 @@ def best_split(
     hop: Hops | float,
     constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
-    """Return the split into stages, and what their blocks recompute, with the least step time; None if none fits.
+    """Return the split into stages with recompute and the least step time; None if none fits.
 
-    A stage takes the fastest mixture of flavours that fits (`recompute_pareto.py`), or the one that ends earliest with
-    its reductions; with the optimizer's state on the device or, where more fits then, in host memory. Among those
-    splits the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops are the
-    same wherever the chain is cut and take no time from the pace, and forwards wait for no copies; else the split
-    minimises a slightly smaller step time, in which such a stage delays only the stages after it by its forward, and
-    the slowest stage sets the pace. Of the splits that are looked at the one that takes least is returned.
+    A stage takes the fastest feasible mixture of flavours (`recompute_pareto.py`), or the one whose reductions end
+    earliest; with the optimizer state on the device or, where that admits more mixtures, in host memory. Among these
+    splits the optimum is exact if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops are equal at all
+    cuts and do not slow the pace, and forwards wait for no copies. Otherwise the search minimises a lower bound of the
+    step time, in which such a stage delays later stages only by its forward and the slowest stage sets the pace; the
+    split with the least true step time among those visited is returned.
 
     Args:
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-        memory: What ranges of the chain of blocks hold.
+        memory: Bytes of ranges of the chain of blocks.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        hop: Seconds of handing one microbatch on or back: between any stages, or by where the chain is cut.
-        constraints: Cuts, recompute and what may lie in host memory.
+        hop: Seconds of handing one microbatch on or back: one number, or by where the chain is cut.
+        constraints: Allowed cuts, recompute and host memory.
     """
     chain, num_stages = memory.chain, pipeline.num_stages
     if num_stages > len(chain):
@@ -73,18 +71,18 @@ def best_split(
     for longest in _lengths(len(chain), num_stages):
         found = windows(symbols, longest, num_stages == 1)
         stages = fitting_stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
-        best = _best(stages, totals, chain, pipeline, hop)
+        best = _best_cut(stages, totals, chain, pipeline, hop)
         if longest == len(chain) or not stages.grow:
             break
-        if best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest):
+        if best is not None and best[1].seconds <= _longer_stage_bound(totals, chain, pipeline, longest):
             break
     if best is None:
         return None
-    return _sorted(*best, totals, memory, pipeline, limit, hop, constraints)
+    return _with_sorted_flavours(*best, totals, memory, pipeline, limit, hop, constraints)
 
 
 def symbols_for(memory: ChainBytes, constraints: Constraints) -> tuple[int, ...]:
-    """Return what each block is as far as its stage's seconds, bytes and recompute depend on it."""
+    """Return the equivalence class of each block with regard to a stage's seconds, bytes and allowed recompute."""
     alike = [
         tuple(block for block, own in enumerate(each) if own == allowed)
         for each in (constraints.keeps, constraints.states)
@@ -93,7 +91,7 @@ def symbols_for(memory: ChainBytes, constraints: Constraints) -> tuple[int, ...]
     return symbols_of(memory.chain, (*special_blocks(memory), *alike))
 
 
-def _sorted(
+def _with_sorted_flavours(
     split: Split,
     time: StepTime,
     totals: FloatArray,
@@ -103,17 +101,19 @@ def _sorted(
     hop: Hops | float,
     constraints: Constraints,
 ) -> tuple[Split, StepTime]:
-    """Return the split with equal blocks of a stage in the order of `_LEAST`, wherever that fits and is no slower.
+    """Return the split with the flavours of equal blocks sorted, in stages where that fits and if it is no slower.
 
-    Earlier blocks end their backwards later, and hide more of what is reduced when they recompute. It is also the order
-    that fills a device least, and the one that is read most easily.
+    Earlier blocks end their backward later, so recompute there hides more reductions. The order also has the least
+    memory peak.
     """
     found = []
     hosted = split.offload or (False,) * len(split.ranges)
     for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
         kinds = memory.chain[start:stop]
         of_kind = {
-            kind: sorted((own for own, other in zip(flavours, kinds, strict=True) if other == kind), key=_LEAST.index)
+            kind: sorted(
+                (own for own, other in zip(flavours, kinds, strict=True) if other == kind), key=_RECOMPUTE_ORDER.index
+            )
             for kind in set(kinds)
         }
         ordered = tuple(of_kind[kind].pop(0) for kind in kinds)
@@ -121,31 +121,32 @@ def _sorted(
         peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, offload=hosted[stage])
         found.append(ordered if allowed and peak <= limit else flavours)
     other = Split(split.ranges, tuple(found), split.offload)
-    found_time = step_time(totals, memory.chain, pipeline, other, between(other, hop))
+    found_time = step_time(totals, memory.chain, pipeline, other, hop_seconds(other, hop))
     return (other, found_time) if found_time.seconds <= time.seconds * (1 + ROUNDING) else (split, time)
 
 
 def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int] | IntArray, pipeline: Pipeline) -> float:
-    """Return the least `flow` of any split, whatever memory it takes, when a block of kind k takes `seconds[k]`.
+    """Lower bound on the step time: the least `flow` of any split, a block of kind k taking `seconds[k]`.
 
-    With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between
-    stages.
+    Relaxes: memory, hops and reductions; blocks stay whole. Valid when: `seconds` are lower bounds per kind. Costs: a
+    dynamic program over blocks and stages. Source: chain partitioning (Pinar and Aykanat 2004); with several chunks,
+    `balance.least_load`.
     """
-    from autopar.pipeline_partition.partition_kernel import evenest  # compiling is loaded when it is needed only
+    from autopar.pipeline_partition.partition_kernel import chain_bottleneck  # imported late: loads the compiler
 
     blocks = np.asarray(seconds)[np.asarray(chain)]
-    slowest = float(blocks.sum())
+    bottleneck = float(blocks.sum())
     if pipeline.num_chunks > 1:
-        slowest = least_load(Counter(blocks.tolist()), pipeline.num_groups)
+        bottleneck = least_load(Counter(blocks.tolist()), pipeline.num_groups)
     elif pipeline.num_stages > 1:
-        slowest = evenest(np.concatenate([[0.0], np.cumsum(blocks)]), pipeline.num_stages)
+        bottleneck = chain_bottleneck(np.concatenate([[0.0], np.cumsum(blocks)]), pipeline.num_stages)
     if not pipeline.fills:
-        return pipeline.num_microbatches * slowest
-    return float(blocks.sum() + (pipeline.num_microbatches - 1) * slowest)
+        return pipeline.num_microbatches * bottleneck
+    return float(blocks.sum() + (pipeline.num_microbatches - 1) * bottleneck)
 
 
 def _lengths(num_blocks: int, num_stages: int) -> Iterator[int]:
-    """Yield how long a stage may be: about twice an even share, then ever longer, at last all blocks."""
+    """Yield limits on the blocks of a stage: about twice an even share, then doubled, at last all blocks."""
     longest = 2 * -(-num_blocks // num_stages) + 2
     while longest < num_blocks:
         yield longest
@@ -153,8 +154,11 @@ def _lengths(num_blocks: int, num_stages: int) -> Iterator[int]:
     yield num_blocks
 
 
-def _beyond(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longest: int) -> float:
-    """Return a lower bound on the step time of splits with a stage of more than `longest` blocks."""
+def _longer_stage_bound(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longest: int) -> float:
+    """Lower bound on the step time of splits with a stage of more than `longest` blocks.
+
+    Relaxes: everything but the longest stage's seconds and the total. Valid when: always. Costs: prefix sums.
+    """
     blocks = (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])[np.asarray(chain)]
     sums = np.concatenate([[0.0], np.cumsum(blocks)])
     least = float((sums[longest + 1 :] - sums[: -longest - 1]).min())
@@ -163,21 +167,21 @@ def _beyond(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittingStages:
-    """What stages can hold; (stages, windows, options) arrays.
+    """The feasible stages; (stages, windows, options) arrays.
 
-    Of the mixtures that fit, the first option is the fastest, the second the one whose reductions end earliest; the
-    next two are the same with the optimizer's state in host memory, where more fits then.
+    Options 0 and 1 are the fastest feasible mixture and the one whose reductions end earliest, with the optimizer state
+    on the device; options 2 and 3 are these with the optimizer state in host memory, where that admits more mixtures.
 
     Attributes:
         at: Windows of the ranges that may be stages, as in `Windows.at`.
-        mixtures: Their mixtures.
+        mixtures: Mixtures of the windows.
         seconds: t_s, infinity if none fits.
         tails: tail_s.
         slow: slow_s.
-        taken: Number of the mixture.
+        taken: Index of the mixture.
         before: (blocks + 1,) forward seconds of the blocks before each.
         trains: Whether there are backward passes.
-        grow: Whether ranges of more blocks might fit.
+        grow: Whether longer ranges might fit.
     """
 
     at: IntArray
@@ -199,7 +203,7 @@ def fitting_stages(
     limit: float,
     constraints: Constraints,
 ) -> FittingStages:
-    """Return what ranges of blocks can be as stages; arguments as of `best_split`, of the windows found."""
+    """Return the feasible stages among the windows `found`; other arguments as in `best_split`."""
     flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
     mixed = mixtures(found, totals, memory, pipeline.overlap, limit, (min(flying), max(flying)), constraints)
     ends = mixed.seconds + mixed.slow + mixed.tails
@@ -209,11 +213,11 @@ def fitting_stages(
     here, there = may_lie(found, constraints)
     for in_flight in sorted(set(flying)):
         rows = [stage for stage, count in enumerate(flying) if count == in_flight]
-        room = _fitting(mixed, in_flight, limit, memory.host_room, offload=False) & here[:, None]
+        room = _feasible_mixtures(mixed, in_flight, limit, memory.host_room, offload=False) & here[:, None]
         rooms = [room]
         if options > 2:
-            more = _fitting(mixed, in_flight, limit, memory.host_room, offload=True) & there[:, None]
-            gains = np.asarray((more & ~room).any(axis=1))  # else the device is as good, and faster
+            more = _feasible_mixtures(mixed, in_flight, limit, memory.host_room, offload=True) & there[:, None]
+            gains = np.asarray((more & ~room).any(axis=1))  # else the device has room for all, and is faster
             rooms.append(more & gains[:, None])
         for number, fitting in enumerate(rooms):
             taken[rows, :, 2 * number] = np.where(fitting, mixed.seconds, np.inf).argmin(axis=1)
@@ -237,14 +241,14 @@ def fitting_stages(
     )
 
 
-def _fitting(mixed: Mixtures, in_flight: int, limit: float, host_room: float, *, offload: bool) -> Mask:
-    """Return which mixtures of windows fit on the device and on its part of the host."""
+def _feasible_mixtures(mixed: Mixtures, in_flight: int, limit: float, host_room: float, *, offload: bool) -> Mask:
+    """Return which mixtures of windows fit on the device and in its share of host memory."""
     fits = mixed.peaks(in_flight, offload=offload) <= limit
     return np.asarray(fits & (mixed.host_bytes(in_flight, offload=offload) <= host_room))
 
 
 def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
-    """Return of which windows the optimizer's state may lie on the device, and of which in host memory."""
+    """Return per window whether the optimizer state may be on the device, and whether in host memory."""
     if not constraints.states:
         every = np.ones(len(found.start), dtype=bool)
         return every, every & constraints.hosts_optimizer
@@ -253,17 +257,17 @@ def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
     return here, there
 
 
-def _best(
+def _best_cut(
     stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: Hops | float
 ) -> tuple[Split, StepTime] | None:
-    """Return the best split into windows; see `best_split`."""
-    from autopar.pipeline_partition.partition_kernel import (  # compiling is loaded when it is needed only
+    """Return the best split into feasible stages by best-first search over ranges of caps; see `best_split`."""
+    from autopar.pipeline_partition.partition_kernel import (  # imported late: loads the compiler
+        bottleneck,
         earliest_end,
-        slowest,
     )
 
     at, follow = stages.at, pipeline.num_microbatches - 1
-    least_pace = slowest(at, stages.seconds.min(axis=2))
+    least_pace = bottleneck(at, stages.seconds.min(axis=2))
     if not np.isfinite(least_pace):
         return None
     back = float(hop.mean[:, 1].mean()) if isinstance(hop, Hops) else hop
@@ -275,7 +279,7 @@ def _best(
     least, *_ = earliest_end(*ends, np.inf)
     caps = _distinct(seconds[np.isfinite(seconds) & (seconds >= least_pace)]) if follow else np.array([UNLIMITED])
     best: tuple[Split, StepTime] | None = None
-    # Caps from one to another, the least seconds of splits with a slowest stage between them, and their earliest end.
+    # Ranges of caps: lower bound on splits whose slowest stage is in the range, first and last cap, earliest end.
     pending = [(follow * float(caps[0]) + least, 0, len(caps) - 1, least)]
     while pending:
         bound, first, last, earliest = heappop(pending)
@@ -286,11 +290,11 @@ def _best(
         end, stops, options = earliest_end(*ends, cap)
         pace = _pace(stages, stops, options)
         if best is None or end + follow * pace + hops < best[1].seconds * (1 - ROUNDING):
-            split = _written(stages, stops, options)
-            time = step_time(totals, chain, pipeline, split, between(split, hop))
+            split = _split_of(stages, stops, options)
+            time = step_time(totals, chain, pipeline, split, hop_seconds(split, hop))
             if best is None or time.seconds < best[1].seconds:
                 best = (split, time)
-        # All caps from the pace of this split to its own one have the same end.
+        # All caps from the pace of this split up to its cap have the same end.
         below = int(np.searchsorted(caps, pace * (1 - ROUNDING)))
         if below > first:
             heappush(pending, (follow * float(caps[first]) + end, first, min(below, middle) - 1, end))
@@ -305,7 +309,7 @@ def _pace(stages: FittingStages, stops: IntArray, options: IntArray) -> float:
     return float(stages.seconds[np.arange(len(stops)), stages.at[starts, stops - starts - 1], options].max())
 
 
-def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> Split:
+def _split_of(stages: FittingStages, stops: IntArray, options: IntArray) -> Split:
     """Return the split of a cut."""
     ranges, recompute, offload, start = [], [], [], 0
     for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):
@@ -318,6 +322,6 @@ def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> Split
 
 
 def _distinct(values: FloatArray) -> FloatArray:
-    """Return the values in ascending order, one of each that differ by rounding only: sums of equal blocks do."""
+    """Return the values in ascending order, values that differ by rounding only once."""
     ordered = np.sort(values)
     return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > ROUNDING * ordered[1:]])])

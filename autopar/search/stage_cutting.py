@@ -12,7 +12,7 @@ from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import FloatArray, Tables
 from autopar.pipeline_partition.interleaved import Groups, grouped_time
-from autopar.pipeline_partition.p2p import between
+from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.pipeline_partition.stage_cuts import best_split, least_flow
 from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
@@ -88,12 +88,15 @@ class Cutting:
                 if found is None:
                     too_many.append(holds)
                 elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], between(found[0], hops))
+                    found = (
+                        found[0],
+                        grouped_time(passes, seconds, chain, pipeline, found[0], hop_seconds(found[0], hops)),
+                    )
             else:
                 groups = Groups(passes, seconds, memory, pipeline, limit, hops, constraints)
                 found = groups.best(best * (1 + SHIFTED))
                 if found is not None and found[1].seconds < best * (1 + SHIFTED):
-                    found = groups.shifted(found, should_stop)
+                    found = groups.improve_by_moves(found, should_stop)
             if found is not None and (known is None or found[1].seconds < known.objective):
                 known = Candidate(configuration, self._tables, choice, found[0], found[1])
         return known
