@@ -13,7 +13,7 @@ from autopar.cost.collectives import widest_tier
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.folding.fold import Folded
-from autopar.folding.graph_facts import whole_shapes
+from autopar.folding.graph_facts import global_shapes
 from autopar.ir.graph import Phase
 from autopar.plan import Plan, Remark, Simulated
 from autopar.program.records import Program
@@ -142,7 +142,7 @@ def _guessed(folded: Folded, costs: CostModel) -> tuple[str, str]:
     element_bytes = costs.policy.graph_read_bytes(folded.graph)
     seconds: dict[str, float] = {}
     for op, count in ops:
-        inputs, outputs = whole_shapes(folded.graph, op)
+        inputs, outputs = global_shapes(folded.graph, op)
         own = count * float(costs.op_seconds(op, inputs, outputs, element_bytes)[0])
         seconds[op.kind] = seconds.get(op.kind, 0.0) + own
     guessed = {kind: own for kind, own in seconds.items() if is_guessed(kind)}

@@ -15,7 +15,7 @@ from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
 from autopar.folding.fold import Folded, fold
 from autopar.folding.layer_excerpt import Excerpt, excerpt
-from autopar.folding.resize import Resizing, Sample, place_blocks
+from autopar.folding.resize import Resizer, SizedExcerpt, place_blocks
 from autopar.formulate.agreement import check_blocks
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
@@ -237,7 +237,7 @@ class Workload:
             return discover(graph, cache_dir=cache_dir, progress=progress)
         distinct = tuple(op for kind in folded.kinds for op in kind.ops)
         found = discover(replace(graph, ops=distinct), cache_dir=cache_dir, progress=progress)
-        return replace(found, by_op={name: found.by_op[like] for name, like in folded.likes()})
+        return replace(found, by_op={name: found.by_op[like] for name, like in folded.representative_names()})
 
     @property
     def probe(self) -> Graph:
@@ -297,12 +297,12 @@ class _Built:
         return abridged(read(self.workload.model), self.excerpt.joins, self.excerpt.dropped)
 
     @cached_property
-    def resizing(self) -> Resizing | None:
+    def resizing(self) -> Resizer | None:
         """What makes other sizes; None if the excerpt does not tell them."""
         known = self.sample(self.samples)
         if known is None or self.excerpt is None:
             return None
-        return Resizing.of(self.cut, self.folded, self.excerpt.kept, known)
+        return Resizer.of(self.cut, self.folded, self.excerpt.kept, known)
 
     def resized(self, samples: int) -> Folded | None:
         """Return the distinct blocks of another microbatch size; None if the excerpt does not tell them."""
@@ -311,14 +311,14 @@ class _Built:
         sample = self.sample(samples)
         return None if sample is None else self.resizing.at(sample)
 
-    def sample(self, samples: int) -> Sample | None:
+    def sample(self, samples: int) -> SizedExcerpt | None:
         """Return the excerpt for a number of samples; None if it cannot be built, and the whole has to say why."""
         if self.source is None or self.excerpt is None:
             return None
         try:
             graph = import_model(self.source, self.workload.bound, samples, self.workload.should_stop)
             forward = place_blocks(graph, self.cut.graph, self.excerpt.kept)
-            return None if forward is None else Sample(forward, self.workload.step(forward))
+            return None if forward is None else SizedExcerpt(forward, self.workload.step(forward))
         except (ModelError, UnsupportedOpError):
             return None
 

@@ -1,4 +1,4 @@
-"""Microbatch sizes made of one: what an excerpt of a model tells is what the whole model built anew has."""
+"""Resizing: a folded graph derived from an excerpt equals the graph built anew at that microbatch size."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ DEEP = {
     "mlp-xs": DIMS["mlp-xs"] | {"num_layers": 14},
 }
 KNOWN = 104
-"""A microbatch as large as no other dim of these models."""
+"""A microbatch size that equals another dim of these models."""
 
 
 def _deep(name: str, mode: str = "train") -> Workload:
@@ -40,7 +40,7 @@ def _deep(name: str, mode: str = "train") -> Workload:
 
 
 def _assert_equal(one: Folded, other: Folded) -> None:
-    """Everything but where they come from is equal."""
+    """Return whether all fields but `origin` are equal."""
     assert (one.chain, one.kinds, one.parameters, one.uses) == (
         other.chain,
         other.kinds,
@@ -61,8 +61,8 @@ def _assert_equal(one: Folded, other: Folded) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("name", DEEP)
-def test_sizes_are_as_if_built_anew(name: str, mode: str) -> None:
-    """The excerpt tells most of them, and whoever tells a size, all of its graph is the same."""
+def test_resized_graphs_equal_rebuilt_ones(name: str, mode: str) -> None:
+    """Most sizes are derived from the excerpt, and every derived graph equals the rebuilt one."""
     found = _deep(name, mode)
     known = found.folded(KNOWN)
 
@@ -74,7 +74,7 @@ def test_sizes_are_as_if_built_anew(name: str, mode: str) -> None:
     assert sizes[40].origin is known
 
 
-def test_problems_are_as_if_built_anew() -> None:
+def test_problems_of_resized_graphs_equal_rebuilt_ones() -> None:
     """Costs, memory and limits of the placement problem are equal to the last bit."""
     found, mesh = _deep("mlp-xs"), Mesh.of(outer=2, inner=2)
     found.folded(KNOWN)
@@ -98,8 +98,8 @@ def test_problems_are_as_if_built_anew() -> None:
         np.testing.assert_array_equal(held.amounts, twin_held.amounts)
 
 
-def test_a_size_like_another_dim_is_built_whole() -> None:
-    """With 16 samples of 16 elements an activation has the type of a weight, and blocks could fold otherwise."""
+def test_a_size_equal_to_another_dim_is_rebuilt() -> None:
+    """With 16 samples of 16 elements an activation has the type of a weight, so blocks might fold differently."""
     found = _deep("mlp-xs")
     known = found.folded(KNOWN)
 
@@ -122,7 +122,7 @@ def test_the_probe_is_made_of_the_excerpt() -> None:
 
 
 def test_few_layers_are_not_abridged() -> None:
-    """Where an excerpt would be most of the model, or nothing repeats, there is none."""
+    """There is no excerpt if it would be most of the model, or nothing repeats."""
     for name in ("gpt2", "unet-sd1", "resnet50"):
         found = open_workload(f"zoo:{name}", dims=DIMS[name])
         found.folded(KNOWN)
@@ -130,8 +130,8 @@ def test_few_layers_are_not_abridged() -> None:
         assert found.folded(40).origin is None
 
 
-def test_values_from_inside_a_stretch_cannot_be_left_out() -> None:
-    """A result of the last layers that reads one of the middle has nothing to read in an excerpt."""
+def test_a_read_from_inside_a_stretch_prevents_an_excerpt() -> None:
+    """A result of the last layers that reads a middle layer has no source in an excerpt."""
     names = [f"x{number}" for number in range(14)]
     ops = [Op(f"op{number}", "Relu", (names[number],), (names[number + 1],), block=number) for number in range(13)]
     chain = (0, *(1,) * 12)
@@ -155,8 +155,8 @@ def _facts(found: Cut, graph: Graph) -> tuple[list[np.ndarray], np.ndarray]:
     return nbytes, np.array([work_of(op, graph) for op in found.lines[-1].core], np.float64)
 
 
-def test_where_to_cut_depends_on_sizes() -> None:
-    """A cut holds for twice the samples, and not where the work lies elsewhere or another value is the smallest."""
+def test_block_cuts_depend_on_sizes() -> None:
+    """A cut holds at twice the samples, but not if the work is distributed differently or another value is smallest."""
     graph = load(models.build("unet-sd1", **DIMS["unet-sd1"]), batch=4)
     found = cut(graph)
     nbytes, work = _facts(found, graph)

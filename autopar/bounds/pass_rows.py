@@ -44,7 +44,7 @@ class PassRows:
 
     def write(self) -> dict[Pass, float]:
         """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
-        host, again = self._tables.host_seconds, self._tables.host_seconds_again
+        host, again = self._tables.host_seconds, self._tables.recompute_host_seconds
         counts, main, flavours = self._each.counts, self._each.main, self._each.flavours
         total: dict[Pass, float] = {}
         for kind, count in enumerate(counts):

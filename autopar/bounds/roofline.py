@@ -27,8 +27,8 @@ from autopar.bounds.task_graph import is_cut_short
 from autopar.configuration import Configuration
 from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
 from autopar.folding.fold import Folded
-from autopar.folding.graph_facts import element_bytes, fused_ops, host_seconds, moved_bytes, whole_shapes
-from autopar.folding.weight_gradients import weight_ops
+from autopar.folding.graph_facts import element_bytes, fused_ops, global_shapes, host_seconds, moved_bytes
+from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.formulate.step_time import Pipeline
 from autopar.ir.graph import Phase, Role
@@ -333,7 +333,7 @@ def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray, IntAr
     most = max((kind.count for kind in folded.kinds), default=0)
     main = next((kind.id for kind in folded.kinds if kind.count == most), None)
     kinds = {op.name: kind.id for kind in folded.kinds for op in kind.ops}
-    late = {name for kind in folded.kinds for name in weight_ops(folded, kind)}
+    late = {name for kind in folded.kinds for name in weight_pass_ops(folded, kind)}
     backward = {op.name for kind in folded.kinds for op in kind.ops if op.phase is Phase.BACKWARD}
     passes = [
         _PASSES.index(Pass.WEIGHT if name in late else Pass.BACKWARD if name in backward else Pass.FORWARD)
@@ -367,7 +367,7 @@ def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
         ops = {op.name: op for kind in folded.kinds for op in kind.ops}
         rows = []
         for name in names:
-            inputs, outputs = whole_shapes(folded.graph, ops[name])
+            inputs, outputs = global_shapes(folded.graph, ops[name])
             rows.append([int(length) for shape in (*inputs, *outputs) if shape is not None for length in shape[0]])
         both.append(rows)
     found = np.ones((2, len(names), max((len(row) for row in both[0]), default=1)))
@@ -428,7 +428,7 @@ def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, flo
             part = fused.get(op.name, ALONE)
             if op.phase is Phase.UPDATE or not part.launches:
                 continue
-            inputs, outputs = whole_shapes(folded.graph, op)
+            inputs, outputs = global_shapes(folded.graph, op)
             first = next((shape for shape in inputs if shape is not None), None)
             if is_view(op, 0 if first is None else first.shape[1]):
                 continue

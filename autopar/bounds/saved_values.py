@@ -10,9 +10,9 @@ from functools import lru_cache
 from autopar.cost import Collective, CostModel, is_view
 from autopar.folding.block_interface import hand_overs
 from autopar.folding.fold import BlockKind, Folded, boundary_groups
-from autopar.folding.graph_facts import element_bytes, whole_shapes
+from autopar.folding.graph_facts import element_bytes, global_shapes
 from autopar.folding.selective_recompute import selective_ops
-from autopar.folding.weight_gradients import weight_ops
+from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.tables import Memory
 from autopar.ir.graph import Phase, Role
 
@@ -71,7 +71,7 @@ def kept_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[Kept, ...]:
     found = []
     for position, op in enumerate(kind.ops):
         memory = Memory.DROPPED if position in again else Memory.SAVED
-        behind = float(costs.kept_bytes(op, *whole_shapes(graph, op), resident)[0])
+        behind = float(costs.kept_bytes(op, *global_shapes(graph, op), resident)[0])
         if behind:
             found.append(Kept(memory, None, behind))
         for name, saved in zip(op.outputs, kind.saved[position], strict=True):
@@ -113,7 +113,7 @@ def put_off(folded: Folded, costs: CostModel) -> tuple[Memories, ...]:
     Values of the forward that another block makes are left out: several blocks may keep them together.
     """
     kind, graph = main_kind(folded), folded.graph
-    late = weight_ops(folded, kind)
+    late = weight_pass_ops(folded, kind)
     makers = {name: op for op in kind.ops for name in op.outputs if name}
     written = {state.output for state in graph.states}
     here = {name for name, op in makers.items() if op.phase is not Phase.UPDATE and op.name not in late}

@@ -1,1 +1,1 @@
-"""A model as a chain of blocks: one copy of every distinct block, and what is known of a block whatever the mesh."""
+"""Folding: a model as a chain of blocks, one representative per distinct block, and its mesh-independent properties."""

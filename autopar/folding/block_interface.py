@@ -1,9 +1,9 @@
-"""Which values neighbouring blocks hand to each other, and under which names every block knows them.
+"""The interface of each distinct block: the values it hands to its neighbours, and their names in every instance.
 
-Segments belong to kinds of blocks, so what a kind sends must be what every successor expects: output i of one block is
-input i of the next. A value can be handed over by position if, in every instance of every kind involved, it is made in
-one block and read in the neighbouring one. Others (skip connections, the gradient of a tied embedding, what all layers
-read) are *far*: the block that makes them exports them, and the blocks that read them find them by name.
+All instances of a kind share one interface, so output i of a block must be input i of every successor. A value is
+passed by position if in every instance of every kind involved it is made in one block and read in the neighbouring one.
+All other values (skip connections, the gradient of a tied embedding, values all layers read) are *far*: the block that
+makes a far value exports it, and its readers find it by name.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from autopar.ir.graph import Phase
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Names of the values that enter and leave a kind, as its representative knows them.
+    """Values that enter and leave a kind, named as in its representative.
 
     Attributes:
-        forward_in: Received from the block before in the forward pass, by position.
+        forward_in: Received from the previous block in the forward pass, by position.
         forward_out: Sent to the next block in the forward pass, by position.
         backward_in: Received from the next block in the backward pass, by position.
-        backward_out: Sent to the block before in the backward pass, by position.
+        backward_out: Sent to the previous block in the backward pass, by position.
         far: Made here and read by blocks that do not receive it by position.
     """
 
@@ -36,7 +36,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """A value at the edge of a kind, by its name in the representative."""
+    """A value that enters or leaves a kind, named as in the representative."""
 
     kind: int
     value: str
@@ -44,9 +44,9 @@ class _Port:
 
 
 def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
-    """Return for every block of the chain the names of its values by their names in the representative of its kind.
+    """Return, per block of the chain, a map from value names in its kind's representative to names in the instance.
 
-    Names that an instance shares with its representative (a tied parameter, the model's inputs) are listed, too.
+    Names shared by instance and representative (a tied parameter, the model's inputs) are included.
     """
     return _instance_names(folded.pattern)
 
@@ -66,12 +66,12 @@ def _instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
 
 
 def hand_overs(folded: Folded) -> Mapping[int, HandOver]:
-    """Return what every kind receives, sends and exports."""
+    """Return the interface of every kind."""
     return _hand_overs(folded.pattern)
 
 
 def is_far(folded: Folded, kind: int, value: str) -> bool:
-    """Whether a value that reaches a kind from another block was exported, so that it is there before it is needed."""
+    """Return whether a value that reaches a kind from another block is passed by name, hence available early."""
     own = hand_overs(folded)[kind]
     return value not in own.forward_in and value not in own.backward_in
 
@@ -80,13 +80,13 @@ def is_far(folded: Folded, kind: int, value: str) -> bool:
 def _hand_overs(folded: Folded) -> Mapping[int, HandOver]:
     names = instance_names(folded)
     home = {value: op.block for op in folded.graph.ops for value in op.outputs if value}
-    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it enters by
+    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, with the ports it enters by
     for block, known in enumerate(names):
         for name, value in known.items():
             if home.get(value, block) != block:
                 readers.setdefault(value, {})[block] = _Port(folded.chain[block], name, leaves=False)
 
-    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, and the port it leaves by
+    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, with the port it leaves by
     for kind in folded.kinds:
         for model in (value for op in kind.ops for value in op.outputs if value):
             instances = [(block, names[block][model]) for block in kind.instances]
@@ -103,13 +103,13 @@ def _hand_overs(folded: Folded) -> Mapping[int, HandOver]:
         for reader, entry in entered.items():
             is_backward[entry] = is_backward[port]
             if reader == near:
-                channels.join(port, entry)
+                channels.connect(port, entry)
             else:
-                channels.refuse(entry)
+                channels.reject(entry)
         if near not in entered:
-            channels.refuse(port)
+            channels.reject(port)
 
-    by_position = channels.valid()
+    by_position = channels.by_position()
     sides: dict[tuple[int, bool, bool], dict[int, str]] = {}
     for port, channel in by_position.items():
         sides.setdefault((port.kind, port.leaves, is_backward[port]), {})[channel] = port.value
@@ -134,7 +134,7 @@ def _hand_overs(folded: Folded) -> Mapping[int, HandOver]:
 
 
 class _Channels:
-    """Ports that must have the same position because a value passes between them, in any instance."""
+    """Union-find over ports: ports between which some instance passes a value share a position."""
 
     def __init__(self) -> None:
         self._parent: dict[_Port, _Port] = {}
@@ -146,19 +146,19 @@ class _Channels:
             parent = self._parent[parent]
         return parent
 
-    def join(self, first: _Port, second: _Port) -> None:
-        """Note that a value passes from one port to the other."""
+    def connect(self, first: _Port, second: _Port) -> None:
+        """Record that a value passes from one port to the other."""
         self._parent[self._root(second)] = self._root(first)
 
-    def refuse(self, port: _Port) -> None:
-        """Note that a value passes through a port from or to no neighbour."""
+    def reject(self, port: _Port) -> None:
+        """Record that a value passes through a port from or to a block that is no neighbour."""
         self._root(port)
         self._refused.add(port)
 
-    def valid(self) -> dict[_Port, int]:
-        """Return the channels, numbered in order, of the ports through which values can pass by position.
+    def by_position(self) -> dict[_Port, int]:
+        """Return the channel number of each port that values can pass by position.
 
-        A channel has at most one port per kind and side, as a kind cannot send or receive two values at one position.
+        A channel has at most one port per kind and side: a kind cannot send or receive two values at one position.
         """
         numbers: dict[_Port, int] = {}
         ports: dict[int, list[_Port]] = {}

@@ -1,8 +1,8 @@
-"""Which parameters hold one matrix per expert, told by what ops do with them.
+"""Expert parameters: the parameters that hold one matrix per expert, recognised by the ops that read them.
 
-A mixture of experts chooses some of E experts for every token, by a TopK (or an ArgMax) over E scores, and multiplies
-by matrices [E, in, out], all experts in one batched product. A parameter of three dims that is used otherwise (a kernel
-of a convolution, a table of positions, one matrix per head) is no mixture.
+A mixture of experts chooses some of E experts per token, by a TopK (or ArgMax) over E scores, and multiplies by
+matrices [E, in, out] in one batched product (Shazeer et al. 2017; GShard, Lepikhin et al. 2020). A parameter of three
+dims that is used otherwise (a convolution kernel, a position table, one matrix per head) is no expert parameter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _PRODUCTS = ("MatMul", "Einsum")
 
 
 def experts_of(folded: Folded) -> frozenset[str]:
-    """Return the parameters that hold one matrix per expert."""
+    """Return the names of the expert parameters."""
     return _experts(folded.pattern)
 
 
@@ -27,10 +27,10 @@ def experts_of(folded: Folded) -> frozenset[str]:
 def _experts(folded: Folded) -> frozenset[str]:
     parameters, values = states_of(folded).parameters, folded.graph.values
     ops = [op for kind in folded.kinds for op in kind.ops if op.phase is Phase.FORWARD]
-    numbers = set(_choices(ops, values))
+    numbers = set(_expert_counts(ops, values))
     if not numbers:
         return frozenset()
-    origin = _matrices(ops, values, {name for name in parameters if len(values[name].shape) == 3})
+    origin = _source_parameters(ops, values, {name for name in parameters if len(values[name].shape) == 3})
     used = {
         origin[name]
         for op in ops
@@ -38,13 +38,13 @@ def _experts(folded: Folded) -> frozenset[str]:
         for name in op.inputs
         if name in origin and values[name].shape[0] in numbers
     }
-    # Distinct blocks name the parameters of one instance each; those of the others are alike.
+    # A kind names the parameters of one instance; the corresponding parameters of other instances are added.
     alike = {item.producer for item in folded.parameters if item.value.name in used}
     return frozenset(name for name in parameters if folded.by_value[name] in alike)
 
 
-def _choices(ops: Iterable[Op], values: Mapping[str, Value]) -> Iterator[int]:
-    """Yield among how many scores ops choose; one is no choice."""
+def _expert_counts(ops: Iterable[Op], values: Mapping[str, Value]) -> Iterator[int]:
+    """Yield the number of scores each routing op chooses among; a single score is no choice."""
     for op in ops:
         if op.kind in _CHOICES:
             shape = values[op.inputs[0]].shape
@@ -53,8 +53,8 @@ def _choices(ops: Iterable[Op], values: Mapping[str, Value]) -> Iterator[int]:
                 yield shape[axis]
 
 
-def _matrices(ops: Sequence[Op], values: Mapping[str, Value], parameters: Iterable[str]) -> dict[str, str]:
-    """Return the parameter that each value is: itself, or what is made of it alone and has its first dim."""
+def _source_parameters(ops: Sequence[Op], values: Mapping[str, Value], parameters: Iterable[str]) -> dict[str, str]:
+    """Return the parameter behind each value: the parameter itself, or a value made of it with its first dim."""
     found = {name: name for name in parameters}
     for op in ops:
         first = op.inputs[0] if op.inputs else ""

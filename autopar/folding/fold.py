@@ -1,9 +1,8 @@
-"""Folding: one copy of every distinct block.
+"""Folding: a graph described by its distinct blocks (*kinds*), their counts, and the values that pass between them.
 
-A graph whose forward is a chain of blocks is described by its distinct blocks (*kinds*), how often each occurs and how
-values pass between them. Position j of one instance corresponds to position j of every other instance of the kind, so
-that one strategy per (kind, position) decides for the whole model. Restricting all instances of a kind to one strategy
-is part of the declared space.
+Op j of one instance corresponds to op j of every other instance of its kind, so one strategy per (kind, position)
+decides for the whole model. That all instances of a kind share one strategy is part of the declared space. Tofu (Wang,
+Huang, Li 2019) coalesces repeated operators likewise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -18,7 +17,7 @@ VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"
 
 
 class Source(IntEnum):
-    """What defines a value of the folded graph."""
+    """What defines a value of the folded graph: an op, or the state before the step."""
 
     OP = 0
     STATE = 1
@@ -26,7 +25,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Where a value comes from.
+    """Origin of a value.
 
     Output `slot` of op `position` of a kind, or the parameter first used as input `slot` of that op.
     """
@@ -39,7 +38,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Where a value is used: input `slot` of op `position` of a kind."""
+    """Use of a value: input `slot` of op `position` of a kind."""
 
     kind: int
     position: int
@@ -48,7 +47,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A producer and a consumer that meet `count` times in the unfolded graph; `crossing` if in different blocks."""
+    """A producer-consumer pair with its `count` in the unfolded graph; `crossing` if it joins different blocks."""
 
     producer: Producer
     consumer: Consumer
@@ -58,7 +57,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kind: its value in the representative, and how many parameters of the model it stands for."""
+    """A parameter of a kind: its value in the representative, and the number of model parameters it represents."""
 
     producer: Producer
     value: Value
@@ -71,9 +70,9 @@ class Arrival:
 
     Attributes:
         value: Its name in the representative.
-        uses: Where the block uses it.
-        saved: Whether the block's backward needs a value of its forward.
-        producers: What it is in the unfolded graph, with counts; more than one if the first instance differs from the
+        uses: Its uses in the block.
+        saved: Whether it is a forward value that the block's backward needs.
+        producers: Its producers in the unfolded graph, with counts; several if the first instance differs from the
             others.
     """
 
@@ -92,10 +91,10 @@ class BlockKind:
         representative: The instance whose names are used.
         instances: All its instances in the chain.
         ops: Ops of the representative in program order.
-        saved: Per op, per output: whether the backward pass of the same block needs the value (or a view of it).
-        arrivals: Values that come from other blocks, in order of first use, each with its uses in this block.
-        last_use: Per op, per output: position after the last op of the instance that reads the value or a view of it;
-            the end of the phase if another block reads it; the op's own position plus one if nobody does.
+        saved: Per op and output: whether the backward pass of the block needs the value (or a view of it).
+        arrivals: Values from other blocks, in order of first use.
+        last_use: Per op and output: position after the last op of the instance that reads the value or a view of it;
+            the end of the phase if another block reads it; the op's own position plus one if it is never read.
     """
 
     id: int
@@ -122,13 +121,13 @@ class Folded:
         kinds: The distinct blocks.
         parameters: Distinct parameters.
         uses: Distinct producer-consumer pairs.
-        free: Values that are everywhere without cost: data inputs, constants, buffers.
+        free: Values available everywhere at no cost: data inputs, constants, buffers.
         buffer_bytes: Bytes of the buffers, which every device holds.
         by_value: Producer of every value that has one.
         producers: Op that defines each value.
         readers: Ops that read each value, in program order, each once.
-        origin: The folded graph of another microbatch size that it was made of, if it was; see `pattern`.
-        batch_dims: The batch dim of activations of representatives that have it after dim 0, as in time-major models.
+        origin: The folded graph of another microbatch size this one was resized from; None if there is none.
+        batch_dims: Batch dim of representatives' activations where it is not dim 0, as in time-major models.
     """
 
     graph: Graph
@@ -146,7 +145,7 @@ class Folded:
 
     @property
     def pattern(self) -> "Folded":
-        """What has the same names, types and structure: all that depends on these alone is found once, for it."""
+        """The graph that defines names, dtypes and structure; facts that depend only on these are cached for it."""
         return self if self.origin is None else self.origin
 
     @property
@@ -154,8 +153,8 @@ class Folded:
         """Length of the chain of blocks."""
         return len(self.chain)
 
-    def likes(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each op, and of the one of a representative that it is like."""
+    def representative_names(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each op with the name of the corresponding op of its kind's representative."""
         position = [0] * self.num_blocks
         for op in self.graph.ops:
             yield op.name, self.kinds[self.chain[op.block]].ops[position[op.block]].name
@@ -164,7 +163,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An op of a kind as its instances have it: what its outputs are, and its inputs as uses and as parameters."""
+    """An op of a kind, shared by all instances: its inputs as uses and as parameters, its outputs as producers."""
 
     inputs: tuple[Consumer, ...]
     states: tuple[Producer, ...]
@@ -172,7 +171,7 @@ class _Place:
 
 
 def _places(kind: int, ops: Sequence[Op]) -> list[_Place]:
-    """Return the places of a kind, given the ops of one instance."""
+    """Return the op descriptions of a kind, given the ops of one instance."""
     return [
         _Place(
             tuple(Consumer(kind, position, slot) for slot in range(len(op.inputs))),
@@ -184,8 +183,8 @@ def _places(kind: int, ops: Sequence[Op]) -> list[_Place]:
 
 
 @dataclass(slots=True)
-class _Met:
-    """A producer and a consumer, and how often they have met so far."""
+class _UseCount:
+    """A producer-consumer pair with its count so far."""
 
     producer: Producer
     consumer: Consumer
@@ -196,7 +195,7 @@ class _Met:
 def fold(graph: Graph) -> Folded:
     """Fold a graph in which blocks have been found.
 
-    Free values (data, constants, buffers) have no producer and thus no uses: data loaders can deliver any shard and
+    Free values (data, constants, buffers) have no producer and hence no uses: data loaders can deliver any shard, and
     buffers are replicated.
     """
     chain = tuple(block_kinds(graph))
@@ -206,7 +205,7 @@ def fold(graph: Graph) -> Folded:
     instances: dict[int, list[int]] = {}
     for index, kind in enumerate(chain):
         instances.setdefault(kind, []).append(index)
-    # The middle instance is the most typical one: its neighbours are instances of the same kind.
+    # The middle instance is the most typical: its neighbours are usually instances of its own kind.
     representatives = {kind: blocks[len(blocks) // 2] for kind, blocks in instances.items()}
 
     trained = {state.input: state.owner for state in graph.states if state.role is not Role.BUFFER}
@@ -225,18 +224,18 @@ def fold(graph: Graph) -> Folded:
             for name, producer in zip(op.outputs, place.outputs, strict=True):
                 if name:
                     produced[name] = (block, producer)
-    met: dict[tuple[int, int], _Met] = {}  # by the identity of producer and consumer, which `places` keeps
+    met: dict[tuple[int, int], _UseCount] = {}  # keyed by the ids of producer and consumer, which `places` keeps alive
     for block, ops in enumerate(members):
         for op, place in zip(ops, places[chain[block]], strict=True):
             for name, consumer in zip(op.inputs, place.inputs, strict=True):
                 if name not in produced:
                     continue
                 if op.phase is Phase.UPDATE and name in trained:
-                    continue  # the optimizer's own state: it lies where the update runs
+                    continue  # the optimizer's own state is placed where the update runs
                 home, producer = produced[name]
                 pair = met.get((id(producer), id(consumer)))
                 if pair is None:
-                    pair = met[id(producer), id(consumer)] = _Met(producer, consumer)
+                    pair = met[id(producer), id(consumer)] = _UseCount(producer, consumer)
                 pair.count += 1
                 pair.crossing = pair.crossing or home != block
     uses = {(pair.producer, pair.consumer): (pair.count, pair.crossing) for pair in met.values()}
@@ -244,7 +243,7 @@ def fold(graph: Graph) -> Folded:
     sizes = {state.input: graph.values[state.input] for state in graph.states if state.role is Role.BUFFER}
     kinds = []
     consumers = graph.consumers()
-    activations = {name for op in graph.ops if _group(op) == 0 for name in op.outputs}
+    activations = {name for op in graph.ops if _phase_group(op) == 0 for name in op.outputs}
     for kind in sorted(instances):
         block = representatives[kind]
         ops = members[block]
@@ -278,7 +277,7 @@ def _lifetimes(
     """Return `saved` and `last_use` of a representative instance."""
     position = {op.name: index for index, op in enumerate(ops)}
     phase_end = {
-        phase: max((i + 1 for i, op in enumerate(ops) if _group(op) == phase), default=0) for phase in range(3)
+        phase: max((i + 1 for i, op in enumerate(ops) if _phase_group(op) == phase), default=0) for phase in range(3)
     }
     saved: list[tuple[bool, ...]] = []
     last_use: list[tuple[int, ...]] = []
@@ -286,11 +285,13 @@ def _lifetimes(
         is_saved, ends = [], []
         for name in op.outputs:
             readers = _readers(name, consumers)
-            needed = _group(op) == 0 and any(_group(reader) == 1 for reader in readers if reader.block == block)
+            needed = _phase_group(op) == 0 and any(
+                _phase_group(reader) == 1 for reader in readers if reader.block == block
+            )
             outside = [reader for reader in readers if reader.block != block]
             end = max((position[r.name] + 1 for r in readers if r.block == block), default=index + 1)
             if outside:
-                end = max(end, phase_end[_group(op)])
+                end = max(end, phase_end[_phase_group(op)])
             view = op.kind in VIEW_KINDS
             is_saved.append(needed and not view)
             ends.append(index if view else end)
@@ -307,7 +308,7 @@ def _arrivals(
     uses: Mapping[tuple[Producer, Consumer], tuple[int, bool]],
     activations: Set[str],
 ) -> tuple[Arrival, ...]:
-    """Return the values a representative takes from other blocks; no parameters, which are resident where used."""
+    """Return the values a representative takes from other blocks; parameters are resident where used, so not listed."""
     incoming: dict[str, list[Consumer]] = {}
     for position, op in enumerate(ops):
         for slot, name in enumerate(op.inputs):
@@ -319,13 +320,13 @@ def _arrivals(
             by_consumer.setdefault(consumer, []).append((producer, count))
     arrivals = []
     for name, places in incoming.items():
-        groups = [_group(ops[place.position]) for place in places]
+        groups = [_phase_group(ops[place.position]) for place in places]
         saved = name in activations and 1 in groups
         arrivals.append(Arrival(name, tuple(places), saved, tuple(by_consumer[places[0]])))
     return tuple(arrivals)
 
 
-def _group(op: Op) -> int:
+def _phase_group(op: Op) -> int:
     """Return 0 for forward and loss, 1 for backward, 2 for update."""
     if op.phase in (Phase.FORWARD, Phase.LOSS):
         return 0
@@ -345,7 +346,7 @@ def _readers(name: str, consumers: Mapping[str, list[Op]]) -> list[Op]:
 
 
 def boundary_groups(folded: Folded) -> list[tuple[list[Producer], list[tuple[int, Arrival]]]]:
-    """Return the classes of values that must share a placement: everything that can meet in one arrival of a kind."""
+    """Return the classes of values that must share a placement: producers that meet in one arrival, transitively."""
     group_of: dict[Producer, int] = {}
     groups: list[tuple[list[Producer], list[tuple[int, Arrival]]]] = []
     for kind in folded.kinds:

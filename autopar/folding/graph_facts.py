@@ -1,7 +1,7 @@
-"""What is known of a folded graph whatever the mesh: bytes per element, fused ops, what the host launches.
+"""Mesh-independent properties of a folded graph: bytes per element, fused ops, host launch times, gradient terms.
 
-All of it is found once per graph, for there are many meshes; what does not depend on the number of samples either is
-found once for all microbatch sizes. What is returned is kept, and not to be changed.
+Each is computed once per graph and cached; properties independent of the microbatch size are cached for
+`Folded.pattern`. Cached results must not be changed.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """The persistent tensors of a step, by what is asked of them.
+    """The persistent tensors of a step.
 
     Attributes:
-        written: By what is stored, those that a step changes.
+        written: States that the step changes, by output name.
         parameters: Names of parameters before the step.
-        owners: By what is stored, the parameter it belongs to.
-        updates: The parameters that stand for others of their kind and that a step changes.
+        owners: Parameter of each state, by output name.
+        updates: Representative parameters that the step changes.
     """
 
     written: Mapping[str, State]
@@ -52,7 +52,7 @@ def _states(folded: Folded) -> States:
 
 
 def gradient_terms(folded: Folded) -> frozenset[Producer]:
-    """Return the values that are only added up to the gradient of a parameter: terms of it, one per reader."""
+    """Return the terms of parameter gradients: values whose only use is to be summed into a gradient."""
     return _gradient_terms(folded.pattern)
 
 
@@ -66,7 +66,7 @@ def _gradient_terms(folded: Folded) -> frozenset[Producer]:
     ops = {(kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)}
     terms = {one for one in used if ops[one.kind, one.position].phase is Phase.BACKWARD}
     ends = {place for place, op in ops.items() if not sums.isdisjoint(op.outputs)}
-    while True:  # chains of sums may lead from block to block, so that all are terms until shown not to be
+    while True:  # greatest fixed point: sums may chain over blocks, so all are terms until a use shows otherwise
         adding = {(one.kind, one.position) for one in terms if ops[one.kind, one.position].kind == "Add"}
         left = {one for one in terms if used[one] <= ends | adding}
         if left == terms:
@@ -75,11 +75,11 @@ def _gradient_terms(folded: Folded) -> frozenset[Producer]:
 
 
 def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the bytes per element of every value in memory and on the wire.
+    """Return the bytes per element of every value, in memory and on the wire.
 
-    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
-    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
-    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
+    A parameter's gradient has its summation precision from the start, so that reducing it costs the same before and
+    after the sum over microbatches. A gradient that also passes between blocks (of a parameter added to an activation
+    of its shape) has the precision of activations, as in blocks without such a parameter.
     """
     return _element_bytes(folded.pattern, policy)
 
@@ -91,7 +91,7 @@ def _element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[dict[str, float
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
     for output, parameter in sums.items():
         summing = folded.producers.get(output)
-        if summing is None:  # nothing is added to it
+        if summing is None:  # the parameter has no gradient
             continue
         for name in filter(None, summing.inputs):
             users = folded.readers[name]
@@ -125,7 +125,7 @@ def _moved_bytes(folded: Folded, policy: DtypePolicy) -> dict[str, float]:
 
 @lru_cache(maxsize=32)
 def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
-    """Return by name the ops that are not kernels of their own; not to be changed."""
+    """Return the ops fused into another kernel, by name; the result must not be changed."""
     values = folded.graph.values
     names = {name for kind in folded.kinds for op in kind.ops for name in (*op.inputs, *op.outputs) if name}
     ranks = {name: len(values[name].shape) for name in names}
@@ -134,7 +134,7 @@ def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
 
 @lru_cache(maxsize=32)
 def op_host_seconds(folded: Folded, costs: CostModel) -> Mapping[str, float]:
-    """Return by name the seconds in which the host launches the kernels of each op of a forward or a backward."""
+    """Return the host's launch seconds of each forward and backward op, by name."""
     values, fused, seconds = folded.graph.values, fused_ops(folded, costs), {}
     for op in (op for kind in folded.kinds for op in kind.ops if op.phase is not Phase.UPDATE):
         rank = next((len(values[name].shape) for name in op.inputs if name), 0)
@@ -144,7 +144,7 @@ def op_host_seconds(folded: Folded, costs: CostModel) -> Mapping[str, float]:
 
 @lru_cache(maxsize=32)
 def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
-    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    """Return the host's launch seconds of a forward and a backward of one instance, (kinds, 2)."""
     each, seconds = op_host_seconds(folded, costs), np.zeros((len(folded.kinds), 2))
     for kind in folded.kinds:
         for op in kind.ops:
@@ -153,8 +153,14 @@ def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
 
 
 @lru_cache(maxsize=32)
-def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
-    """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
+def recompute_host_seconds(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
+    """Return the host's launch seconds of the recomputed ops of each kind, (kinds,).
+
+    Args:
+        folded: The graph.
+        costs: The cost model.
+        selective: Positions of the recomputed forward ops, per kind.
+    """
     each, seconds = op_host_seconds(folded, costs), np.zeros(len(folded.kinds))
     for kind, positions in zip(folded.kinds, selective, strict=True):
         seconds[kind.id] = sum(each[kind.ops[position].name] for position in positions)
@@ -162,10 +168,9 @@ def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozen
 
 
 def covering_ops(folded: Folded) -> frozenset[str]:
-    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+    """Return the names of backward ops whose outputs reach exactly one parameter gradient and nothing else.
 
-    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
-    collectives run beside it.
+    No other op of the block waits for them, so collectives can overlap with them.
     """
     return _covering_ops(folded.pattern)
 
@@ -176,7 +181,7 @@ def _covering_ops(folded: Folded) -> frozenset[str]:
     readers = folded.readers
     found = []
     for kind in folded.kinds:
-        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        reached: dict[str, frozenset[str]] = {}  # value -> gradients it reaches; several if it leaves the block
         for op in reversed(kind.ops):
             if op.phase is not Phase.BACKWARD:
                 continue
@@ -196,7 +201,7 @@ def _covering_ops(folded: Folded) -> frozenset[str]:
     return frozenset(found)
 
 
-def whole_shapes(graph: Graph, op: Op) -> tuple[list[NDArray[np.int64] | None], list[NDArray[np.int64] | None]]:
+def global_shapes(graph: Graph, op: Op) -> tuple[list[NDArray[np.int64] | None], list[NDArray[np.int64] | None]]:
     """Return the global shapes of inputs and outputs as arrays of one strategy, (1, rank) each; None if absent."""
 
     def shapes(names: tuple[str, ...]) -> list[NDArray[np.int64] | None]:

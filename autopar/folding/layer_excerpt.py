@@ -1,7 +1,6 @@
-"""Which layers of a model stand for all of them: stretches of equal blocks, made short.
+"""Excerpts of a model: repeated stretches of equal blocks, shortened to a few periods at either end.
 
-An excerpt keeps the first and the last few instances of every stretch of blocks that repeats. What the instances after
-the gap read of those in the gap, they read of the instances before it instead.
+Reads by blocks after the gap of values made inside it are redirected to the corresponding blocks before the gap.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,20 +10,20 @@ from autopar.ir.blocks import instance_ops
 from autopar.ir.graph import Graph
 
 SIDE = 2
-"""Periods of a stretch that are kept on either side of the gap: neighbours of what is left out, and theirs."""
+"""Periods kept on either side of the gap: the neighbours of left-out blocks, and their neighbours."""
 
-_MAX_PERIOD = 8  # blocks after which a stretch repeats, at most
-_WORTHWHILE = 0.5  # share of the blocks that have to be left out
+_MAX_PERIOD = 8  # longest period of a stretch, in blocks
+_WORTHWHILE = 0.5  # smallest share of left-out blocks that is worth an excerpt
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """What is kept of a chain of blocks.
+    """The kept part of a chain of blocks.
 
     Attributes:
-        kept: Blocks, in order.
-        joins: By value that is left out, the value that is read in its place.
-        dropped: Results of the graph that are left out.
+        kept: Blocks kept, in order.
+        joins: Left-out value -> the value read in its place.
+        dropped: Left-out outputs of the graph.
     """
 
     kept: tuple[int, ...]
@@ -33,13 +32,13 @@ class Excerpt:
 
 
 def excerpt(forward: Graph, chain: Sequence[int]) -> Excerpt | None:
-    """Return an excerpt of a graph; None if little would be left out, or if layers read what lies further away.
+    """Return an excerpt of a graph; None if it would leave out little, or a read reaches beyond the kept periods.
 
     Args:
         forward: A forward graph in which blocks have been found.
         chain: Kind of each block.
     """
-    stands_for: dict[int, int | None] = {}  # by block that is left out, the one before the gap; None if there is none
+    stands_for: dict[int, int | None] = {}  # left-out block -> the corresponding block before the gap, if any
     for start, period, count in _stretches(chain):
         gap = (count - 2 * SIDE) * period
         for block in range(start + SIDE * period, start + SIDE * period + gap):
@@ -66,7 +65,7 @@ def excerpt(forward: Graph, chain: Sequence[int]) -> Excerpt | None:
 
 
 def _stretches(chain: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield start, period and number of periods of the stretches that repeat, from left to right.
+    """Yield start, period and number of periods of the repeated stretches, from left to right.
 
     >>> list(_stretches([0, 1, 1, 1, 2, 3, 2, 3, 4]))
     [(0, 1, 1), (1, 1, 3), (4, 2, 2), (8, 1, 1)]
@@ -80,7 +79,7 @@ def _stretches(chain: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _count(chain: Sequence[int], start: int, period: int) -> int:
-    """Return how often the first `period` blocks from `start` on are there in a row."""
+    """Return how often the first `period` blocks from `start` on occur in a row."""
     stop = start + period
     while stop < len(chain) and chain[stop] == chain[stop - period]:
         stop += 1

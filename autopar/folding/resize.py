@@ -1,12 +1,12 @@
-"""The folded graph of one microbatch size, made of that of another.
+"""Resizing: the folded graph of one microbatch size, derived from that of another.
 
-Shapes follow the number of samples, structure hardly ever does. So the whole model is imported, differentiated and
-folded for one size. For another one only an *excerpt* is, in which stretches of equal layers are short, and compared
-with the same excerpt at the known size. If the two differ in numbers alone (sizes of dims, contents of constants,
-attributes), and if whatever is equal at one size is equal at the other, then the whole graphs differ in these numbers
-alone, too: every op of the one has its *twin* in the excerpt, an op of the same kind of block at the same position.
+Shapes depend on the number of samples, structure hardly ever does. So the whole model is imported, differentiated and
+folded for one size; for another size only an *excerpt* (`layer_excerpt`) is built and compared with the excerpt of the
+known size. If the two differ in numbers alone (dim sizes, contents of constants, attributes), and equal numbers stay
+equal, the whole graphs differ in these numbers alone, too: every op of the whole graph has a *twin* in the excerpt, an
+op of the same kind of block at the same position.
 
-Else there is no answer, and the whole model has to be built for that size as well.
+Otherwise resizing returns None, and the whole model has to be built for that size.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,24 +22,24 @@ from autopar.ir.graph import Attr, Graph, Op, Value
 Constants = Mapping[str, NDArray[np.generic]]
 Attrs = tuple[tuple[str, Attr], ...]
 _Place = tuple[int, int]
-"""Kind of block and position of an op in it."""
+"""Kind of block, and position of an op in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """An excerpt at one microbatch size: its forward graph with blocks, and what is made of it."""
+class SizedExcerpt:
+    """An excerpt at one microbatch size: its forward graph with blocks, and its training step."""
 
     forward: Graph
     step: Graph
 
 
 def place_blocks(graph: Graph, forward: Graph, kept: Sequence[int]) -> Graph | None:
-    """Return an imported excerpt in the order and with the blocks of the whole; None if it has other ops.
+    """Return an imported excerpt with op order and blocks of the whole graph; None if its ops differ.
 
     Args:
         graph: The excerpt as imported.
         forward: The whole forward graph with blocks.
-        kept: The blocks that the excerpt has.
+        kept: The blocks in the excerpt.
     """
     number = {block: index for index, block in enumerate(kept)}
     own = {op.name: op for op in graph.ops}
@@ -49,47 +49,51 @@ def place_blocks(graph: Graph, forward: Graph, kept: Sequence[int]) -> Graph | N
     return replace(graph, ops=tuple(replace(own[name], block=block) for name, block in places))
 
 
-class Resizing:
-    """Makes the folded graphs of other microbatch sizes.
+class Resizer:
+    """Derives folded graphs of other microbatch sizes from a known one.
 
     Args:
         cut: The whole forward graph with its blocks.
-        folded: What was made of it, folded.
-        kept: The blocks that excerpts have.
-        sample: The excerpt at the same size.
+        folded: The folded training step of the whole graph.
+        kept: The blocks in excerpts.
+        sample: The excerpt at the known size.
     """
 
-    def __init__(self, cut: Cut, folded: Folded, kept: Sequence[int], sample: Sample) -> None:
+    def __init__(self, cut: Cut, folded: Folded, kept: Sequence[int], sample: SizedExcerpt) -> None:
         self._cut, self._folded, self._sample = cut, folded, sample
         block_of = {folded.chain[block]: index for index, block in enumerate(kept)}
         self._blocks = tuple(block_of[kind.id] for kind in folded.kinds)
         self._twins = _constant_twins(folded, self._ops(sample.step))
         self._lines = tuple(
-            _numbered(folded.by_value[name] for name in line.crossing if name in folded.by_value) for line in cut.lines
+            _indexed(folded.by_value[name] for name in line.crossing if name in folded.by_value) for line in cut.lines
         )
         made = (next(filter(None, op.outputs)) for op in cut.lines[-1].core)
-        self._core = _numbered(folded.by_value[name] for name in made if name in folded.by_value)
+        self._core = _indexed(folded.by_value[name] for name in made if name in folded.by_value)
 
     @classmethod
-    def of(cls, cut: Cut, folded: Folded, kept: Sequence[int], sample: Sample) -> "Resizing | None":
-        """Return what makes other sizes of a folded graph; None if the excerpt does not stand for all of it."""
+    def of(cls, cut: Cut, folded: Folded, kept: Sequence[int], sample: SizedExcerpt) -> "Resizer | None":
+        """Return the resizer of a folded graph; None if the excerpt does not represent all of it."""
         if {folded.chain[block] for block in kept} != set(range(len(folded.kinds))):
             return None
         found = cls(cut, folded, kept, sample)
         sizes = (len(line.crossing) for line in cut.lines)
         if any(len(index) != size for (_, index), size in zip(found._lines, sizes, strict=True)):
-            return None  # ops that the step has no use for
+            return None  # some crossing values have no producer in the step
         if len(found._core[1]) != len(cut.lines[-1].core):
             return None
         forms = zip(folded.kinds, found._ops(sample.step), strict=True)
-        if any(_form(folded.graph, kind.ops) != _form(sample.step, ops) for kind, ops in forms):
+        if any(_structure(folded.graph, kind.ops) != _structure(sample.step, ops) for kind, ops in forms):
             return None
         return found
 
-    def at(self, other: Sample) -> Folded | None:
-        """Return the folded graph of the size of an excerpt; None if it differs in more than numbers."""
+    def at(self, other: SizedExcerpt) -> Folded | None:
+        """Return the folded graph at the excerpt's size; None if the excerpts differ in more than numbers."""
         known = self._sample
-        if not (_alike(known.forward, other.forward) and _alike(known.step, other.step) and self._is_cut_alike(other)):
+        if not (
+            _same_structure(known.forward, other.forward)
+            and _same_structure(known.step, other.step)
+            and self._has_same_cut(other)
+        ):
             return None
         constants = self._constants(other.step)
         if constants is None:
@@ -104,12 +108,12 @@ class Resizing:
         return _with_attrs(found, self._attrs(ops))
 
     def _ops(self, step: Graph) -> list[list[Op]]:
-        """Return the twins of the ops of every kind in an excerpt."""
+        """Return, per kind, the twins of its ops in an excerpt."""
         blocks = instance_ops(step)
         return [blocks[index] for index in self._blocks]
 
-    def _is_cut_alike(self, other: Sample) -> bool:
-        """Whether the whole forward graph would be cut into the same blocks."""
+    def _has_same_cut(self, other: SizedExcerpt) -> bool:
+        """Return whether the whole forward graph would be cut into the same blocks at the other size."""
         ops, step = self._ops(other.step), other.step
         nbytes = []
         for distinct, index in self._lines:
@@ -120,7 +124,7 @@ class Resizing:
         return self._cut.holds(nbytes, work)
 
     def _constants(self, other: Graph) -> Constants | None:
-        """Return the constants of the whole graph; None if one constant would have to be two."""
+        """Return the constants of the whole graph; None if one constant has twins with different contents."""
         before, whole = self._sample.step.constants, self._folded.graph.constants
         changed = {name for name, array in other.constants.items() if content(array) != content(before[name])}
         if not changed:
@@ -135,7 +139,7 @@ class Resizing:
         return found
 
     def _attrs(self, ops: Sequence[Sequence[Op]]) -> dict[_Place, Attrs]:
-        """Return the attributes that differ from those of the known size, by the place of the op."""
+        """Return the attributes that differ from those of the known size, by kind and position."""
         return {
             (kind.id, position): twin.attrs
             for kind, twins in zip(self._folded.kinds, ops, strict=True)
@@ -145,13 +149,13 @@ class Resizing:
 
 
 class ResizedValues(Mapping[str, Value]):
-    """The values of a graph at another microbatch size, each found when it is asked for.
+    """The values of a graph at another microbatch size, resized lazily.
 
     Args:
         known: The values at the known size.
-        by_value: Where each comes from.
-        ops: The twins of the ops of every kind.
-        twins: By constant, its twin.
+        by_value: Producer of each value.
+        ops: Per kind, the twins of its ops.
+        twins: Twin of each constant.
         values: The values of the excerpt at the other size.
     """
 
@@ -182,13 +186,13 @@ class ResizedValues(Mapping[str, Value]):
         return len(self._known)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a value of that name."""
+        """Return whether there is a value of that name."""
         return name in self._known
 
     def _resized(self, value: Value) -> Value:
         made = self._by_value.get(value.name)
         if made is None:
-            twin = self._twins.get(value.name, value.name)  # data has the same names; states that no op makes stay
+            twin = self._twins.get(value.name, value.name)  # data keep their names; states no op makes keep their shape
         else:
             op = self._ops[made.kind][made.position]
             twin = (op.outputs if made.source is Source.OP else op.inputs)[made.slot]
@@ -196,15 +200,15 @@ class ResizedValues(Mapping[str, Value]):
         return value if shape == value.shape else replace(value, shape=shape)
 
 
-def _numbered(made: Iterable[Producer]) -> tuple[tuple[Producer, ...], NDArray[np.int64]]:
-    """Return the distinct ones, and the number of each."""
+def _indexed(made: Iterable[Producer]) -> tuple[tuple[Producer, ...], NDArray[np.int64]]:
+    """Return the distinct producers, and the index of each given producer among them."""
     number: dict[Producer, int] = {}
     index = [number.setdefault(own, len(number)) for own in made]
     return tuple(number), np.array(index, np.int64)
 
 
 def _constant_twins(folded: Folded, ops: Sequence[Sequence[Op]]) -> dict[str, tuple[str, ...]]:
-    """Return by constant of a whole graph those of the excerpt that ops at the same places read."""
+    """Return, per constant of the whole graph, the excerpt's constants read by ops at equal places."""
     constants, found = folded.graph.constants, dict[str, dict[str, None]]()
     position = [0] * folded.num_blocks
     for op in folded.graph.ops:
@@ -216,15 +220,15 @@ def _constant_twins(folded: Folded, ops: Sequence[Sequence[Op]]) -> dict[str, tu
     return {name: tuple(twins) for name, twins in found.items()}
 
 
-def _alike(one: Graph, other: Graph) -> bool:
-    """Whether two graphs differ in numbers only, equal things being equal in both."""
+def _same_structure(one: Graph, other: Graph) -> bool:
+    """Return whether two graphs differ in numbers only, and equal numbers of one are equal in the other."""
     if len(one.ops) != len(other.ops) or one.states != other.states:
         return False
     if (one.inputs, one.outputs, [*one.constants]) != (other.inputs, other.outputs, [*other.constants]):
         return False
     if one.metadata.keys() != other.metadata.keys() or one.values.keys() != other.values.keys():
         return False
-    if any(_named(op) != _named(twin) for op, twin in zip(one.ops, other.ops, strict=True)):
+    if any(_fields(op) != _fields(twin) for op, twin in zip(one.ops, other.ops, strict=True)):
         return False
     pairs = [(value, other.values[name]) for name, value in one.values.items()]
     if any(value.dtype != twin.dtype or len(value.shape) != len(twin.shape) for value, twin in pairs):
@@ -240,19 +244,19 @@ def _alike(one: Graph, other: Graph) -> bool:
     )
 
 
-def _named(op: Op) -> Hashable:
-    """Return all of an op but its attributes."""
+def _fields(op: Op) -> Hashable:
+    """Return all fields of an op but its attributes."""
     return op.name, op.kind, op.inputs, op.outputs, op.phase, op.block, op.origin
 
 
 def _one_to_one(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
-    """Whether what is equal on one side is equal on the other."""
+    """Return whether the pairs form a bijection."""
     distinct = set(pairs)
     return len(distinct) == len({one for one, _ in distinct}) == len({other for _, other in distinct})
 
 
-def _form(graph: Graph, ops: Sequence[Op]) -> list[Hashable]:
-    """Return the ops of a block without names: what they are, and how they read of each other."""
+def _structure(graph: Graph, ops: Sequence[Op]) -> list[Hashable]:
+    """Return the ops of a block in canonical form, without names: kinds, attributes, operands and result types."""
     roles = {state.input: str(state.role) for state in graph.states}
     inside: dict[str, Hashable] = {}
     outside: dict[str, int] = {}
@@ -275,7 +279,7 @@ def _form(graph: Graph, ops: Sequence[Op]) -> list[Hashable]:
 
 
 def _with_attrs(folded: Folded, attrs: Mapping[_Place, Attrs]) -> Folded:
-    """Return a folded graph with other attributes of the ops at some places."""
+    """Return a folded graph with the attributes of ops at some places replaced."""
     if not attrs:
         return folded
     position = [0] * folded.num_blocks

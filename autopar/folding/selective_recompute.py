@@ -1,18 +1,19 @@
-"""What selective recompute runs again, found from the structure of a block.
+"""Selective recompute: the forward ops of a block that run again in its backward, found from the block's structure.
 
 Between products with parameters (projections, convolutions) lie ops that are cheap for the bytes they leave behind:
-the scores and the softmax of attention, norms, activation functions. Dropped of the values that a forward saves is, out
-of those that can be made again without such a product from values that are saved anyway:
+attention scores and softmax, norms, activation functions. Of the saved values that can be recomputed from other saved
+values without such a product, two groups are dropped:
 
-1. the core of attention: whatever has one number per score. Megatron-LM's selective recompute means these always
-   (Korthikanti et al., 2022, arXiv:2205.05198), however wide the model.
-2. what frees at least `WORTH` times as many bytes per second of rerun as running all the rest of the forward again:
-   norms and activation functions.
+1. the core of attention: values with one number per score, as in Megatron-LM's selective recompute (Korthikanti et al.
+   2022, arXiv:2205.05198), whatever the model width.
+2. values that free at least `WORTH` times as many bytes per second of rerun as rerunning the rest of the forward:
+   norms and activation functions. This is a greedy ratio rule; an optimal choice is an integer program (Checkmate, Jain
+   et al. 2020).
 
-Fused attention keeps no scores, so that only the second rule finds something there.
+Fused attention keeps no scores, so only rule 2 applies to it.
 
-Bytes and seconds are those of the whole block on one device: what is worth it does not change much when both are
-divided alike, and all placements of a block share one answer.
+Bytes and seconds are those of the whole block on one device: both are divided alike by most placements, so all
+placements of a block share one answer.
 """
 
 from collections.abc import Mapping
@@ -23,26 +24,26 @@ from math import fsum
 from autopar.cost import CostModel, op_flops
 from autopar.cost.products import PRODUCT_KINDS
 from autopar.folding.fold import VIEW_KINDS, BlockKind, Folded
-from autopar.folding.graph_facts import moved_bytes, states_of, whole_shapes
+from autopar.folding.graph_facts import global_shapes, moved_bytes, states_of
 from autopar.ir.graph import Op, Phase
 
 WORTH = 2.0
-"""Bytes per second of rerun that a value must free, in units of what rerunning the forward without the core of
-attention frees per second."""
+"""Bytes freed per second of rerun that a value must reach, relative to rerunning the forward without the core of
+attention."""
 
 
 def is_forward(op: Op) -> bool:
-    """Whether an op belongs to the forward pass, the loss included."""
+    """Return whether an op belongs to the forward pass, the loss included."""
     return op.phase in (Phase.FORWARD, Phase.LOSS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Droppable:
-    """Something the forward leaves behind.
+class _Recomputable:
+    """A saved value, or an op's internal saved bytes, that can be recomputed.
 
     Attributes:
         bytes: Its bytes.
-        ops: Positions of the ops that make it again.
+        ops: Positions of the ops that recompute it.
         is_core: Whether it belongs to the core of attention: one number per score.
     """
 
@@ -53,11 +54,11 @@ class _Droppable:
 
 @lru_cache(maxsize=64)  # meshes are many, graphs few
 def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...]:
-    """Return by kind the positions of the ops that selective recompute runs again, views of what they make included.
+    """Return, per kind, the positions of the ops that selective recompute runs again, including views of their outputs.
 
     Args:
         folded: The graph.
-        costs: Seconds of ops, bytes they keep.
+        costs: Seconds of ops, and bytes they keep.
     """
     element_bytes = moved_bytes(folded, costs.policy)
     return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
@@ -66,10 +67,10 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
 def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> frozenset[int]:
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
-    search = _Search(folded, kind, costs, element_bytes)
-    droppable = search.droppable()
-    core = [item for item in droppable if item.is_core]
-    left = [item for item in droppable if not item.is_core]
+    search = _ForwardOps(folded, kind, costs, element_bytes)
+    recomputable = search.recomputable()
+    core = [item for item in recomputable if item.is_core]
+    left = [item for item in recomputable if not item.is_core]
     chosen = {position for item in core for position in item.ops}
     rate = search.rate_of_rest(fsum(item.bytes for item in core), frozenset(chosen))
     while left:
@@ -81,8 +82,8 @@ def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: M
     return frozenset(chosen | search.views_of(chosen)) if chosen else frozenset()
 
 
-class _Search:
-    """One block, its forward ops as a graph."""
+class _ForwardOps:
+    """The forward ops of one block as a graph."""
 
     def __init__(self, folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> None:
         graph = folded.graph
@@ -96,12 +97,12 @@ class _Search:
         self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]
-            inputs, outputs = whole_shapes(graph, op)
+            inputs, outputs = global_shapes(graph, op)
             self._seconds[position] = float(costs.op_seconds(op, inputs, outputs, element_bytes)[0])
             self._kept[position] = float(costs.kept_bytes(op, inputs, outputs, element_bytes)[0])
             weighs = any(name in parameters for name in op.inputs)
             if weighs and op.kind in (*VIEW_KINDS, "Transpose"):
-                parameters |= set(op.outputs)  # a parameter in another form
+                parameters |= set(op.outputs)  # a parameter in another layout
             if weighs and float(op_flops(op, inputs, outputs)[0]) > 0:
                 self._products.add(position)
         self._saved = {
@@ -121,30 +122,30 @@ class _Search:
         return fsum(self._seconds[position] for position in ops)
 
     def rate_of_rest(self, dropped: float, ops: frozenset[int]) -> float:
-        """Return the bytes freed per second of rerun if the forward but for `ops`, which free `dropped`, runs again."""
+        """Return the bytes freed per second of rerunning the forward without `ops`, which free `dropped` bytes."""
         freed = fsum(self._size(name) for name in self._saved) + fsum(self._kept.values()) - dropped
         return freed / max(1e-12, fsum(self._seconds.values()) - self.seconds_of(ops))
 
-    def droppable(self) -> list[_Droppable]:
-        """Return what could be made again without a product with parameters, with the ops that would make it."""
+    def recomputable(self) -> list[_Recomputable]:
+        """Return what can be recomputed without a product with parameters, with the ops that recompute it."""
         found = []
         scores = self._scores()
         for name in sorted(self._saved - self._leaving):
-            ops = self._making(self._maker[name])
+            ops = self._recomputed_ops(self._maker[name])
             if ops is not None:
-                found.append(_Droppable(self._size(name), ops, name in scores))
+                found.append(_Recomputable(self._size(name), ops, name in scores))
         for position, kept in self._kept.items():
-            ops = self._making(position) if kept else None
+            ops = self._recomputed_ops(position) if kept else None
             if ops is not None:
-                found.append(_Droppable(kept, ops, self._keeps_scores))
+                found.append(_Recomputable(kept, ops, self._keeps_scores))
         return found
 
     def _scores(self) -> frozenset[str]:
-        """Return the probabilities of attention that is written as single ops, and what is made of them.
+        """Return the attention probabilities of unfused attention, and values made of them.
 
-        That is a softmax over the product of two activations, and all ops behind it up to the next product.
+        These are outputs of a softmax over a product of two activations, and of all later ops up to the next product.
         """
-        products: set[str] = set()  # products of activations, and what other ops make of them
+        products: set[str] = set()  # products of activations, and values made of them by other ops
         probabilities: set[str] = set()
         for position in self._forward:
             op = self._kind.ops[position]
@@ -159,7 +160,7 @@ class _Search:
         return frozenset(probabilities)
 
     def views_of(self, chosen: set[int]) -> set[int]:
-        """Return the views of what chosen ops make: they cost nothing and would be kept by their name."""
+        """Return the views of the chosen ops' outputs: they cost nothing, and keeping one would keep its buffer."""
         names = {name for position in chosen for name in self._kind.ops[position].outputs}
         views = set()
         for position in self._forward:
@@ -169,8 +170,8 @@ class _Search:
                 names |= set(op.outputs)
         return views
 
-    def _making(self, position: int) -> frozenset[int] | None:
-        """Return the ops that make what an op makes, from values that are saved; None if that takes a product."""
+    def _recomputed_ops(self, position: int) -> frozenset[int] | None:
+        """Return the ops that recompute an op's outputs from saved values; None if that takes a parameter product."""
         ops: set[int] = set()
         pending = [position]
         while pending:

@@ -1,14 +1,15 @@
-"""Which ops of a backward only lead to gradients of parameters, so that a schedule may put them off.
+"""The weight pass: backward ops that only lead to parameter gradients, which a schedule may delay.
 
-The others make what the block before waits for, or what blocks further away read (the gradient of a tied embedding).
+The other backward ops make values that the previous block waits for, or that distant blocks read. Split backwards: zero
+bubble pipeline parallelism (Qi et al. 2023).
 """
 
 from autopar.folding.fold import BlockKind, Folded, Source
 from autopar.ir.graph import Phase
 
 
-def weight_ops(folded: Folded, kind: BlockKind) -> frozenset[str]:
-    """Return the names of those ops of the representative of a kind."""
+def weight_pass_ops(folded: Folded, kind: BlockKind) -> frozenset[str]:
+    """Return the names of the weight-pass ops of a kind's representative."""
     leaving = {
         use.producer.position
         for use in folded.uses

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
 from autopar.folding.graph_facts import op_host_seconds
-from autopar.folding.weight_gradients import weight_ops
+from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.link_seconds import (
     NUM_LINKS,
     again_links,
@@ -292,7 +292,7 @@ class _Halves:
     def __init__(self, tables: Tables, choice: Sequence[int]) -> None:
         self._tables, self._choice = tables, choice
         kinds, host = tables.folded.kinds, op_host_seconds(tables.folded, tables.costs)
-        self._late = [weight_ops(tables.folded, kind) for kind in kinds]
+        self._late = [weight_pass_ops(tables.folded, kind) for kind in kinds]
         self.backward, self.weight = _Half(len(kinds)), _Half(len(kinds))
         for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
             if node.slot in (Slot.BACKWARD, Slot.BACKWARD_WEIGHT):

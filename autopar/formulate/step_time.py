@@ -42,7 +42,7 @@ import numpy as np
 from autopar.cost import Overlap, op_flops
 from autopar.cost.overlap import HIDING
 from autopar.folding.fold import Folded
-from autopar.folding.graph_facts import whole_shapes
+from autopar.folding.graph_facts import global_shapes
 from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.link_seconds import again_links, backward_links, forward_links, gradient_links, reduce_links
 from autopar.formulate.tables import Slot
@@ -311,6 +311,6 @@ def model_flops(folded: Folded) -> float:
     for kind in folded.kinds:
         for op in kind.ops:
             if op.phase is not Phase.UPDATE:
-                inputs, outputs = whole_shapes(folded.graph, op)
+                inputs, outputs = global_shapes(folded.graph, op)
                 total += kind.count * float(op_flops(op, inputs, outputs)[0])
     return total

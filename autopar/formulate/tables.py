@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import launched
 from autopar.folding.fold import Folded, Producer
-from autopar.folding.graph_facts import host_seconds, host_seconds_again
+from autopar.folding.graph_facts import host_seconds, recompute_host_seconds
 from autopar.formulate.op_strategies import Options
 from autopar.formulate.placement_semantics import Meaning
 from autopar.formulate.table_arrays import FlatTables
@@ -288,7 +288,7 @@ class Tables:
             totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
         )
         again = (totals[:, slot] for slot in AGAIN.values())
-        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*again), self.host_seconds_again)
+        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*again), self.recompute_host_seconds)
         host = self.host_seconds
         totals[:, Slot.FORWARD] = launched(forward, host[:, 0])
         totals[:, Slot.BACKWARD] = launched(backward, host[:, 1])
@@ -300,9 +300,9 @@ class Tables:
         return host_seconds(self.folded, self.costs)
 
     @property
-    def host_seconds_again(self) -> FloatArray:
+    def recompute_host_seconds(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        return host_seconds_again(self.folded, self.costs, self.selective)
+        return recompute_host_seconds(self.folded, self.costs, self.selective)
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""

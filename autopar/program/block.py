@@ -17,7 +17,7 @@ from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
-from autopar.folding.weight_gradients import weight_ops
+from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
 from autopar.program.again import run_again
@@ -143,7 +143,7 @@ class BlockLowering:
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = reshards.alone.mesh
         self.reshards, self.costs = reshards, costs
-        self.late = weight_ops(folded, self.kind) if splits else frozenset()
+        self.late = weight_pass_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
         known = _states(folded.pattern)
