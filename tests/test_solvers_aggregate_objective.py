@@ -1,4 +1,4 @@
-"""The least of a convex function of sums over one choice: as brute force finds it, on whatever a ceiling leaves."""
+"""Minimum of a convex function of sums over one choice, against brute force."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def _budget(problem: Problem, work: float = math.inf) -> Budget:
 
 
 def _terms(rng: np.random.Generator, sizes: list[int]) -> tuple[Term, ...]:
-    """Return numbers of every node and of a ring of pairs, one of them with forbidden pairs, one backwards."""
+    """Return values of every node and of a ring of pairs, one with forbidden pairs, one with reversed nodes."""
     terms = [Term((node,), int(rng.integers(NUM_CRITERIA)), rng.random(size)) for node, size in enumerate(sizes)]
     for node in range(len(sizes)):
         other = (node + 1) % len(sizes)
@@ -41,7 +41,7 @@ def _criteria(terms: tuple[Term, ...], choice: tuple[int, ...]) -> Floats:
 
 
 def _composite(rng: np.random.Generator, sizes: list[int], modes: int, parts: int) -> AggregateObjective:
-    """Return 2 y0 + y1, y0 at least each of three sums, y1 at least a fourth less y0; one criterion alike by mode."""
+    """Return 2 y0 + y1, y0 >= each of three sums, y1 >= a fourth minus y0; one criterion is equal in all modes."""
     weights = rng.random((4, modes, NUM_CRITERIA)) * 3
     weights[:, :, 0] = weights[:, :1, 0]
     lhs = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
@@ -64,7 +64,7 @@ def _value(composite: AggregateObjective, choice: tuple[int, ...]) -> float:
 
 
 def _priced(composite: AggregateObjective, sizes: list[int], mode: int, prices: Floats) -> tuple[Problem, float]:
-    """Return the problem of a mode at prices of rows, and what it leaves out."""
+    """Return the problem of a mode at given row prices, and its constant part."""
     weight = prices @ composite.weights[:, mode]
     nodes = [np.zeros(size) for size in sizes]
     edges: list[tuple[int, int, Floats, float]] = []
@@ -78,13 +78,13 @@ def _priced(composite: AggregateObjective, sizes: list[int], mode: int, prices: 
 
 
 PRICES = np.array([0.3, 0.4, 0.3, 0.9])
-"""Of rows: no more than y costs, so that the problems at these prices are below the composite."""
+"""Row prices, no larger than the costs of y, so that the priced problems are lower bounds."""
 
 
 @pytest.mark.parametrize(("modes", "parts"), [(1, 1), (2, 1), (3, 4)])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_least_is_that_of_brute_force(seed: int, modes: int, parts: int) -> None:
-    """With the ceiling of any choice: what is left holds the best one, and branch and bound finds its value."""
+def test_the_minimum_is_that_of_brute_force(seed: int, modes: int, parts: int) -> None:
+    """With the value of any choice as ceiling, the best choice survives, and branch and bound finds its value."""
     rng = np.random.default_rng(seed)
     sizes = [int(size) for size in rng.integers(2, 4, size=5)]
     composite = _composite(rng, sizes, modes, parts)
@@ -107,8 +107,8 @@ def test_the_least_is_that_of_brute_force(seed: int, modes: int, parts: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_below_the_least_there_is_nothing(seed: int) -> None:
-    """Under a ceiling lower than the least value the bound is infinite, or nothing is left to look at."""
+def test_nothing_survives_below_the_minimum(seed: int) -> None:
+    """Below the minimum the bound is infinite, or no label survives."""
     rng = np.random.default_rng(seed)
     sizes = [3] * 4
     composite = _composite(rng, sizes, 1, 1)
@@ -122,8 +122,8 @@ def test_below_the_least_there_is_nothing(seed: int) -> None:
     assert survivors_below(problem, lowest - 1e-3, _budget(problem)) is None
 
 
-def test_what_work_cuts_is_still_a_bound() -> None:
-    """A budget that is all but spent leaves more labels, and a lower bound; the best choice is never lost."""
+def test_a_work_limit_keeps_the_bound_valid() -> None:
+    """With a nearly spent budget more labels survive and the bound is lower; the best choice is never lost."""
     rng = np.random.default_rng(7)
     sizes = [3] * 6
     composite = _composite(rng, sizes, 2, 3)

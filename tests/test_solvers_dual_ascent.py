@@ -1,4 +1,4 @@
-"""Messages and trees on fields that are too wide to eliminate."""
+"""Dual ascent on fields too wide to eliminate."""
 
 import math
 from dataclasses import replace
@@ -31,8 +31,8 @@ def _budget(problem: Problem) -> Budget:
 
 @given(problem=problems(limited=False), rounds=st.sampled_from([WINDOW, dual_ascent.ROUNDS]))
 @settings(max_examples=60)
-def test_what_is_kept_holds_an_optimum(problem: Problem, rounds: int) -> None:
-    """The bound is below the optimum, a closed choice is one, and else labels of an optimal choice are left."""
+def test_kept_labels_contain_an_optimum(problem: Problem, rounds: int) -> None:
+    """The bound is below the optimum; a closed ascent has an optimum, an open one keeps the labels of an optimum."""
     prepared = prepare(problem)
     assume(prepared is not None)
     assert prepared is not None
@@ -54,8 +54,8 @@ def test_what_is_kept_holds_an_optimum(problem: Problem, rounds: int) -> None:
         assert field.cost(found.labels) <= best + 1e-6 * max(1.0, abs(best))
 
 
-def test_auto_is_exact_where_messages_do_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few sweeps only, the linear program finds the optimum among the labels that are left."""
+def test_auto_is_exact_where_dual_ascent_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After few sweeps the linear program finds the optimum among the kept labels."""
     monkeypatch.setattr(auto, "MAX_ENTRIES", 4)
     monkeypatch.setattr(dual_ascent, "ROUNDS", WINDOW)
 
@@ -68,8 +68,8 @@ def test_auto_is_exact_where_messages_do_not_close(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_messages_find_is_kept_if_the_linear_program_is_cut(seed: int) -> None:
-    """A choice, and a bound no lower than theirs; of six nodes, each beside all others."""
+def test_the_ascent_result_is_kept_if_the_linear_program_is_interrupted(seed: int) -> None:
+    """Six nodes, all neighbours: the solution has a choice and a bound no lower than the ascent's."""
     rng = np.random.default_rng(seed)
     edges = [(one, other, rng.random((3, 3))) for one, other in combinations(range(6), 2)]
     problem = Problem.build(list(rng.random((6, 3))), edges)
@@ -93,8 +93,8 @@ def test_what_messages_find_is_kept_if_the_linear_program_is_cut(seed: int) -> N
     assert solution.bound >= told[0] - DUST * abs(told[0])
 
 
-def test_a_bound_that_is_enough_ends_the_search() -> None:
-    """On a ring of ten nodes with frustrated edges a cutoff below the optimum is passed, and the answer says so."""
+def test_a_sufficient_bound_ends_the_ascent() -> None:
+    """On a ring of ten nodes with frustrated edges the ascent stops at a bound above the cutoff."""
     rng = np.random.default_rng(3)
     size, nodes = 4, 10
     edges = [(a, b, rng.integers(1, 50, (size, size)).astype(float)) for a in range(nodes) for b in range(a + 1, nodes)]

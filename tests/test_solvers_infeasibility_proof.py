@@ -1,4 +1,4 @@
-"""Why nothing fits: what the explanation says is true, and none of it is superfluous."""
+"""Conflicts are infeasible, and every node of an irreducible one is needed."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from tests.strategies import problems, tied_problems
 
 
 def fits_somehow(problem: Problem, nodes: Sequence[int], times: Sequence[int]) -> bool:
-    """Return whether some choice of a few nodes is permitted among them and keeps the limits at some times."""
+    """Return whether some choice of `nodes` is permitted and within the limits at `times`."""
     inside = set(nodes)
     place = {n: i for i, n in enumerate(nodes)}
     for labels in product(*(range(problem.num_strategies[n]) for n in nodes)):
@@ -39,8 +39,8 @@ def fits_somehow(problem: Problem, nodes: Sequence[int], times: Sequence[int]) -
 
 @given(problem=problems(max_nodes=5) | tied_problems())
 @settings(max_examples=300)
-def test_a_conflict_is_one_and_every_node_of_it_is_needed(problem: Problem) -> None:
-    """There is one exactly if no choice fits; its nodes and times leave no choice, and do without any one node."""
+def test_conflicts_are_infeasible_and_irreducible(problem: Problem) -> None:
+    """A conflict exists exactly if the problem is infeasible; without any one node it is feasible."""
     feasible = any(problem.cost(c) < math.inf and problem.fits(c) for c in choices(problem))
 
     conflict = explain(problem)
@@ -54,8 +54,8 @@ def test_a_conflict_is_one_and_every_node_of_it_is_needed(problem: Problem) -> N
         assert fits_somehow(problem, [n for n in conflict.nodes if n != node], conflict.times)
 
 
-def test_use_above_the_limit_names_the_time_and_the_fewest_nodes() -> None:
-    """At time 4 the four nodes use at least 1, 5, 2 and 4, which is above 8 already for the second and the last."""
+def test_a_conflict_at_one_time_names_the_time_and_fewest_nodes() -> None:
+    """At time 4 the four nodes use at least 1, 5, 2 and 4; the second and the last alone exceed 8."""
     amounts = [[1, 9], [7, 5], [2, 2], [4, 9]]
     usages = [Usage(node, 4, 6, np.array(use)) for node, use in enumerate(amounts)]
     problem = Problem.build([[0, 0]] * 4, usages=[*usages, Usage(0, 0, 9, np.array([0, 0]))], limit=8)
@@ -68,8 +68,8 @@ def test_use_above_the_limit_names_the_time_and_the_fewest_nodes() -> None:
     )
 
 
-def test_what_forbidden_pairs_force_a_node_to_use_is_part_of_the_conflict() -> None:
-    """Node 0 could use nothing, but node 1 forbids that; node 2 has nothing to do with it."""
+def test_forbidden_pairs_that_force_use_are_part_of_the_conflict() -> None:
+    """Node 0 could use nothing, but node 1 forbids that; node 2 is unrelated."""
     tie = [[FORBIDDEN, FORBIDDEN], [0, 0]]
     problem = Problem.build(
         [[0, 0]] * 3,
@@ -88,7 +88,7 @@ def test_what_forbidden_pairs_force_a_node_to_use_is_part_of_the_conflict() -> N
 
 
 def test_forbidden_pairs_alone_can_be_the_conflict() -> None:
-    """Three nodes of two strategies, each pair of them different: an odd circle that propagation does not see."""
+    """Three nodes of two strategies, each pair different: an odd cycle, which arc consistency does not refute."""
     different = [[FORBIDDEN, 0], [0, FORBIDDEN]]
     edges = [(0, 1, different), (1, 2, different), (2, 0, different), (2, 3, [[0, 1], [1, 0]])]
     problem = Problem.build([[0, 0]] * 4, edges)
@@ -101,7 +101,7 @@ def test_forbidden_pairs_alone_can_be_the_conflict() -> None:
     )
 
 
-def test_limits_that_exclude_each_other_are_told_together() -> None:
+def test_limits_that_exclude_each_other_form_one_conflict() -> None:
     """Either strategy keeps one of the two limits."""
     usages = [Usage(0, 0, 1, np.array([9, 0])), Usage(0, 5, 6, np.array([0, 9])), Usage(1, 0, 9, np.array([1, 1]))]
     problem = Problem.build([[0, 0], [0, 0]], usages=usages, limit=[Limit(5, 0, 9)])
@@ -112,8 +112,8 @@ def test_limits_that_exclude_each_other_are_told_together() -> None:
     assert conflict.sentence() == ("node 0 cannot keep the limits at times 0 and 5; without it there is a choice")
 
 
-def test_thousands_of_nodes_above_a_limit_are_told_at_once() -> None:
-    """The use of 5,000 nodes at one time, 2 each, against a limit of 6,001: any 3,001 of them are a conflict."""
+def test_a_conflict_of_thousands_of_nodes_needs_no_deletion_filter() -> None:
+    """5,000 nodes use 2 each at one time, the limit is 6,001: any 3,001 of them are a conflict."""
     usages = [Usage(node, node % 7, 40, np.array([2, 3])) for node in range(5000)]
     problem = Problem.build([[0, 0]] * 5000, usages=usages, limit=6001)
 
@@ -125,8 +125,8 @@ def test_thousands_of_nodes_above_a_limit_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_without_time_nothing_is_claimed(seconds: float) -> None:
-    """What is not proven is not told: either nothing at all, or a conflict that says it may be too large."""
+def test_without_time_only_proven_conflicts_are_returned(seconds: float) -> None:
+    """Without time the result is None, or a conflict that may be reducible."""
     tie = np.where(np.eye(3), 0, FORBIDDEN)
     usages = [Usage(node, 0, 1, np.array([0, 1, 2])) for node in range(200)]
     edges = [(node, node + 1, tie if node % 3 else np.roll(tie, 1, axis=1)) for node in range(199)]

@@ -1,4 +1,4 @@
-"""The exact steps inside the solvers, each against brute force."""
+"""The exact reductions of the solvers, each against brute force."""
 
 import math
 from itertools import product
@@ -22,7 +22,7 @@ from tests.checks import check_exact, choices
 from tests.strategies import problems, tied_problems
 
 DUST = 1e-9
-"""Relative difference of sums of the same few numbers in another order, with room."""
+"""Tolerated relative difference of sums of few equal numbers in different orders."""
 
 
 def budget(problem: Problem) -> Budget:
@@ -31,7 +31,7 @@ def budget(problem: Problem) -> Budget:
 
 
 def labellings(field: Field) -> list[tuple[int, ...]]:
-    """Return every choice of a field; nodes that are gone have label 0."""
+    """Return every choice of a field; removed nodes have label 0."""
     return list(product(*(range(max(1, len(u))) for u in field.unary)))
 
 
@@ -42,7 +42,7 @@ def same(a: float, b: float) -> bool:
 
 @given(problem=problems())
 @settings(max_examples=60)
-def test_preparing_a_problem_keeps_every_permitted_choice_of_least_cost(problem: Problem) -> None:
+def test_preparation_keeps_the_optimum_and_all_costs(problem: Problem) -> None:
     """The field of a problem costs what the problem costs, and lacks only choices that are forbidden."""
     prepared = prepare(problem)
     best = min(problem.cost(c) for c in choices(problem))
@@ -57,10 +57,10 @@ def test_preparing_a_problem_keeps_every_permitted_choice_of_least_cost(problem:
 
 @given(problem=tied_problems())
 @settings(max_examples=150)
-def test_merging_keeps_exactly_the_permitted_choices(problem: Problem) -> None:
-    """Every choice of the merged field is one of the problem's, with its cost and its use of memory, and all are there.
+def test_contraction_keeps_exactly_the_permitted_choices(problem: Problem) -> None:
+    """Every choice of the contracted field is a choice of the problem with equal cost and use, and none is missing.
 
-    Labels may have gone only if no permitted choice has them.
+    Labels are removed only if no permitted choice has them.
     """
     prepared = prepare(problem)
     permitted = {c: problem.cost(c) for c in choices(problem) if problem.cost(c) < math.inf}
@@ -80,8 +80,8 @@ def test_merging_keeps_exactly_the_permitted_choices(problem: Problem) -> None:
     assert found == permitted
 
 
-def test_a_circle_of_nodes_that_tie_each_other_becomes_one_node() -> None:
-    """Three nodes in a ring, and one that follows the ring, leave one node and no table."""
+def test_a_cycle_of_functional_constraints_contracts_to_one_node() -> None:
+    """Three nodes in a ring, and one that follows the ring, contract to one node without a table."""
     ring = [(0, 1, [[1, FORBIDDEN], [FORBIDDEN, 2]]), (1, 2, [[FORBIDDEN, 3], [4, FORBIDDEN]])]
     problem = Problem.build(
         [[0, 0], [0, 0], [0, 0], [5, 6, 7]],
@@ -102,7 +102,7 @@ def test_a_circle_of_nodes_that_tie_each_other_becomes_one_node() -> None:
 @given(problem=problems())
 @settings(max_examples=60)
 def test_elimination_inverts_to_an_optimum(problem: Problem) -> None:
-    """What is left has the same optimum, and the way back from its best choice gives an optimal choice."""
+    """The reduced field has the original optimum, and its best choice maps back to an optimal choice."""
     prepared = prepare(problem)
     assume(prepared is not None)
     assert prepared is not None
@@ -118,7 +118,7 @@ def test_elimination_inverts_to_an_optimum(problem: Problem) -> None:
 @given(problem=problems(max_nodes=5))
 @settings(max_examples=60)
 def test_min_marginals_are_exact(problem: Problem) -> None:
-    """A label's marginal is the least cost of a choice with it, less the optimum; likewise of a pair."""
+    """A label's min-marginal is the least cost of a choice with it, minus the optimum; likewise of a pair."""
     prepared = prepare(problem)
     assume(prepared is not None)
     assert prepared is not None
@@ -147,8 +147,8 @@ def test_min_marginals_are_exact(problem: Problem) -> None:
 
 @given(problem=problems(limited=True))
 @settings(max_examples=60)
-def test_dominated_strategies_can_go(problem: Problem) -> None:
-    """At least one optimum under the limits takes only labels that are kept."""
+def test_removing_dominated_strategies_keeps_an_optimum(problem: Problem) -> None:
+    """At least one optimum under the limits consists of kept labels."""
     prepared = prepare(problem)
     assume(prepared is not None)
     assert prepared is not None
@@ -166,7 +166,7 @@ def test_dominated_strategies_can_go(problem: Problem) -> None:
 @given(problem=problems(limited=True))
 @settings(max_examples=60)
 def test_memory_rows_are_the_limits(problem: Problem) -> None:
-    """The rows that can break are broken by just the choices that do not fit, before and after labels are dropped."""
+    """Memory rows are broken exactly by infeasible choices, before and after labels are dropped."""
     labels = tuple(np.arange(size) for size in problem.num_strategies)
     memory = Memory.of(problem, labels)
     halves = [np.arange((size + 1) // 2) for size in problem.num_strategies]
@@ -180,8 +180,8 @@ def test_memory_rows_are_the_limits(problem: Problem) -> None:
 
 @given(problem=problems(limited=False))
 @settings(max_examples=40)
-def test_residual_costs_bound_every_choice(problem: Problem) -> None:
-    """No choice costs less than the dual bound plus what it costs in the residual, thinned or not."""
+def test_reduced_costs_bound_every_choice(problem: Problem) -> None:
+    """No choice costs less than the dual bound plus its reduced cost, with or without the weak tables."""
     prepared = prepare(problem)
     assume(prepared is not None)
     assert prepared is not None
@@ -201,7 +201,7 @@ def test_residual_costs_bound_every_choice(problem: Problem) -> None:
 
 
 def test_auto_is_exact_where_elimination_is_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no table allowed above four entries the linear program does what elimination does else."""
+    """With tables limited to four entries the linear program replaces elimination."""
     monkeypatch.setattr(auto, "MAX_ENTRIES", 4)
 
     @settings(max_examples=150)
@@ -215,7 +215,7 @@ def test_auto_is_exact_where_elimination_is_too_wide(monkeypatch: pytest.MonkeyP
 @given(problem=problems(), factor=st.sampled_from([1, 7, 10**6, 10**12 + 1]))
 @settings(max_examples=40)
 def test_scaling_the_linear_program_rounds_nothing(problem: Problem, factor: int) -> None:
-    """Whole-number costs come back from it as they were, and the largest spread is 500 to 1000."""
+    """Integer costs are recovered exactly, and the largest scaled spread is 500 to 1000."""
     prepared = prepare(problem)
     assume(prepared is not None and problem.is_whole)
     assert prepared is not None

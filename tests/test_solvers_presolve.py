@@ -27,7 +27,7 @@ from tests.strategies import problems, tied_problems
 
 
 def best_of(part: Component) -> tuple[int, ...] | None:
-    """Return the best labels of a part under its limits, None if nothing fits."""
+    """Return the best labels of a component under its limits; None if it is infeasible."""
     room = part.memory.limits + 1e-9 * part.memory.scales
     labels = product(*(range(max(1, len(u))) for u in part.field.unary))
     fitting = [c for c in labels if (part.memory.profile(c) <= room).all() and part.field.cost(c) < math.inf]
@@ -36,8 +36,8 @@ def best_of(part: Component) -> tuple[int, ...] | None:
 
 @given(problem=problems(max_nodes=5))
 @settings(max_examples=150)
-def test_solving_what_presolve_leaves_solves_the_problem(problem: Problem) -> None:
-    """The best choice of each part makes a best choice of the whole; without one in some part there is none."""
+def test_optima_of_the_presolved_components_form_an_optimum(problem: Problem) -> None:
+    """Best choices of the components map to a best choice; if one component is infeasible, so is the problem."""
     best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
 
     _, left = presolve(problem)
@@ -54,8 +54,8 @@ def test_solving_what_presolve_leaves_solves_the_problem(problem: Problem) -> No
 
 @given(first=problems(max_nodes=3), second=problems(max_nodes=3))
 @settings(max_examples=60)
-def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Problem) -> None:
-    """No table and no use in the same run of rows crosses parts; every node that is left is in one part."""
+def test_components_are_disjoint_and_their_optima_add_up(first: Problem, second: Problem) -> None:
+    """No table and no usage joins two components, and every remaining node is in one component."""
     rng = np.random.default_rng(first.num_nodes)
     sizes = [2] * (first.num_nodes + second.num_nodes)
     field = Field([rng.integers(0, 9, size).astype(float) for size in sizes])
@@ -91,8 +91,8 @@ def test_a_limit_that_two_nodes_share_joins_them() -> None:
     assert [part.memory.times.tolist() for part in parts.parts] == [[0], [5], []]
 
 
-def test_a_use_that_spans_two_times_joins_those_who_use_at_either() -> None:
-    """Node 0 uses at times 0 to 9, nodes 1 and 2 at its ends: all three have to be chosen together."""
+def test_a_usage_over_two_times_joins_the_users_of_both() -> None:
+    """Node 0 uses at times 0 to 9, nodes 1 and 2 at its ends: all three form one component."""
     spans = [(0, 10), (0, 1), (9, 10)]
     usages = [Usage(node, start, end, np.array([0, 3])) for node, (start, end) in enumerate(spans)]
     problem = Problem.build([[1.0, 0.0]] * 3, usages=usages, limit=5)
@@ -105,8 +105,8 @@ def test_a_use_that_spans_two_times_joins_those_who_use_at_either() -> None:
 
 @given(problem=problems(limited=True) | tied_problems())
 @settings(max_examples=100)
-def test_implied_rows_say_nothing_new(problem: Problem) -> None:
-    """Whatever is chosen, all limits hold if those of the rows that are left do."""
+def test_dropped_rows_are_implied(problem: Problem) -> None:
+    """For every choice, all limits hold if those of the remaining rows do."""
     memory = Memory.of(problem, [np.arange(size) for size in problem.num_strategies])
 
     fewer = memory.without_implied_rows()
@@ -131,7 +131,7 @@ def test_a_row_is_implied_by_a_neighbour_that_uses_more() -> None:
     assert memory.without_implied_rows().times.tolist() == [1, 3]
 
 
-def test_every_step_says_what_it_removed() -> None:
+def test_every_reduction_is_recorded() -> None:
     """Worked out by hand.
 
     Four nodes of 3, 2, 2 and 2 strategies. The two edges of nodes 0 and 1 become one table. Strategy 2 of node 0 is
@@ -167,8 +167,8 @@ def test_every_step_says_what_it_removed() -> None:
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=30)
-def test_presolve_that_finds_nothing_permitted_says_so(problem: Problem, data: st.DataObject) -> None:
-    """A limit below every choice's peak leaves nothing, whatever step finds out."""
+def test_presolve_detects_infeasibility(problem: Problem, data: st.DataObject) -> None:
+    """With a limit below every choice's peak some reduction proves infeasibility."""
     peak = min(problem.peak_usage(c) for c in choices(problem))
     last = max((u.end for u in problem.usages), default=0)
     limit = peak - data.draw(st.integers(1, 9))
@@ -185,7 +185,7 @@ def test_presolve_that_finds_nothing_permitted_says_so(problem: Problem, data: s
 
 
 def strung(problems: Sequence[Problem]) -> Problem:
-    """Return problems as one: their nodes and their times one after another, nothing in common."""
+    """Return the disjoint union of problems, their times one after another."""
     nodes, times = 0, 0
     costs: list[Any] = []
     edges: list[tuple[int, int, Any, float]] = []
@@ -208,10 +208,8 @@ def strung(problems: Sequence[Problem]) -> Problem:
 @pytest.mark.parametrize(
     ("solver", "proves"), [(Auto(), True), (Portfolio(max_rounds=60, max_parts=3), False)], ids=["auto", "portfolio"]
 )
-def test_parts_that_share_no_table_and_no_time_are_solved_apart(
-    solver: Solver, proves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the groups, what is found and proven for the whole is what there is for the parts."""
+def test_components_are_solved_separately(solver: Solver, proves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any grouping of components, choice and bound are those of the components together."""
     monkeypatch.setattr(components, "LEAST_LABELS", 1)
     monkeypatch.setattr(portfolio, "SMALL", -1)
     split_up: list[bool] = []
@@ -244,8 +242,8 @@ def test_parts_that_share_no_table_and_no_time_are_solved_apart(
 
 @given(problem=problems() | tied_problems())
 @settings(max_examples=150)
-def test_deciding_what_no_limit_binds_keeps_an_optimum(problem: Problem) -> None:
-    """What is left has the same optimum, and a choice of it is one of the whole at the same cost."""
+def test_fixing_unconstrained_components_keeps_an_optimum(problem: Problem) -> None:
+    """The remaining field has the original optimum, and its choices map back at equal cost."""
     prepared = prepare(problem)
     contraction = None if prepared is None else contract(prepared.field, Memory.of(problem, prepared.labels))
     assume(contraction is not None)

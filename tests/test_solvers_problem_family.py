@@ -1,4 +1,4 @@
-"""Problems that differ in costs alone are solved as each of them is by itself."""
+"""Problems that differ in costs only are solved as exactly as each of them alone."""
 
 import time
 from dataclasses import replace
@@ -19,12 +19,12 @@ from autopar.solvers.model.problem_family import ProblemFamily, family_of
 from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, elimination_order
 
 TIED, SUMS, FREE = "tied", "sums", "free"
-"""What an edge is: each label has one partner, a cost per row plus one per column, or anything."""
+"""Type of an edge: functional, separable, or general."""
 
 
 @st.composite
 def families(draw: st.DrawFn) -> list[Problem]:
-    """Return problems with the same nodes, edges and forbidden pairs."""
+    """Return problems with common nodes, edges and forbidden pairs."""
     seed = draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=7))
@@ -54,7 +54,7 @@ def families(draw: st.DrawFn) -> list[Problem]:
 
 @given(families())
 @settings(max_examples=150, deadline=None)
-def test_each_of_a_family_has_the_optimum_it_has_alone(members: list[Problem]) -> None:
+def test_members_have_the_optimum_of_the_problem_alone(members: list[Problem]) -> None:
     for problem in members:
         found = Auto().solve(problem)
         expected = BruteForce().solve(replace(problem, kinship=None))
@@ -66,8 +66,8 @@ def test_each_of_a_family_has_the_optimum_it_has_alone(members: list[Problem]) -
 
 @given(families())
 @settings(max_examples=60, deadline=None)
-def test_a_wide_core_is_closed_in_the_same_way(members: list[Problem]) -> None:
-    """Where it is not eliminated, messages bound what is left, and what they leave open is searched."""
+def test_a_wide_core_is_solved_exactly(members: list[Problem]) -> None:
+    """If the core is not eliminated, dual ascent and search solve it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problem_family, "MAX_ENTRIES", 0)
         for problem in members:
@@ -78,8 +78,8 @@ def test_a_wide_core_is_closed_in_the_same_way(members: list[Problem]) -> None:
             assert found.bound == pytest.approx(expected.bound)
 
 
-def test_what_takes_long_to_eliminate_is_left_to_messages() -> None:
-    """Five nodes with fourteen labels, all of them neighbours: tables are small enough, but many."""
+def test_a_core_too_slow_to_eliminate_has_no_order() -> None:
+    """Five nodes with fourteen labels, all neighbours: tables are small enough, but the work is too much."""
     random = np.random.default_rng(0)
     nodes = range(5)
     edges = [(one, two, random.random((14, 14)), 1.0) for one in nodes for two in nodes if one < two]
@@ -95,8 +95,8 @@ def test_what_takes_long_to_eliminate_is_left_to_messages() -> None:
     assert found.bound == pytest.approx(expected.bound)
 
 
-def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes with few labels between two with many: their tables are small, the one that removing them makes is not."""
+def test_elimination_enlarges_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes with few labels between two with many: eliminating them makes a large table from small ones."""
     random = np.random.default_rng(0)
     costs = [random.random(size) for size in (12, 12, 2, 2, 2)]
     edges = [(end, node, random.random((12, 2)), 1.0) for node in (2, 3, 4) for end in (0, 1)]
@@ -119,8 +119,8 @@ def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.Monkey
 
 @given(families())
 @settings(max_examples=60, deadline=None)
-def test_a_core_costs_what_the_problem_does(members: list[Problem]) -> None:
-    """Whatever labels are taken of a core: the rest of the choice is the best there is with them."""
+def test_a_core_has_the_costs_of_its_problem(members: list[Problem]) -> None:
+    """For any labels of the core, the remaining nodes get their best labels."""
     for problem in members:
         family = family_of(problem)
         assert family is not None
@@ -136,14 +136,14 @@ def test_a_core_costs_what_the_problem_does(members: list[Problem]) -> None:
 
 
 def _ring(weight: float, kinship: Kinship | None, **more: Any) -> Problem:
-    """Return four nodes in a ring with both diagonals: nothing can be removed."""
+    """Return four nodes in a ring with both diagonals: no node has at most two neighbours."""
     table = np.array([[0.0, 2.0, 5.0], [3.0, 0.0, 1.0], [1.0, 4.0, 0.0]])
     edges = [(a, b, table if (a + b) % 2 else table[::-1].copy(), weight) for a in range(4) for b in range(a + 1, 4)]
     built = Problem.build([np.array([0.0, 1.0, 2.0])] * 4, edges)
     return replace(built, kinship=kinship, **more)
 
 
-def test_what_follows_from_what_is_forbidden_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kinship, made = Kinship(), []
     begin = ProblemFamily.__init__
 
@@ -158,7 +158,7 @@ def test_what_follows_from_what_is_forbidden_is_found_once(monkeypatch: pytest.M
     assert len({id(family_of(_ring(weight, kinship))) for weight in (1.0, 2.0)}) == 1
 
 
-def test_only_problems_without_limits_of_which_there_are_many_are_akin() -> None:
+def test_only_float_problems_with_kinship_and_without_limits_have_a_family() -> None:
     assert family_of(_ring(1.0, None)) is None
     usages, limits = (Usage(0, 0, 1, np.ones(3)),), (Limit(2.0, 0, 1),)
     assert family_of(_ring(1.0, Kinship(), usages=usages, limits=limits)) is None
@@ -166,8 +166,8 @@ def test_only_problems_without_limits_of_which_there_are_many_are_akin() -> None
     assert family_of(whole) is None
 
 
-def test_a_restricted_problem_is_no_longer_akin() -> None:
-    """More is forbidden then."""
+def test_a_restricted_problem_leaves_its_family() -> None:
+    """The restriction forbids more than the family does."""
     problem = _ring(1.0, Kinship())
     Auto().solve(problem)
     narrowed = restrict(problem, Recipe("last", ((2,),) * 4))
@@ -175,8 +175,8 @@ def test_a_restricted_problem_is_no_longer_akin() -> None:
     assert Auto().solve(narrowed).choice == (2, 2, 2, 2)
 
 
-def test_what_is_forbidden_stays_so_at_no_price() -> None:
-    """The cheapest pair is forbidden by an edge that costs nothing."""
+def test_forbidden_pairs_of_edges_without_weight_stay_forbidden() -> None:
+    """The cheapest pair is forbidden by an edge of weight 0."""
     table = np.array([[np.inf, 0.0], [0.0, 0.0]])
     problem = replace(
         Problem.build([np.array([0.0, 3.0]), np.array([0.0, 1.0])], [(0, 1, table, 0.0)]), kinship=Kinship()
@@ -184,14 +184,14 @@ def test_what_is_forbidden_stays_so_at_no_price() -> None:
     assert Auto().solve(problem).choice == (0, 1)
 
 
-def test_where_nothing_is_permitted_there_is_no_choice() -> None:
+def test_a_family_without_a_permitted_choice_is_infeasible() -> None:
     table = np.full((2, 2), np.inf)
     problem = replace(Problem.build([np.zeros(2)] * 2, [(0, 1, table)]), kinship=Kinship())
     assert Auto().solve(problem).termination is Termination.INFEASIBLE
 
 
-def test_costs_are_closed_no_nearer_than_is_asked_for() -> None:
-    """A gap that is enough ends sweeps; what is told of it is true."""
+def test_the_ascent_stops_at_the_requested_gap() -> None:
+    """The sweeps end at the requested gap, and the reported bound is valid."""
     problem = _ring(1.0, Kinship())
     best = BruteForce().solve(replace(problem, kinship=None)).cost
     loose = Auto().solve(problem, gap=0.5)
@@ -200,7 +200,7 @@ def test_costs_are_closed_no_nearer_than_is_asked_for() -> None:
     assert loose.cost - loose.bound <= 0.5 * abs(loose.cost) + 1e-9
 
 
-def test_a_field_in_arrays_is_closed_as_one_of_tables_is() -> None:
+def test_both_forms_of_a_field_have_equal_ascents() -> None:
     from autopar.solvers.base import Budget
     from autopar.solvers.bounds.dual_ascent import ascend
 
@@ -216,7 +216,7 @@ def test_a_field_in_arrays_is_closed_as_one_of_tables_is() -> None:
 
 
 def test_a_long_chain_is_eliminated_in_time_that_grows_with_its_length() -> None:
-    """Who is next is not looked for among all nodes: of 30,000 that would be 5e8 looks, again for each more room."""
+    """The next node is taken from a heap: a scan of 30,000 nodes would take 5e8 steps."""
     random, count = np.random.default_rng(0), 30_000
     costs = [random.random(3) for _ in range(count)]
     edges = [(node, node + 1, random.random((3, 3)), 1.0) for node in range(count - 1)]

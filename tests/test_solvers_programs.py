@@ -1,4 +1,4 @@
-"""Linear programs: cutting planes, labels fixed by reduced costs, and choices to begin from."""
+"""Linear programs: cover cuts, reduced-cost fixing, and warm starts."""
 
 import math
 from typing import Any
@@ -24,8 +24,8 @@ from tests.strategies import problems
 CODES = ("highs", "ortools-highs", "ortools-scip", "ortools-cbc", "pulp-cbc", "cp-sat")
 
 
-def test_a_cover_is_found_where_the_relaxation_breaks_it() -> None:
-    """All of the uses 2, 2 and 3/0 of a solution that takes node 2 to a third: 2 + 2 + 3 > 4, at most two of three."""
+def test_a_violated_cover_is_separated() -> None:
+    """Uses 2, 2 and 3/0 with node 2 at one third: 2 + 2 + 3 > 4, so at most two of the three."""
     problem = knapsack()
     memory = Memory.of(problem, [np.arange(2)] * 3)
     solution = np.array([0.0, 1.0, 0.0, 1.0, 2 / 3, 1 / 3])
@@ -56,8 +56,8 @@ def test_covers_raise_the_bound_of_the_relaxation() -> None:
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=200)
-def test_no_choice_that_fits_breaks_a_cover(problem: Problem, data: st.DataObject) -> None:
-    """Whatever point of the relaxation it was looked for at."""
+def test_feasible_choices_satisfy_every_cover(problem: Problem, data: st.DataObject) -> None:
+    """For any point of the relaxation at which covers are separated."""
     memory = Memory.of(problem, [np.arange(size) for size in problem.num_strategies])
     offsets = np.concatenate([[0], np.cumsum(problem.num_strategies)])
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -73,8 +73,8 @@ def test_no_choice_that_fits_breaks_a_cover(problem: Problem, data: st.DataObjec
 
 @given(problem=problems())
 @settings(max_examples=100)
-def test_a_choice_to_begin_from_satisfies_the_program(problem: Problem) -> None:
-    """Its columns keep every row but those of limits, and cost what it costs."""
+def test_a_warm_start_satisfies_the_program(problem: Problem) -> None:
+    """The warm start satisfies every row but limits, at its cost."""
     prepared = prepare(problem)
     if prepared is None:
         return
@@ -95,8 +95,8 @@ def test_a_choice_to_begin_from_satisfies_the_program(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_the_caller_s_choice_is_where_codes_begin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program that has to be whole has it, and the optimum is what it is without."""
+def test_back_ends_receive_the_warm_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every integer program receives the warm start, and the optimum does not change."""
     problem = k_tree(12, width=2, tightness=0.3)
     best = solvers.load("auto").solve(problem)
     assert best.choice is not None
@@ -121,8 +121,8 @@ def test_the_caller_s_choice_is_where_codes_begin(name: str, monkeypatch: pytest
     assert all(begun)
 
 
-def test_labels_go_by_their_reduced_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given the optimum, HiGHS branches on fewer labels than there are, and proves the same."""
+def test_reduced_cost_fixing_shrinks_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the optimum, HiGHS branches on fewer labels and proves the optimum."""
     problem = k_tree(60, width=2, tightness=0.95, seed=1)
     best = solvers.load("auto").solve(problem)
     assert best.choice is not None

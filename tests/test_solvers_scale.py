@@ -1,4 +1,4 @@
-"""The parts of the portfolio that work at any size, each against brute force on small problems."""
+"""The scalable parts of the portfolio, each against brute force on small problems."""
 
 import math
 from itertools import pairwise, product
@@ -28,7 +28,7 @@ from tests.instances import k_tree
 from tests.strategies import problems
 
 DUST = 1e-9
-"""Relative difference of sums of the same few numbers in another order, with room."""
+"""Tolerated relative difference of sums of few equal numbers in different orders."""
 
 
 def labellings(field: Field) -> list[tuple[int, ...]]:
@@ -37,7 +37,7 @@ def labellings(field: Field) -> list[tuple[int, ...]]:
 
 
 def reduced(problem: Problem) -> Contraction:
-    """Return the problem with its nodes merged; draws without a permitted choice are thrown away."""
+    """Return the contracted problem; draws without a permitted choice are discarded."""
     prepared = prepare(problem)
     if prepared is None:
         reject()
@@ -48,21 +48,21 @@ def reduced(problem: Problem) -> Contraction:
 
 
 def fitting(contraction: Contraction) -> dict[tuple[int, ...], float]:
-    """Return the permitted choices that fit, with their costs."""
+    """Return the feasible choices with their costs."""
     memory = contraction.memory
     found = {c: contraction.field.cost(c) for c in labellings(contraction.field)}
     return {c: cost for c, cost in found.items() if cost < math.inf and (memory.profile(c) <= memory.limits).all()}
 
 
 def room(*costs: float) -> float:
-    """Return what rounding may do to sums of this size."""
+    """Return the rounding error of sums of this size."""
     return DUST * max((abs(c) for c in costs if math.isfinite(c)), default=0.0)
 
 
 @given(problem=problems(limited=False), data=st.data())
 @settings(max_examples=100)
-def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data: st.DataObject) -> None:
-    """The bound of any messages is below every choice; sweeping never lowers it, and a tree's is its optimum."""
+def test_any_messages_give_a_lower_bound(problem: Problem, data: st.DataObject) -> None:
+    """Any messages give a lower bound; sweeps never lower it, and on a tree it becomes the optimum."""
     contraction = reduced(problem)
     flat = FlatField.of(contraction.field.softened())
     messages = Messages.zero(flat)
@@ -89,8 +89,8 @@ def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data:
 
 @given(problem=problems(limited=True))
 @settings(max_examples=100)
-def test_the_dual_bounds_every_choice_that_fits_and_every_label(problem: Problem) -> None:
-    """The bound holds with prices too, and a choice costs at least the bound plus the rise of each of its labels."""
+def test_the_dual_and_its_reduced_costs_bound_feasible_choices(problem: Problem) -> None:
+    """The bound holds at any prices, and a choice costs at least the bound plus each label's reduced cost."""
     contraction = reduced(problem)
     flat = FlatField.of(contraction.field.softened())
     dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
@@ -109,7 +109,7 @@ def test_the_dual_bounds_every_choice_that_fits_and_every_label(problem: Problem
 
 @given(excess=st.lists(st.integers(-2, 3), max_size=12), count=st.integers(1, 4))
 def test_peaks_are_the_highest_of_each_run(excess: list[int], count: int) -> None:
-    """Each run of broken segments gives its first highest one; the highest of these come first."""
+    """Each run of broken segments gives its first highest one, by descending excess."""
     array = np.array(excess, np.float64)
     runs: list[list[int]] = []
     for t, value in enumerate(excess):
@@ -127,8 +127,8 @@ def _flat(contraction: Contraction) -> tuple[FlatField, FlatMemory]:
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
-def test_arrays_cost_and_use_what_the_field_does(problem: Problem, data: st.DataObject) -> None:
-    """The flat form of a field and of its limits says the same as the form it was made from."""
+def test_arrays_have_the_costs_and_uses_of_the_field(problem: Problem, data: st.DataObject) -> None:
+    """The arrays of a field and its limits agree with the objects they were made from."""
     contraction = reduced(problem)
     flat, memory = _flat(contraction)
     choice = data.draw(st.sampled_from(labellings(contraction.field)))
@@ -150,8 +150,8 @@ def test_arrays_cost_and_use_what_the_field_does(problem: Problem, data: st.Data
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
-def test_a_piece_sees_the_costs_and_limits_of_the_whole(problem: Problem, data: st.DataObject) -> None:
-    """Changing free nodes changes the cost alike in piece and whole, fits alike, and the piece's best is found."""
+def test_a_subproblem_has_the_costs_and_limits_of_the_whole(problem: Problem, data: st.DataObject) -> None:
+    """A change of free nodes has equal cost and feasibility in subproblem and whole; the best one is found."""
     contraction = reduced(problem)
     costs = fitting(contraction)
     assume(len(costs) > 0)
@@ -187,8 +187,8 @@ def test_a_piece_sees_the_costs_and_limits_of_the_whole(problem: Problem, data: 
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=60)
-def test_improving_never_makes_a_choice_dearer_or_too_large(problem: Problem, data: st.DataObject) -> None:
-    """Every step keeps a choice that fits, and after many steps a problem of one part is solved."""
+def test_the_incumbent_stays_feasible_and_never_gets_worse(problem: Problem, data: st.DataObject) -> None:
+    """Every step keeps a feasible choice, and after many steps a problem that fits one subproblem is solved."""
     contraction = reduced(problem)
     costs = fitting(contraction)
     assume(len(costs) > 0 and any(len(u) > 1 for u in contraction.field.unary))
@@ -209,8 +209,8 @@ def test_improving_never_makes_a_choice_dearer_or_too_large(problem: Problem, da
 
 @given(problem=problems(), data=st.data())
 @settings(max_examples=60)
-def test_merging_knows_the_way_forth_and_back(problem: Problem, data: st.DataObject) -> None:
-    """A choice of the roots is found again from the choice of all nodes it stands for."""
+def test_contraction_maps_choices_both_ways(problem: Problem, data: st.DataObject) -> None:
+    """A choice of the roots is recovered from the choice of all nodes it maps to."""
     contraction = reduced(problem)
     choice = list(data.draw(st.sampled_from(labellings(contraction.field))))
 
@@ -218,7 +218,7 @@ def test_merging_knows_the_way_forth_and_back(problem: Problem, data: st.DataObj
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_team_ends_with_its_best_choice(threads: int) -> None:
+def test_parallel_search_returns_its_best_choice(threads: int) -> None:
     """Two nodes that may not use more than 10 together: 1 + 9 costs 0, the start 5 + 5 costs 2."""
     uses = [Usage(node, 0, 1, np.array([5, 1, 9])) for node in (0, 1)]
     problem = Problem.build([[1, 9, 0], [1, 0, 9]], usages=uses, limit=10)
@@ -240,8 +240,8 @@ def test_a_team_ends_with_its_best_choice(threads: int) -> None:
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=60)
-def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -> None:
-    """The result fits and costs no more than any choice whose every label is one of the two choices'."""
+def test_recombination_is_optimal_over_both_choices(problem: Problem, data: st.DataObject) -> None:
+    """The result is feasible and costs no more than any combination of the two choices' labels."""
     contraction = reduced(problem)
     costs = fitting(contraction)
     assume(len(costs) > 0)
@@ -261,8 +261,8 @@ def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
-def test_trees_make_a_choice_cheaper_and_break_no_limit(problem: Problem, data: st.DataObject) -> None:
-    """Whatever they grow from; limits that are broken are broken no further. A kick gains what it says."""
+def test_tree_descent_lowers_the_cost_within_the_limits(problem: Problem, data: st.DataObject) -> None:
+    """For any seeds; broken limits are broken no further, and a kick returns its true gain."""
     contraction = reduced(problem)
     flat, memory = _flat(contraction)
     start = np.array(data.draw(st.sampled_from(labellings(contraction.field))))
@@ -289,8 +289,8 @@ def test_trees_make_a_choice_cheaper_and_break_no_limit(problem: Problem, data: 
 
 @given(problem=problems(limited=False), data=st.data())
 @settings(max_examples=100)
-def test_a_tree_takes_its_best_labels(problem: Problem, data: st.DataObject) -> None:
-    """Two nodes are a tree, and so is one node while its neighbours stay: no change of one is left that is cheaper."""
+def test_a_tree_takes_its_optimal_labels(problem: Problem, data: st.DataObject) -> None:
+    """Two nodes are a tree, and so is one node with fixed neighbours: no single change lowers the cost."""
     contraction = reduced(problem)
     flat, memory = _flat(contraction)
     labels = np.array(data.draw(st.sampled_from(labellings(contraction.field))))
@@ -311,8 +311,8 @@ def test_a_tree_takes_its_best_labels(problem: Problem, data: st.DataObject) -> 
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=100)
-def test_polishing_takes_only_what_fits_and_is_cheaper(problem: Problem, data: st.DataObject) -> None:
-    """From whatever start; and it finds a choice where the least use of every node fits or one node uses anything."""
+def test_polishing_keeps_only_feasible_improvements(problem: Problem, data: st.DataObject) -> None:
+    """From any start; it finds a feasible choice if the least use of every node fits or only one node uses memory."""
     contraction = reduced(problem)
     flat, memory = _flat(contraction)
     polisher = Polisher(flat, memory, seed=0)
@@ -336,8 +336,8 @@ def test_polishing_takes_only_what_fits_and_is_cheaper(problem: Problem, data: s
         assert polisher.labels is not None
 
 
-def test_repair_takes_what_costs_least_per_use_saved() -> None:
-    """15 of 12 are used. Node 0 saves 4 for 8, node 1 saves 3 for 3, node 2 saves 2 for 1: nodes 1 is enough."""
+def test_repair_takes_the_least_cost_per_use_saved() -> None:
+    """15 of 12 are used. Node 0 saves 4 for 8, node 1 saves 3 for 3, node 2 saves 2 for 1: node 1 is enough."""
     uses = [Usage(node, 0, 1, np.array(use)) for node, use in enumerate(([5, 1], [5, 2], [5, 3]))]
     problem = Problem.build([[0, 8], [0, 3], [0, 1]], usages=uses, limit=12)
     contraction = reduced(problem)
@@ -349,8 +349,8 @@ def test_repair_takes_what_costs_least_per_use_saved() -> None:
     assert (polisher.labels.tolist(), polisher.cost) == ([0, 1, 0], 3.0)
 
 
-def test_the_dual_goes_on_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any time of its own the dual still gets as far as it would have got alone, to a thousandth."""
+def test_the_dual_converges_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time of its own the dual reaches the bound of an uninterrupted run, to a thousandth."""
     for name, value in (("SMALL", -1), ("MEDIUM", -1), ("DUAL_SHARE", 0.0)):
         monkeypatch.setattr(portfolio, name, value)
     problem = k_tree(300, width=2, tightness=0.3)
@@ -372,8 +372,8 @@ def test_the_dual_goes_on_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     assert solution.bound >= 0.999 * dual.bound
 
 
-def test_there_is_a_choice_before_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quick look at a small problem finds one that costs well below that of least use."""
+def test_an_incumbent_precedes_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick search on a small problem finds a choice well below the cost of the least-use choice."""
     known: list[float] = []
     monkeypatch.setattr(portfolio, "exact", lambda _prepared, _contraction, part: known.append(part.cost))
     monkeypatch.setattr(portfolio, "QUICK_SHARE", 1.0)
@@ -388,8 +388,8 @@ def test_there_is_a_choice_before_the_exact_method(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("fixing", [False, True])
-def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
-    """Also where the exact method comes last, on what the bound leaves of the problem."""
+def test_the_portfolio_is_exact_without_a_time_limit(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
+    """Also if the exact method runs last, on the labels left by reduced-cost fixing."""
     monkeypatch.setattr(portfolio, "SMALL", -1)
     monkeypatch.setattr(portfolio, "MEDIUM", 10**9 if fixing else -1)
 
@@ -407,8 +407,8 @@ def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.Monk
     law()
 
 
-def test_the_portfolio_without_its_exact_part_claims_only_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds are below the optimum, choices fit, and equal seeds give equal answers."""
+def test_the_portfolio_without_its_exact_part_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are below the optimum, choices are feasible, and equal seeds give equal results."""
     monkeypatch.setattr(portfolio, "SMALL", -1)
 
     @settings(max_examples=80)

@@ -1,4 +1,4 @@
-"""What is asked of single tables is what numpy says of them, whatever their layout."""
+"""Table kernels agree with numpy, for any memory layout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from autopar.solvers.reductions.dominance import undominated
 
 @st.composite
 def tables(draw: st.DrawFn, rows: int | None = None, columns: int | None = None) -> Floats:
-    """Few distinct costs, so that lines are equal and costs are forbidden often; sometimes a sum of two lines."""
+    """Few distinct costs, so that equal lines and forbidden entries are frequent; sometimes a separable table."""
     shape = rows or draw(st.integers(1, 4)), columns or draw(st.integers(1, 4))
     cost = st.sampled_from([0.0, 0.125, 0.375, 1.0, -2.0, np.inf])
     found: Floats = np.array([[draw(cost) for _ in range(shape[1])] for _ in range(shape[0])])
@@ -28,8 +28,8 @@ def tables(draw: st.DrawFn, rows: int | None = None, columns: int | None = None)
 
 
 @given(tables())
-def test_lines_are_the_same_where_numpy_says_so(table: Floats) -> None:
-    """Rows come first: a table of one cost depends on nothing."""
+def test_equal_lines_are_those_of_numpy(table: Floats) -> None:
+    """Rows have precedence: a constant table depends on neither node."""
     rows = bool((table == table[:1]).all())
     columns = bool((table == table[:, :1]).all())
 
@@ -37,8 +37,8 @@ def test_lines_are_the_same_where_numpy_says_so(table: Floats) -> None:
 
 
 @given(tables(), st.sampled_from([0.0, 0.7, 3.0]))
-def test_weights_leave_forbidden_what_is(table: Floats, weight: float) -> None:
-    """Under weight 0, too, and every other cost is the product."""
+def test_weights_keep_forbidden_entries(table: Floats, weight: float) -> None:
+    """Under weight 0 as well; every other entry is the product."""
     finite = np.isfinite(table)
     expected = np.where(finite, np.where(finite, table, 0.0) * weight, np.inf)
 
@@ -48,7 +48,7 @@ def test_weights_leave_forbidden_what_is(table: Floats, weight: float) -> None:
 
 @given(st.lists(tables(), min_size=1, max_size=3), st.booleans())
 def test_extremes_are_sums_of_the_least_and_the_greatest_permitted(costs: list[Floats], joined: bool) -> None:
-    """Where nothing is permitted the greatest is 0, as a sum over nothing."""
+    """Where no entry is permitted the maximum is 0, the sum over nothing."""
     nodes = [own[:, 0] for own in costs] + [np.zeros(0)]
     field = Field([*nodes, np.zeros(3), np.zeros(2)], constant=0.25)
     table = np.array([[0.0, 1.0], [2.0, np.inf], [0.5, 0.125]])
@@ -63,8 +63,8 @@ def test_extremes_are_sums_of_the_least_and_the_greatest_permitted(costs: list[F
 
 
 @given(tables(), st.data())
-def test_parts_are_the_rows_and_columns_asked_for(table: Floats, data: st.DataObject) -> None:
-    """In that order, and as often."""
+def test_a_part_has_the_given_rows_and_columns(table: Floats, data: st.DataObject) -> None:
+    """In the given order, with repetitions."""
     rows, columns = (
         np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=5)), np.int64) for size in table.shape
     )
@@ -73,8 +73,8 @@ def test_parts_are_the_rows_and_columns_asked_for(table: Floats, data: st.DataOb
 
 
 @given(tables())
-def test_a_line_decides_where_it_permits_one_entry(table: Floats) -> None:
-    """Every line has to; of a table in which all is permitted only one with a single line may be asked for it."""
+def test_a_table_is_functional_if_each_line_permits_one_entry(table: Floats) -> None:
+    """Every line must permit exactly one entry."""
     finite = np.isfinite(table)
     rows, columns = bool((finite.sum(axis=1) == 1).all()), bool((finite.sum(axis=0) == 1).all())
 
@@ -82,8 +82,8 @@ def test_a_line_decides_where_it_permits_one_entry(table: Floats) -> None:
 
 
 @given(tables())
-def test_a_table_is_separate_if_its_lines_add_up_to_it(table: Floats) -> None:
-    """Exactly, by the least of every row and what that leaves of every column."""
+def test_a_table_is_separable_if_row_and_column_costs_add_up_to_it(table: Floats) -> None:
+    """Exactly: row minima, and the column minima of the remainder."""
     rows, columns = np.full(table.shape[0], np.nan), np.full(table.shape[1], np.nan)
     least = table.min(axis=1)
     bare = bool(np.isfinite(least).all())
@@ -97,8 +97,8 @@ def test_a_table_is_separate_if_its_lines_add_up_to_it(table: Floats) -> None:
 
 
 @given(st.data())
-def test_what_goes_through_a_node_is_the_least_over_its_labels(data: st.DataObject) -> None:
-    """Whichever way round its tables are stored."""
+def test_the_min_sum_product_minimises_over_the_labels_of_a_node(data: st.DataObject) -> None:
+    """For either orientation of its tables."""
     count: Any = data.draw(st.integers(1, 4))
     first, second = data.draw(tables(rows=count)), data.draw(tables(rows=count))
     unary = data.draw(tables(rows=count, columns=1))[:, 0]
@@ -117,7 +117,7 @@ def test_what_goes_through_a_node_is_the_least_over_its_labels(data: st.DataObje
 
 @st.composite
 def fields(draw: st.DrawFn) -> Field:
-    """A few nodes, most of them joined."""
+    """A few nodes, most of them joined by tables."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     unary = [np.minimum(draw(tables(rows=size, columns=1))[:, 0], 2.0) for size in sizes]
     found = Field(unary)
@@ -131,8 +131,8 @@ def fields(draw: st.DrawFn) -> Field:
 
 
 @given(fields())
-def test_a_label_goes_only_if_another_is_never_dearer(field: Field) -> None:
-    """Judged with every label that is left of the neighbours, and all of those go."""
+def test_a_label_is_dominated_only_if_another_is_never_dearer(field: Field) -> None:
+    """Compared over all kept labels of the neighbours."""
     before = [np.arange(len(unary)) for unary in field.unary]
     for i, unary in enumerate(field.unary):
         lines = [field.table(i, other)[:, before[other]] for other in sorted(field.adjacent[i])]

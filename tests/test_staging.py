@@ -1,4 +1,4 @@
-"""Staging problems: the dynamic program, HiGHS and CP-SAT against every route there is."""
+"""Staging problems: the dynamic program, HiGHS and CP-SAT against the enumeration of routes."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SOLVERS: dict[str, Callable[[Staging, float], Staged]] = {
     "cp-sat": solve_cp_sat,
 }
 ROUNDED = 1e-9
-"""CP-SAT rounds seconds down, relative to the largest."""
+"""Relative rounding error of CP-SAT, which rounds seconds down."""
 
 
 def _best(problem: Staging) -> float:
@@ -35,7 +35,7 @@ def _best(problem: Staging) -> float:
 @example(seed=7)
 @example(seed=828034)  # CP-SAT's presolve cuts the best route off
 def test_no_route_is_better_than_the_one_found(name: str, seed: int) -> None:
-    """The value is that of the best of all routes, one by one, and the bound is below it, but hardly."""
+    """The value is the minimum over all routes, and the bound is just below it."""
     problem = random_staging(seed)
     best = _best(problem)
 
@@ -48,8 +48,8 @@ def test_no_route_is_better_than_the_one_found(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_search_that_is_stopped_bounds_all_routes(rounds: int) -> None:
-    """It has the best of the routes it has seen, and says how much better the others may be."""
+def test_a_stopped_search_bounds_all_routes(rounds: int) -> None:
+    """It returns the best route visited, and a lower bound on the others."""
     kept = bounded = 0
     for seed in range(60):
         problem, answers = random_staging(seed), [True] + [False] * rounds  # the last one first
@@ -63,7 +63,7 @@ def test_a_search_that_is_stopped_bounds_all_routes(rounds: int) -> None:
 
 
 def test_most_random_problems_have_routes() -> None:
-    """Else the test above would say little."""
+    """Otherwise the test above would be vacuous."""
     found = [math.isfinite(_best(random_staging(seed))) for seed in range(30)]
 
     assert sum(found) > 15
@@ -72,7 +72,7 @@ def test_most_random_problems_have_routes() -> None:
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**20))
 def test_a_cutoff_below_the_best_route_is_a_bound(seed: int) -> None:
-    """Nothing is found, and the bound is the cutoff; infinity if there is no route at all."""
+    """No route is found, and the bound is the cutoff; infinity if there is no route at all."""
     problem = random_staging(seed)
     best = _best(problem)
 
@@ -85,7 +85,7 @@ def test_a_cutoff_below_the_best_route_is_a_bound(seed: int) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**20), room=st.floats(1.0, 1.5))
 def test_stages_of_good_routes_survive(seed: int, room: float) -> None:
-    """All stages of all routes of at most so many seconds are listed, and one of each option if that is enough."""
+    """All stages of all routes within the value are listed, or one of each option."""
     problem = random_staging(seed)
     most = _best(problem) * room
     if not math.isfinite(most):
@@ -102,8 +102,8 @@ def test_stages_of_good_routes_survive(seed: int, room: float) -> None:
     assert set(one_each) <= set(found)
 
 
-def test_what_needs_too_much_memory_is_cut_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without room for pairs there is no bound, and every stage that could be in a good route is still listed."""
+def test_a_problem_above_the_memory_limit_gets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for pairs there is no bound, and every stage of a good route is still listed."""
     monkeypatch.setattr("autopar.solvers.staging.dynamic_program.MOST_BYTES", 0)
     monkeypatch.setattr("autopar.solvers.staging.integer_program.MOST_BYTES", 0)
     monkeypatch.setattr("autopar.solvers.staging.dynamic_program.ROOM", 1)
@@ -153,8 +153,8 @@ def test_a_step_by_hand() -> None:
     assert found.seconds == pytest.approx(7.3 - 1.2 + 4.0 + 1.0)
 
 
-def test_more_pairs_than_there_is_room_for_are_kept() -> None:
-    """Five equal stages whose rests and ends trade off need more room than the first try has."""
+def test_the_capacity_of_frontiers_grows() -> None:
+    """Five equal stages whose R and W trade off exceed the initial capacity."""
     rng = np.random.default_rng(0)
     at = np.array([[block, -1] for block in range(5)])
     seconds = rng.uniform(1.0, 2.0, (5, 1, 5, 6))
@@ -177,8 +177,8 @@ def test_more_pairs_than_there_is_room_for_are_kept() -> None:
     assert solve(problem).seconds == pytest.approx(_best(problem), rel=2 * OPTIMALITY_TOLERANCE)
 
 
-def test_what_breaks_a_rule_takes_for_ever() -> None:
-    """Gaps, another order, too few stages, places that are not allowed."""
+def test_invalid_routes_have_infinite_value() -> None:
+    """Gaps, wrong order, too few stages, forbidden devices."""
     problem = next(problem for seed in range(100) if len(solve(problem := random_staging(seed)).route) > 1)
     best = solve(problem).route
 

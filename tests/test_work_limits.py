@@ -1,4 +1,4 @@
-"""Limits of work: what they cut is the same on a slow machine as on a fast one, and so is the plan."""
+"""Work limits are deterministic: a slow machine stops at the point of a fast one, and finds the same plan."""
 
 import time
 from itertools import count, pairwise
@@ -24,13 +24,13 @@ COUNTING = [name for name in solvers.available() if solvers.load(name).counts_wo
 
 
 def _slow(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
-    """Make every look at the clock find so many seconds gone."""
+    """Advance the clock by `step` seconds at every read."""
     ticks = count()
     monkeypatch.setattr(time, "monotonic", lambda: step * next(ticks))
 
 
-def test_parts_of_work_are_counted_in_the_whole() -> None:
-    """What is left of a part is no more than what is left of the whole."""
+def test_work_is_counted_in_its_parent() -> None:
+    """The remaining work of a part is at most that of its parent."""
     whole = Work(100)
     part = Work(80, whole)
 
@@ -43,15 +43,15 @@ def test_parts_of_work_are_counted_in_the_whole() -> None:
     assert whole.left == part.left == 0
 
 
-def test_solvers_that_count_are_known() -> None:
-    """The default among them, or placement problems were cut by a clock."""
+def test_the_default_solver_counts_its_work() -> None:
+    """Otherwise placement problems would be limited by the clock."""
     assert "auto" in COUNTING
 
 
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.parametrize("limit", [1e5, 1e7, 1e8])
-def test_a_limit_of_work_cuts_at_the_same_point(name: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice, the second time on a machine whose clock runs away; what is claimed holds."""
+def test_a_work_limit_is_deterministic(name: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs, the second with a fast clock, stop at the same work with equal, valid solutions."""
     first, second = Work(limit), Work(limit)
 
     found = solvers.load(name).solve(HARD, work=first)
