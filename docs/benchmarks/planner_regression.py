@@ -1,0 +1,207 @@
+"""Run twelve planning jobs and compare them with an earlier run: the yardstick of every change of the planner.
+
+    python docs/benchmarks/planner_regression.py -o after.json             all jobs
+    python docs/benchmarks/planner_regression.py gpt2-8 resnet50-8         some of them
+    python docs/benchmarks/planner_regression.py --against docs/benchmarks/planner_regression.json
+    python docs/benchmarks/planner_regression.py --show after.json --against before.json   two files, nothing run
+
+Each job runs in a process of its own with nothing cached and is planned by two workers. Objective and bound are seconds
+of the cost formula, `simulated` those of the event simulator for the returned plan; `cpu` and `bytes` are processor
+seconds and peak resident memory of all processes together. With `--against` the exit code is 1 if a limit is passed:
+objectives and bounds 0.3 % worse in the geometric mean or 2 % on one job, seconds 10 % more in the geometric mean.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scale import watched  # the folder of this file is on the path of a script
+
+MIXED = """\
+name: a100-and-v100
+groups:
+- {nodes: 2, cluster: a100-40}
+- {nodes: 2, cluster: v100}
+between: {tier: Ethernet, bandwidth: 5 GB/s, latency: 30 us}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Arguments of `autopar solve`.
+
+    Attributes:
+        model: Name in the zoo.
+        gpus: Number of devices.
+        cluster: Preset, or the text of a cluster file.
+        dims: Settings of the model.
+        mode: "train" or "infer".
+        memory: Bytes per device; None for what the device has.
+        seconds: Limit of time in seconds; None for none.
+    """
+
+    model: str
+    gpus: int
+    cluster: str
+    dims: Mapping[str, int] = field(default_factory=dict)
+    mode: str = "train"
+    memory: float | None = None
+    seconds: float | None = None
+
+
+JOBS = {
+    "gpt2-8": Job("gpt2", 8, "a100"),
+    "bert-large-16": Job("bert-large", 16, "v100"),
+    "llama3-8b-16": Job("llama3-8b", 16, "a100", {"num_layers": 8}),
+    "gpt3-2.7b-short": Job("gpt3-2.7b", 16, "v100", memory=12e9),
+    "mixtral-16": Job("mixtral-8x7b", 16, "h100", {"num_layers": 4}),
+    "resnet50-8": Job("resnet50", 8, "v100"),
+    "wide-resnet-short": Job("wide-resnet-250m", 8, "v100", memory=8e9),
+    "vit-l16-16": Job("vit-l16", 16, "a100"),
+    "gpt3-xl-mixed": Job("gpt3-xl", 32, MIXED, {"num_layers": 8}),
+    "llama3-8b-infer": Job("llama3-8b", 8, "h100", {"num_layers": 8}, mode="infer"),
+    "deepseek-8": Job("deepseek-moe-16b", 8, "h100", {"num_layers": 4}),
+    "gpt3-175b-1024": Job("gpt3-175b", 1024, "a100", seconds=30),
+}
+
+MEAN_LIMITS = {"objective": 1.003, "bound": 1.003, "seconds": 1.10}
+"""How much worse the geometric mean of all jobs may be."""
+
+JOB_LIMITS = {"objective": 1.02, "bound": 1.02}
+"""How much worse one job may be."""
+
+
+def run(name: str, folder: Path) -> dict[str, object]:
+    """Plan a job in this process and return its record."""
+    with watched() as usage:
+        found = planned(JOBS[name], folder)
+    return {**found, "cpu": sum(usage.seconds.values()), "bytes": usage.bytes}
+
+
+def planned(job: Job, folder: Path) -> dict[str, object]:
+    """Plan a job; `folder` receives its cluster file, if it has one."""
+    start = time.monotonic()
+
+    from autopar.api import solve
+
+    cluster: str | Path = job.cluster
+    if "\n" in job.cluster:
+        cluster = folder / "cluster.yaml"
+        cluster.write_text(job.cluster)
+    plan = solve(
+        f"zoo:{job.model}",
+        gpus=job.gpus,
+        cluster=cluster,
+        dims=job.dims,
+        mode=job.mode,
+        memory_limit=job.memory,
+        time_limit=job.seconds,
+        workers=2,
+    )
+    search = plan.search
+    assert search is not None, "a plan that was searched says how"
+    assert plan.simulated is not None, "plans are simulated before they are returned"
+    return {
+        "plan": plan.summary,
+        "objective": search.least,
+        "bound": search.bound,
+        "simulated": plan.simulated.step_seconds,
+        "seconds": time.monotonic() - start,
+        "termination": search.termination,
+        "solved": search.solved,
+        "pruned": search.pruned,
+        "configurations": search.configurations,
+    }
+
+
+def worse(measure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Ratio by which a measure got worse, above 1 if it did: bounds are better when higher, all others when lower."""
+    ratio = float(after[measure]) / float(before[measure])
+    return 1 / ratio if measure == "bound" else ratio
+
+
+def say(line: str = "") -> None:
+    """Print a line."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def show(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the table of some results."""
+    say("| job | objective | bound | gap | simulated | seconds | CPU s | memory | ended | plan |")
+    say("|" + "---|" * 10)
+    for name, found in results.items():
+        say(
+            f"| {name} | {found['objective']:.6g} s | {found['bound']:.6g} s "
+            f"| {1 - found['bound'] / found['objective']:.2%} | {found['simulated']:.6g} s | {found['seconds']:.1f} "
+            f"| {found['cpu']:.1f} | {found['bytes'] / 1e9:.2f} GB | {found['termination']} | {found['plan']} |"
+        )
+    say()
+    say(f"{sum(found['seconds'] for found in results.values()):.0f} s altogether")
+
+
+def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Print by which ratio each job got worse and return which limits are passed."""
+    measures = ("objective", "bound", "simulated", "seconds", "cpu", "bytes")
+    both = [name for name in after if name in before]
+    passed = []
+    say("Ratios of worse to better; above 1 is worse than the earlier run.")
+    say()
+    say("| job | " + " | ".join(measures) + " |")
+    say("|" + "---|" * (len(measures) + 1))
+    rows = {name: {each: worse(each, before[name], after[name]) for each in measures} for name in both}
+    for name, row in rows.items():
+        say(f"| {name} | " + " | ".join(f"{row[each]:.4f}" for each in measures) + " |")
+        passed += [f"{each} of {name}: {row[each]:.4f}" for each, most in JOB_LIMITS.items() if row[each] > most]
+    means = {each: math.exp(sum(math.log(row[each]) for row in rows.values()) / len(rows)) for each in measures}
+    say("| geometric mean | " + " | ".join(f"{means[each]:.4f}" for each in measures) + " |")
+    return passed + [f"mean {each}: {means[each]:.4f}" for each, most in MEAN_LIMITS.items() if means[each] > most]
+
+
+def main() -> int:
+    """Run jobs, print their table and what changed; 1 if a limit is passed or a job fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", choices=[[], *JOBS], metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("-o", dest="output", type=Path, help="JSON file of the results")
+    parser.add_argument("--against", type=Path, help="JSON file of an earlier run")
+    parser.add_argument("--show", type=Path, help="print a JSON file instead of running")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            sys.stdout.write(json.dumps(run(asked.one, Path(folder))))
+        return 0
+    results: dict[str, dict[str, Any]] = {}
+    failed = []
+    if asked.show:
+        results = json.loads(asked.show.read_text())
+    else:
+        for name in asked.jobs or JOBS:
+            done = subprocess.run([sys.executable, __file__, "--one", name], stdout=subprocess.PIPE, check=False)
+            if done.returncode:
+                failed.append(f"{name} ended with exit code {done.returncode}")
+                continue
+            results[name] = json.loads(done.stdout)
+            sys.stderr.write(f"{name}: {results[name]['seconds']:.1f} s\n")
+    if asked.output:
+        asked.output.write_text(json.dumps(results, indent=1) + "\n")
+    show(results)
+    if asked.against:
+        say()
+        failed += compare(json.loads(asked.against.read_text()), results)
+    for line in failed:
+        say(f"FAILED: {line}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
