@@ -276,7 +276,7 @@ class Groups:
 def _rounded_up(longest: int) -> int:
     """Round up to four significant bits, so that few distinct lengths need windows.
 
-    >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
+    >>> [_rounded_up(longest) for longest in (7, 65, 66, 251)]
     [7, 72, 72, 256]
     """
     step = 1 << max(0, longest.bit_length() - 4)
