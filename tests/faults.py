@@ -534,7 +534,7 @@ def together(world: World, number: int) -> str:
 
 SAME: tuple[tuple[str, ...], ...] = (
     JOB,
-    ("solve", "zoo:mlp-xs", "--gpus", "2", "--global-batch", "8", "--memory-limit", "0.00002", "--grid", "0"),
+    ("solve", "zoo:mlp-xs", "--gpus", "2", "--global-batch", "8", "--memory-limit", "0.03", "--grid", "0"),
     ("solve", "zoo:mixtral-8x7b", *(word for setting in (
         "num_layers=2", "hidden=32", "heads=4", "kv_heads=2", "ffn=40", "seq=6", "vocab=44", "experts=4",
     ) for word in ("--set", setting)), "--gpus", "4", "--global-batch", "8", "--grid", "0"),

@@ -11,8 +11,8 @@ for the latter only. Memory is left out on both sides: more samples take more of
 fit (`memory_bound.py`) is on top of P, which is without recompute.
 
 On a mesh of three axes whose major one is data parallel a microbatch takes at least what one dp-th of it takes on the
-two others alone (`autopar.bounds.submesh_tables`), so that what is known of these, P'(s / dp), is at most P(s) for
-every dp.
+two others alone (`autopar.bounds.submesh_tables`), so that the least
+seconds P'(s / dp) of these axes are at most P(s) for every dp.
 
 None of this holds where the graph of s samples has fewer ops or other dims than that of k s, as it may if an importer
 simplifies what one sample needs not, or as many as another dim has. So two graphs of usual sizes are compared once, and

@@ -4,7 +4,7 @@
    Where nothing of it fits, host memory is needed, or there is time for a few configurations only, better ones are
    looked for next to the best plan (`configuration_descent.py`). Where it is a pipeline, a few on meshes of three axes
    whose devices take several stages in turn are looked at first.
-2. Configurations are bounded in the order of their floors (`bounds/roofline.py`) or of what follows from others
+2. Configurations are bounded in the order of their floors (`bounds/roofline.py`) or of bounds from others
    (`bounds/transfer.py`), without memory limits, which also finds most plans that fit anyway (`node_solver.py`). Of
    plain schedules, those with the least bounds and the best plans are worked on in between.
 3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Where
