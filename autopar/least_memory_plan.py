@@ -26,10 +26,10 @@ from autopar.program.lower import lower
 from autopar.progress import StopCallback, never
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
-from autopar.search.branch_and_bound import Search
+from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
-from autopar.search.node_solver import Attempt
-from autopar.search.outcome import Candidate
+from autopar.search.context import SearchContext
+from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.sharding import Mesh
 from autopar.shortage import Held, Shortage
 from autopar.simulate import simulate
@@ -99,7 +99,7 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf, should
 
 def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never) -> Looking:
     """Look for the plan with the least memory in steps of a second or a few; arguments as of `thriftiest`."""
-    search = task.search(Effort(top_k=1), should_stop=should_stop)
+    search = task.context(Effort(top_k=1), should_stop=should_stop)
     listed = _thrifty(task.space, task.job.global_batch)
     # Least floor first: what the tables of a configuration say of its bytes is only asked when it is its turn.
     heap = [(search.least_bytes(_plain(family)), number, False) for number, family in enumerate(listed)]
@@ -120,7 +120,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
             is_cut |= late and best > enough
             break
         if not is_known:
-            attempt = search.attempt((_plain(listed[number]),), end)
+            attempt = begin_attempt(search, (_plain(listed[number]),), end)
             if attempt is not None:
                 attempts[number] = attempt
                 heappush(heap, (max(least, min(attempt.least_bytes.values())), number, True))
@@ -140,7 +140,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
 
 
 def _searched(
-    search: Search, nearest: Sequence[Configuration], best: float, found: Candidate, enough: float, end: float
+    search: SearchContext, nearest: Sequence[Configuration], best: float, found: Candidate, enough: float, end: float
 ) -> Generator[None, None, tuple[float, Candidate]]:
     """Return a plan that needs less than the best one, if a search of few configurations under less memory finds any.
 
@@ -162,7 +162,7 @@ def _searched(
         tight = replace(search, memory_limit=limit)
         for configuration in nearest:
             yield
-            attempt = None if _is_over(search, end) else tight.attempt((configuration,), end)
+            attempt = None if _is_over(search, end) else begin_attempt(tight, (configuration,), end)
             if attempt is not None:
                 attempt.improve(attempt.relaxed(math.inf), math.inf)
                 if attempt.best is not None:
@@ -178,7 +178,7 @@ def _searched(
     return best, found
 
 
-def _is_over(search: Search, end: float) -> bool:
+def _is_over(search: SearchContext, end: float) -> bool:
     return time.monotonic() > end or search.should_stop()
 
 
@@ -216,7 +216,9 @@ def _plain(family: list[Configuration]) -> Configuration:
     return found or replace(family[0], schedule="1f1b", num_chunks=1)
 
 
-def _thrifty_plan(attempt: Attempt, family: list[Configuration], search: Search) -> tuple[float, Candidate] | None:
+def _thrifty_plan(
+    attempt: Attempt, family: list[Configuration], search: SearchContext
+) -> tuple[float, Candidate] | None:
     """Return a plan of one of some configurations that needs little memory, with the bytes of its fullest stage.
 
     Of a pipeline only those groups of devices hold blocks that are no neighbours that take several stages in turn: with
@@ -282,7 +284,7 @@ def _in_line(attempt: Attempt, choice: Choice, constraints: Constraints) -> tupl
 
 
 def _in_turn(
-    attempt: Attempt, configuration: Configuration, choice: Choice, search: Search, below: float
+    attempt: Attempt, configuration: Configuration, choice: Choice, search: SearchContext, below: float
 ) -> tuple[float, Candidate] | None:
     """Return the split of a choice under any schedule that needs fewer than some bytes; None if none is found."""
     splits = SCHEDULES[configuration.schedule].splits
@@ -361,7 +363,7 @@ def _largest(candidate: Candidate, task: Task, group: int) -> tuple[Held, ...]:
         tables = candidate.tables
     else:  # who drafted it has kept them
         is_equal = configuration in task.space and not candidate.draft.variants
-        known = task.search(Effort(top_k=1)).tables((configuration,)) if is_equal else None
+        known = task.context(Effort(top_k=1)).tables((configuration,)) if is_equal else None
         if known is None:
             return ()
         tables = known

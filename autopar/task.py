@@ -34,8 +34,8 @@ from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.request import JobRequest
-from autopar.search.backends import HERE, Engine
-from autopar.search.branch_and_bound import OVERTIME_SECONDS, Search
+from autopar.search.branch_and_bound import OVERTIME_SECONDS
+from autopar.search.context import SearchContext
 from autopar.search.submesh_space import Unequal, unequal
 from autopar.workload import Workload, default_batch, job_stack
 
@@ -109,19 +109,18 @@ class Task:
     constraints: Constraints = FREE
     unequal: Unequal | None = None
 
-    def search(
+    def context(
         self,
         effort: Effort,
         *,
         progress: ProgressCallback = silent,
         should_stop: StopCallback = never,
         on_problem: Callable[[Problem], None] | None = None,
-        engine: Engine = HERE,
-    ) -> Search:
-        """Return the search of the space, to be done where the engine says."""
+    ) -> SearchContext:
+        """Return the inputs of the search of the space."""
         samples = _extreme_samples(self._counts, self.job.global_batch)
         small, large = (self.workload.folded(number) for number in samples)
-        return Search(
+        return SearchContext(
             folded=self.workload.folded,
             rules=self.rules_of,
             costs=self.costs,
@@ -137,7 +136,6 @@ class Task:
             should_stop=should_stop,
             on_problem=on_problem,
             seed=effort.seed,
-            hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
             constraints=self.constraints,
             host_room=self.host_room,

@@ -18,8 +18,10 @@ from autopar.least_memory_plan import Looking, Thrifty, look, thriftiest
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.backends import HERE, Engine
-from autopar.search.branch_and_bound import Search
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.branch_and_bound import search
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
+from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding
 from autopar.task import Effort, Task
 
@@ -63,25 +65,23 @@ def search_plans(
     """
     began, reserve = time.monotonic(), task.constraints.reserve
 
-    def tried(one: Task, effort: Effort, *, is_last: bool) -> tuple[Search, Outcome]:
+    def tried(one: Task, effort: Effort, *, is_last: bool) -> tuple[SearchContext, Outcome]:
         start, limit = time.monotonic(), effort.time_limit or math.inf
         hope = Hope(one, progress, should_stop, start + limit, known if is_last else None)
-        search = one.search(
-            effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
-        )
-        search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
+        context = one.context(effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem)
+        context = replace(context, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
         if known is not None:
-            search = replace(search, overtime=0.0)
-        outcome = search.run(one.space)
+            context = replace(context, overtime=0.0)
+        outcome = search(one.space, context, engine.hire)
         if known is None or is_last:
             hope.rescue(outcome, late=late or known is not None)
-        return search, outcome
+        return context, outcome
 
-    search, outcome = tried(task.on_device, effort, is_last=not reserve)
+    context, outcome = tried(task.on_device, effort, is_last=not reserve)
     if not reserve:
         return outcome
     if outcome.candidates:
-        outcome.reserve, outcome.reserve_floor = reserve, min(map(search.least, zip(task.space)), default=0.0)
+        outcome.reserve, outcome.reserve_floor = reserve, min(map(context.least, zip(task.space)), default=0.0)
         return outcome
     if outcome.stopped and known is None:  # something might fit all the same
         return outcome

@@ -20,8 +20,9 @@ from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import StopCallback, never
 from autopar.remarks import is_tight, remarks
+from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.outcome import Outcome
 from autopar.simplicity import NEAR, complexity
 from autopar.simulate import Timeline, simulate
 from autopar.task import Effort, PhaseClock, Task

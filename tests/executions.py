@@ -34,9 +34,10 @@ from autopar.progress import never, silent
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
-from autopar.search.branch_and_bound import Search
+from autopar.search.branch_and_bound import search as run_search
+from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
-from autopar.search.outcome import Candidate
+from autopar.search.context import SearchContext
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import as_float64
 
@@ -218,7 +219,7 @@ def found_candidates(
 ) -> list[Candidate]:
     """Return what a search of one configuration finds."""
     batch = samples * configuration.num_microbatches
-    search = Search(
+    search = SearchContext(
         folded=lambda _: folded,
         rules=lambda _: rules,
         costs=costs,
@@ -237,7 +238,7 @@ def found_candidates(
     assert tables is not None, "constraints leave something"
     return [
         Candidate(own.configuration, tables, own.choice, own.split, own.time, own.draft)
-        for own in search.run([configuration]).candidates
+        for own in run_search([configuration], search).candidates
     ]
 
 

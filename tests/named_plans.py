@@ -26,7 +26,7 @@ from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
-from autopar.search.outcome import Candidate
+from autopar.search.candidate import Candidate
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placements
 from tests.executions import COSTS, model_graph, written
 

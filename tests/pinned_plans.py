@@ -17,8 +17,8 @@ from autopar.ir.graph import Graph, Role
 from autopar.plan import Job, ModelInfo, OpPlacement, Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
+from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
-from autopar.search.outcome import Candidate
 from autopar.sharding import format_placements
 from tests.executions import COSTS, Execution, random_feeds
 

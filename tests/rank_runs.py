@@ -24,8 +24,8 @@ from autopar.ranks.engine import Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.rank import Rank
 from autopar.recompute import Recompute
+from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
-from autopar.search.outcome import Candidate
 from autopar.workload import Workload, open_workload
 from tests.executions import COSTS, TINY, random_plan, solved_plan
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory

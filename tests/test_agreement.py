@@ -18,7 +18,7 @@ from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
-from autopar.search.outcome import Candidate
+from autopar.search.candidate import Candidate
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops

@@ -23,7 +23,8 @@ from autopar.formulate.tables import Memory, Tables
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
+from autopar.search.node_solver import begin_attempt
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.task import Effort, prepare
@@ -145,13 +146,13 @@ def test_the_least_mixture_by_enumeration() -> None:
         assert least >= min(seconds, default=np.inf) - 0.4  # a tenth of two blocks that differ most
 
 
-def _search(limit: float = np.inf, gpus: int = 8) -> Search:
+def _search(limit: float = np.inf, gpus: int = 8) -> SearchContext:
     dims = {"num_layers": 6, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
     task = prepare(JobRequest("zoo:gpt2", gpus=gpus, cluster="h100", global_batch=64, dims=dims))
-    return replace(task.search(Effort()), memory_limit=limit)
+    return replace(task.context(Effort()), memory_limit=limit)
 
 
-def _room(search: Search) -> Room:
+def _room(search: SearchContext) -> Room:
     return Room(search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch)
 
 
@@ -174,7 +175,7 @@ CONFIGURATIONS = [
 def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: Configuration) -> None:
     """Under limits from where all fits to where nothing does, of good and of random choices in their best split."""
     search = _search(gpus=configuration.num_stages * configuration.mesh.size)
-    free = search.attempt((configuration,), np.inf)
+    free = begin_attempt(search, (configuration,), np.inf)
     assert free is not None
     free.relaxed(np.inf)
     assert free.best is not None
@@ -194,7 +195,7 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
         assert least >= before
         raised += before < least < np.inf
         before = least
-        attempt = limited.attempt((configuration,), np.inf)
+        attempt = begin_attempt(limited, (configuration,), np.inf)
         assert attempt is not None
         attempt.begin_with(choices)
         if attempt.best is not None:
@@ -247,7 +248,7 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
         own for own in CONFIGURATIONS if own.num_stages == 2 and own.schedule.startswith("zb") and own.mesh.size == 4
     ]
     assert len(each) == 2
-    alone = free.attempt((each[0],), np.inf)
+    alone = begin_attempt(free, (each[0],), np.inf)
     assert alone is not None
     alone.relaxed(np.inf)
     assert alone.best is not None
@@ -257,7 +258,7 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
     for families in together_or_not:
         bounds, best = list[float](), list[float]()
         for own in families:
-            attempt = limited.attempt(own, np.inf)
+            attempt = begin_attempt(limited, own, np.inf)
             assert attempt is not None
             attempt.spreads_first = True
             bounds.append(attempt.improve(attempt.relaxed(1e9), 1e9))

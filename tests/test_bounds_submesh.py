@@ -26,10 +26,12 @@ from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
 from autopar.search.microbatch_bounding import Pacing
+from autopar.search.node_solver import begin_attempt
 from autopar.search.outcome import Outcome
-from autopar.search.tasks import Finding, Work, Workbench
+from autopar.search.tasks import Finding, Work
+from autopar.search.workbench import Workbench
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import COSTS, folded, optimum, rules, workload
@@ -170,7 +172,7 @@ def _space() -> tuple[Family, ...]:
 def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool) -> None:
     """Against the same problem on all three axes, for every mesh and number of samples; mostly it is about as much."""
     task = _task()
-    search = task.search(Effort())
+    search = task.context(Effort())
     near = 0
     pairs = {(family[0].mesh, 24 // family[0].num_microbatches) for family in _space()}
     pipeline = Pipeline(2, 1, "zb-h1" if splits else "1f1b", Overlap.of(task.costs.stack))
@@ -193,7 +195,7 @@ def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool
     assert near > len(pairs) / 2
 
 
-def _with_room(carried: Carried, space: Sequence[Family], search: Search) -> list[tuple[float, int]]:
+def _with_room(carried: Carried, space: Sequence[Family], search: SearchContext) -> list[tuple[float, int]]:
     """Return a heap of the bounds of families, and their numbers: floors, the least raised by room in memory."""
     heap = sorted((search.least(family), number) for number, family in enumerate(space))
     carried.raise_least(heap, space, np.inf, lambda number: False, ROOM)
@@ -202,7 +204,7 @@ def _with_room(carried: Carried, space: Sequence[Family], search: Search) -> lis
 
 def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
-    search = _task().search(Effort())
+    search = _task().context(Effort())
     space = list(_space())
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     assert all(carried._alone(family[0]) == UNKNOWN for family in space)
@@ -225,7 +227,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
         least = carried.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
         if family[0].num_stages == 1:
-            attempt = search.attempt(family, np.inf)
+            attempt = begin_attempt(search, family, np.inf)
             assert attempt is not None
             assert attempt.relaxed(np.inf) > 0
             assert attempt.best is not None
@@ -240,7 +242,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
 
 def test_once_it_is_late_no_bound_is_raised_further() -> None:
     """Then floors, and what follows at once, are what is known: a bound is there at any time."""
-    search, late = _task().search(Effort()), False
+    search, late = _task().context(Effort()), False
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
     for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
         found = Workbench(search, portable=False)._minor_paces(mesh, 6, np.inf)
@@ -257,7 +259,7 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
 
 def test_paces_are_told_of_divisors_only() -> None:
     """Of 4 samples on the free axes something follows for 2, not for 8 or 3, nor for other free axes."""
-    search = _task().search(Effort())
+    search = _task().context(Effort())
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     mesh = Mesh.of(outer=2, inner=2)
     found = Workbench(search, portable=False)._minor_paces(mesh, 4, np.inf)
@@ -274,7 +276,7 @@ def test_paces_are_told_of_divisors_only() -> None:
 
 def test_nothing_is_done_for_what_is_excluded() -> None:
     """With a plan as fast as the least bound that follows no pace can exclude anything; before, many could."""
-    search = _task().search(Effort())
+    search = _task().context(Effort())
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     outcome = Outcome()
     pacing = Pacing(search, outcome, _space(), carried, np.inf)
@@ -291,7 +293,7 @@ def test_nothing_is_done_for_what_is_excluded() -> None:
 
 def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
     """It has no graph of fewer samples; its floor is all that is known."""
-    search = _task().search(Effort())
+    search = _task().context(Effort())
     graph = search.folded(12)
     search = replace(search, floor=floor(graph, graph, (12, 12), search.costs))
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)

@@ -26,7 +26,7 @@ from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.tasks import Finding
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -187,7 +187,7 @@ def _task() -> Task:
 
 def _random_plans(task: Task, family: Family, number: int) -> list[float]:
     """Return the step seconds of random choices under every split of each schedule, as the planner computes them."""
-    found = task.search(Effort()).attempt(family, np.inf)
+    found = begin_attempt(task.context(Effort()), family, np.inf)
     assert found is not None
     rng = np.random.default_rng(number)
     pipelines = [configuration.pipeline(task.costs.stack) for configuration in family]
@@ -213,7 +213,7 @@ def test_no_plan_is_faster_than_what_others_say(host: float) -> None:
     """Whatever the schedule: from bounds of all kinds of schedules with larger microbatches; with a slow host, too."""
     task = _task()
     task = replace(task, costs=replace(task.costs, stack=Stack("slow host", scalars=(("host_launch", host),))))
-    search = task.search(Effort())
+    search = task.context(Effort())
     mesh = Mesh.of(outer=2, inner=2)
     known = families([each for each in task.space if each.mesh == mesh and each.num_microbatches in (2, 12)])
     carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
@@ -221,7 +221,7 @@ def test_no_plan_is_faster_than_what_others_say(host: float) -> None:
     assert all((least > 0) == (family[0].schedule not in PLAIN) for family, least in untold.items()), "paths only"
     for family in known:
         if family[0].num_microbatches == 2:
-            attempt = search.attempt(family, np.inf)
+            attempt = begin_attempt(search, family, np.inf)
             assert attempt is not None
             bound = attempt.relaxed(np.inf)
             carried.learn(family, Finding(bound, None, 0, pace=attempt.pace, unlimited=attempt.unlimited))
@@ -238,15 +238,15 @@ def test_no_plan_is_faster_than_what_others_say(host: float) -> None:
 def test_without_pipeline_smaller_microbatches_are_no_faster() -> None:
     """The step time of one stage is bounded by that of fewer microbatches on the same mesh."""
     task = _task()
-    search = task.search(Effort())
+    search = task.context(Effort())
     carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
     family = [(Configuration(1, Mesh.of(outer=4, inner=2), count, "1f1b"),) for count in (2, 4, 12)]
-    first = search.attempt(family[0], np.inf)
+    first = begin_attempt(search, family[0], np.inf)
     assert first is not None
     carried.learn(family[0], Finding(0.0, None, 0, unlimited=first.relaxed(np.inf)))
 
     for more in family[1:]:
-        attempt = search.attempt(more, np.inf)
+        attempt = begin_attempt(search, more, np.inf)
         assert attempt is not None
         assert 0 < carried.least(more) <= attempt.relaxed(np.inf) * (1 + CLOSE)
     assert carried.least((replace(family[0][0], num_microbatches=3),)) == 0.0, "8 samples are no multiple of 12"
@@ -260,7 +260,7 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
     mesh = Mesh.of(outer=2, inner=2)
     for family in families([each for each in task.space if each.mesh == mesh and each.num_microbatches == 6]):
         assert len({(SCHEDULES[own.schedule].splits, own.num_chunks > 1) for own in family}) == 1
-        attempt = task.search(Effort()).attempt(family, np.inf)
+        attempt = begin_attempt(task.context(Effort()), family, np.inf)
         assert isinstance(attempt, Attempt)
         bound = max(attempt.relaxed(np.inf), attempt.relaxed(1e9))
 
@@ -271,13 +271,13 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
 def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
     """ZB-H1 beside ZB-H2: what is left is bounded by itself, and the bound says no more than holds for both."""
     task = _task()
-    search = task.search(Effort())
+    search = task.context(Effort())
     (family,) = (
         family
         for family in families(task.space)
         if family[0].num_stages == 4 and family[0].num_microbatches == 6 and family[0].schedule == "zb-h1"
     )
-    whole, narrow = (search.attempt(family, np.inf) for _ in range(2))
+    whole, narrow = (begin_attempt(search, family, np.inf) for _ in range(2))
     assert whole is not None
     assert narrow is not None
     whole.relaxed(np.inf)
@@ -299,7 +299,7 @@ def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
 def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
     """Equal stages take no less than the least path says, so that what they take is enough to know."""
     task = _task()
-    search = task.search(Effort())
+    search = task.context(Effort())
     under = replace(search.floor, chain=())  # cuts say more of a chain as short as this
     carried = Carried(search.folded, under, task.costs.stack, task.job.global_batch)
     for family in (family for family in families(task.space) if family[0].num_microbatches in (4, 6)):
@@ -316,7 +316,7 @@ def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
 def test_cuts_say_nothing_of_graphs_with_other_blocks() -> None:
     """As few samples may have, whose graph is simplified."""
     task = _task()
-    search = task.search(Effort())
+    search = task.context(Effort())
     (own, *_) = (each for each in task.space if each.schedule == "zb-h1" and each.num_stages == 2)
     known, other = (
         Carried(search.folded, under, task.costs.stack, task.job.global_batch)

@@ -27,9 +27,10 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search import branch_and_bound
+from autopar.search.branch_and_bound import search as run_search
 from autopar.search.executor import Crew
 from autopar.search.frontier import Series, sweep
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.outcome import Outcome
 from autopar.search.phases import Clock
 from autopar.task import Effort, Task, prepare
@@ -65,7 +66,7 @@ def _short(name: str) -> dict[str, int]:
 
 
 def _run(task: Task, *, keep: int = 1) -> Outcome:
-    return task.search(Effort(top_k=keep)).run(task.space)
+    return run_search(task.space, task.context(Effort(top_k=keep)))
 
 
 def _tables(task: Task, configuration: Configuration) -> tuple[Tables, Pipeline]:
@@ -81,7 +82,7 @@ def _everything() -> tuple[tuple[float, float], ...]:
     plans = []
     for configuration in task.space:
         found, pipeline = _tables(task, configuration)
-        attempt = Attempt(task.search(Effort()), [configuration], found, np.inf)
+        attempt = Attempt(task.context(Effort()), [configuration], found, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
@@ -113,7 +114,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
 def test_nothing_is_pruned_that_is_better() -> None:
     """Solving every configuration on its own, in any order and without cutoff, finds no better plan."""
     task = _task("mlp-xs", 4)
-    search = task.search(Effort(top_k=1))
+    search = task.context(Effort(top_k=1))
     best = np.inf
     for configuration in reversed(task.space):
         attempt = Attempt(search, [configuration], _tables(task, configuration)[0], np.inf)
@@ -143,7 +144,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         chain = found.folded.chain
         instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
-        weighing = Attempt(task.search(Effort()), [configuration], found, np.inf).weighing
+        weighing = Attempt(task.context(Effort()), [configuration], found, np.inf).weighing
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             hop = weighing.hops(choice, pipeline)
@@ -174,7 +175,7 @@ def test_more_memory_is_never_worse_and_fits() -> None:
         objectives.append(outcome.candidates[0].objective if outcome.candidates else np.inf)
         for candidate in outcome.candidates:
             configuration, split = candidate.configuration, candidate.split
-            tables = task.search(Effort()).tables((configuration,))
+            tables = task.context(Effort()).tables((configuration,))
             assert tables is not None, "it was found in them"
             memory_of = lowered_bytes(tables, candidate.choice)
             pipeline = configuration.pipeline(task.costs.stack)
@@ -194,7 +195,7 @@ def test_the_grid_is_no_better() -> None:
     task = _task("mlp-xs", 4)
     dims = _batch_dims(task)
 
-    grid = recipe_search(task.search(Effort(top_k=1)), task.space, dims)
+    grid = recipe_search(task.context(Effort(top_k=1)), task.space, dims)
 
     assert grid.candidates
     assert _run(task).candidates[0].objective <= grid.candidates[0].objective * (1 + CLOSE)
@@ -314,9 +315,9 @@ def test_no_placement_holds_less_state_than_the_floor(name: str, shape: tuple[in
 def test_the_floor_is_below_every_candidate() -> None:
     """And below the bound that is reported for it."""
     task = _task("mlp-xs", 4)
-    search = task.search(Effort(top_k=9))
+    search = task.context(Effort(top_k=9))
 
-    outcome = search.run(task.space)
+    outcome = run_search(task.space, search)
 
     for candidate in outcome.candidates:
         assert search.floor.seconds(candidate.configuration, task.job.global_batch) <= candidate.objective
@@ -397,9 +398,9 @@ def test_a_short_limit_has_all_bounded_before_plans_are_looked_for(
 def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own row of the step program says so before its chain of blocks is cut, which takes far longer."""
     task = _task("mlp-xs", gpus=2, memory=7e3)
-    search = task.search(Effort())
+    search = task.context(Effort())
     (family, *_), far = [(each,) for each in task.space if each.num_stages == 1], 1e18
-    first = search.attempt(family, far)
+    first = begin_attempt(search, family, far)
     assert first is not None
     bound = first.relaxed(far)
     assert first.hull is not None
@@ -411,7 +412,7 @@ def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch
     monkeypatch.setattr("autopar.search.stage_cutting.best_split", lambda *given: cut.append(given))
 
     for cutoff in ((bound + alone) / 2, 1.05 * alone):
-        again = search.attempt(family, far)
+        again = begin_attempt(search, family, far)
         assert again is not None
         again.relaxed(cutoff)
         assert bool(cut) == (cutoff > alone)

@@ -1,6 +1,5 @@
 """Meshes of three axes whose major one is data parallel: what is listed, what the axis does, the law, and the bound."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import EARLY
+from autopar.search.branch_and_bound import search as run_search
 from autopar.search.executor import Alone
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.tasks import Piece, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -156,13 +156,13 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
     monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
     monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
     task = _task()
-    search = task.search(Effort(top_k=1))
-    outcome = search.run(task.space)
+    search = task.context(Effort(top_k=1))
+    outcome = run_search(task.space, search)
     three = [each for each in task.space if is_data_major(each.mesh)]
     rng = np.random.default_rng(0)
     best, tried = np.inf, 0
     for configuration in three:
-        attempt = search.attempt((configuration,), np.inf)
+        attempt = begin_attempt(search, (configuration,), np.inf)
         assert attempt is not None
         attempt.improve(attempt.relaxed(np.inf), np.inf)
         assert attempt.best is not None
@@ -205,7 +205,7 @@ def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
     task = prepare(JobRequest("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32}))
     space = [each for each in task.space if each.num_stages > 1]
 
-    replace(task.search(Effort(top_k=1)), hire=Noting).run(space)
+    run_search(space, task.context(Effort(top_k=1)), Noting)
 
     bounded = next(number for number, piece in enumerate(begun) if piece.work is Work.BOUND and not piece.urgent)
     assert begun[0].configuration[0].num_stages > 1
@@ -220,7 +220,7 @@ def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch)
     bounds = []
     for pieces in (0, 1, 1000):
         monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
-        bounds.append(task.search(Effort(top_k=1)).run(task.space).bound)
+        bounds.append(run_search(task.space, task.context(Effort(top_k=1))).bound)
 
     assert bounds == sorted(bounds)
     assert bounds[0] < bounds[-1]

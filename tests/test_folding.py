@@ -22,8 +22,9 @@ from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
+from autopar.search.candidate import Candidate
 from autopar.search.lowered_memory import Weighing
-from autopar.search.outcome import Candidate
+from autopar.search.node_solver import begin_attempt
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes
@@ -128,7 +129,7 @@ def _configuration(task: Task, schedule: str) -> Configuration:
 
 
 def _best(task: Task, configuration: Configuration) -> Candidate:
-    attempt = task.search(Effort(top_k=1)).attempt((configuration,), math.inf)
+    attempt = begin_attempt(task.context(Effort(top_k=1)), (configuration,), math.inf)
     assert attempt is not None
     attempt.relaxed(math.inf)
     assert attempt.best is not None, configuration

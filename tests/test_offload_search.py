@@ -23,7 +23,9 @@ from autopar.plan import Plan
 from autopar.progress import never, silent
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.request import JobRequest
-from autopar.search.outcome import Candidate
+from autopar.search.branch_and_bound import search as run_search
+from autopar.search.candidate import Candidate
+from autopar.search.node_solver import begin_attempt
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.sizing.explain import Limits, explain_infeasible
@@ -112,13 +114,13 @@ def test_no_plan_with_host_memory_is_faster_than_the_report_says() -> None:
     """What is said of the space that was not opened holds when it is."""
     alone, _ = _least(_short())
     task = _short(1.01 * alone)
-    outcome = task.search(Effort()).run(task.space)
+    outcome = run_search(task.space, task.context(Effort()))
     opened = pinned(task, pins_from({"pin": {"offload": ["none", "activations", "optimizer"]}}))
 
-    found = opened.search(Effort()).run(opened.space)
+    found = run_search(opened.space, opened.context(Effort()))
 
     assert found.bound <= found.best <= outcome.best * (1 + 1e-9)
-    assert found.best >= min(task.search(Effort()).least((each,)) for each in task.space)
+    assert found.best >= min(task.context(Effort()).least((each,)) for each in task.space)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_forbidding_host_memory_is_part_of_the_conflict() -> None:
     """Without the pin a plan fits, and how long it takes is said."""
     limit = 1.01 * _least(_short())[1]
     task = _short(limit, forbid={"offload": ["activations", "optimizer"]})
-    outcome = task.search(Effort()).run(task.space)
+    outcome = run_search(task.space, task.context(Effort()))
     assert not outcome.candidates
 
     error = explain_infeasible(task, Effort(), outcome, most_gpus=2, limits=Limits(*[np.inf] * 5))
@@ -241,11 +243,11 @@ def _tried(configuration: Configuration, room: float, limit: float) -> tuple[boo
         room: Host memory of a device, in what the optimizer's state takes there at least.
         limit: Memory of a device for that, beside what may not lie in host memory.
     """
-    search = _task(num_layers=4).opened.search(Effort())
+    search = _task(num_layers=4).opened.context(Effort())
     fixed = search.floor.bytes(configuration, offload=True)
     state = search.floor.bytes(configuration) - fixed
     search = replace(search, host_room=room * state, memory_limit=fixed + limit * state)
-    attempt = search.attempt((configuration,), math.inf)
+    attempt = begin_attempt(search, (configuration,), math.inf)
     assert attempt is not None
     attempt.improve(attempt.relaxed(math.inf), math.inf)
     return search.may_fit(configuration), attempt.best

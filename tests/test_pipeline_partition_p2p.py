@@ -17,8 +17,8 @@ from autopar.pipeline_partition.p2p import Hops
 from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
+from autopar.search.candidate import Candidate
 from autopar.search.lowered_memory import Weighing
-from autopar.search.outcome import Candidate
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops

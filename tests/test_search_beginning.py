@@ -7,6 +7,7 @@ import pytest
 from autopar.api import plan_task
 from autopar.configuration import Configuration, configurations, first_tries, roomy_try
 from autopar.request import JobRequest
+from autopar.search.branch_and_bound import search as run_search
 from autopar.search.executor import Alone
 from autopar.search.tasks import Piece, Work
 from autopar.sharding import Mesh
@@ -59,7 +60,7 @@ def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> No
 def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
     """Of all blocks, alike or not; what is there beside while one runs is much in convolutional nets."""
     task = replace(prepare(JobRequest(f"zoo:{name}", gpus=8, global_batch=64)), unequal=None)
-    mesh, search = Mesh.of(outer=2, inner=4), task.search(Effort(top_k=1))
+    mesh, search = Mesh.of(outer=2, inner=4), task.context(Effort(top_k=1))
     task.space[:] = [own for own in task.space if own.mesh == mesh and own.num_microbatches == 1]
     plan = plan_task(task, Effort(top_k=1))
     assert plan.simulated is not None
@@ -76,15 +77,15 @@ def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
 def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     """Without one, all that is set up by hand is tried."""
     task, crew = _small(), _noting()
-    search = task.search(Effort(top_k=1))
+    search = task.context(Effort(top_k=1))
 
-    assert replace(search, hire=crew).run(task.space).candidates
+    assert run_search(task.space, search, crew).candidates
     roomy = roomy_try(task.space, search.global_batch, search.room.seems_roomy)
     assert crew.begun[0].configuration[0] == roomy
     assert sum(piece.urgent for piece in crew.begun if piece.work is Work.BOUND) == 1
 
     alone = [own for own in task.space if search.global_batch < own.num_microbatches * own.mesh.size]
     crew = _noting()
-    assert replace(search, hire=crew).run(alone).candidates
+    assert run_search(alone, search, crew).candidates
     tries = first_tries([own for own in alone if own.schedule == "1f1b"], search.global_batch, search.least_bytes)
     assert [piece.configuration[0] for piece in crew.begun[: len(tries)]] == tries

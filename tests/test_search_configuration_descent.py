@@ -16,10 +16,13 @@ from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search import branch_and_bound
-from autopar.search.branch_and_bound import Search
+from autopar.search.branch_and_bound import search as run_search
+from autopar.search.candidate import Candidate
 from autopar.search.configuration_descent import FAILURES, PROBED, REACH, TURNS, Climbing, distance
+from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.node_solver import begin_attempt
+from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding, Piece, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -216,8 +219,8 @@ def test_searches_climb_where_memory_is_short(short: bool, begun: list[int]) -> 
     task = _small()
     if short:
         task = _small(thriftiest(task.opened).bytes * 1.02).opened
-    search = task.search(Effort(top_k=1))
-    outcome = search.run(task.space if short else task.on_device.space)
+    search = task.context(Effort(top_k=1))
+    outcome = run_search(task.space if short else task.on_device.space, search)
 
     assert outcome.candidates
     assert bool(begun) == short
@@ -231,7 +234,7 @@ def test_searches_climb_where_there_is_time_for_a_few_configurations(
     monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
     task = _small().on_device
 
-    assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
+    assert run_search(task.space, task.context(Effort(top_k=1, time_limit=limit))).candidates
     assert bool(begun) == climbs
 
 
@@ -245,8 +248,8 @@ def _stopped(phase: str, monkeypatch: pytest.MonkeyPatch, each: float = 1e3) -> 
     def stops() -> bool:
         return any(own.phase == phase for own in told)
 
-    search = task.search(Effort(top_k=1, time_limit=600), progress=told.append, should_stop=stops)
-    return search.run(task.space), told
+    search = task.context(Effort(top_k=1, time_limit=600), progress=told.append, should_stop=stops)
+    return run_search(task.space, search), told
 
 
 def test_all_is_bounded_roughly_where_there_is_time_for_a_few_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +274,7 @@ def test_a_search_that_is_stopped_forgets_no_bound(monkeypatch: pytest.MonkeyPat
 class _Recorded(Alone):
     """Takes down which families had nothing left to do, and which were worked on after that."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SearchContext) -> None:
         super().__init__(search)
         self._at_work: dict[int, Piece] = {}
         self.finished: set[Family] = set()
@@ -307,12 +310,12 @@ def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeyp
             super().take(index, finding)
             ended.append(set(crews[0].finished))
 
-    def hire(search: Search) -> Crew:
+    def hire(search: SearchContext) -> Crew:
         crews.append(_Recorded(search))
         return crews[-1]
 
     monkeypatch.setattr(branch_and_bound, "Climbing", Watched)
-    outcome = replace(task.search(Effort(top_k=1)), hire=hire).run(task.space)
+    outcome = run_search(task.space, task.context(Effort(top_k=1)), hire)
 
     assert outcome.candidates
     assert ended
@@ -324,14 +327,14 @@ def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeyp
 def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
     """A placement with all blocks recomputed takes longer than the cutoff, and the plan that has it does not."""
     task = prepare(JobRequest("zoo:llama3-8b", gpus=8, cluster="rtx4090"))
-    search = task.on_device.search(Effort(top_k=1))
+    search = task.on_device.context(Effort(top_k=1))
     mesh = Mesh.of(inner=4)
     found = next(
         own
         for own in families(task.on_device.space)
         if own[0].schedule in PLAIN and own[0].mesh == mesh and own[0].num_microbatches == 512
     )
-    free = search.attempt(found, math.inf)
+    free = begin_attempt(search, found, math.inf)
     assert free is not None
     free.improve(free.relaxed(math.inf), math.inf)
     assert free.best is not None
@@ -339,7 +342,7 @@ def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
     assert Recompute.FULL in kept
     assert len(kept) > 1, "only a part runs again"
 
-    bound = search.attempt(found, math.inf)
+    bound = begin_attempt(search, found, math.inf)
     assert bound is not None
     cutoff = free.best.objective * 1.01
     bound.improve(bound.relaxed(cutoff), cutoff)

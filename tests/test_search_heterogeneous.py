@@ -22,11 +22,14 @@ from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
-from autopar.search.branch_and_bound import NEARS, Search
+from autopar.search.branch_and_bound import NEARS
+from autopar.search.branch_and_bound import search as run_search
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_nodes import WEAK, UnequalSearch, least_unequal, worth_while
 from autopar.search.heterogeneous_stages import UnequalAttempt
 from autopar.search.mesh_placements import Placed, least_alone, least_seconds
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.stage_chains import Options, options_of
 from autopar.search.submesh_space import nearest, submeshes, unequal
 from autopar.simulate import simulate
@@ -45,12 +48,12 @@ def _execution() -> Execution:
     return Execution.of("gpt2", SAMPLES, COUNT)
 
 
-def _search(cache_dir: Path, limit: float = 1e12) -> Search:
+def _search(cache_dir: Path, limit: float = 1e12) -> SearchContext:
     """Return a search for a tiny model on six slow devices."""
     folded, rules = _execution().folded, model_rules("gpt2", cache_dir)
     costs = replace(COSTS, cluster=COSTS.cluster.of_job(GPUS))
     own = floor(folded, folded, (SAMPLES, SAMPLES), costs)
-    return Search(
+    return SearchContext(
         folded=lambda _: folded,
         rules=lambda _: rules,
         costs=costs,
@@ -85,13 +88,13 @@ def _space(num_blocks: int) -> list[Configuration]:
     ]
 
 
-def _attempt(search: Search) -> UnequalAttempt:
+def _attempt(search: SearchContext) -> UnequalAttempt:
     assert search.unequal is not None
     return UnequalAttempt(search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: float("inf"))
 
 
 @cache
-def _options(cache_dir: Path) -> tuple[Search, UnequalAttempt, Options]:
+def _options(cache_dir: Path) -> tuple[SearchContext, UnequalAttempt, Options]:
     search = _search(cache_dir)
     attempt = _attempt(search)
     return search, attempt, _all_of(attempt)
@@ -229,7 +232,7 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     search = _search(cache_dir)
     space = _space(_execution().folded.num_blocks)
 
-    found, equal = search.run(space), replace(search, unequal=None).run(space)
+    found, equal = run_search(space, search), run_search(space, replace(search, unequal=None))
 
     assert found.unequal is not None
     assert found.unequal.opened == (COUNT,)
@@ -246,7 +249,7 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
 def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir: Path) -> None:
     """Where they may pay: else they are not part of what is searched."""
     search = _search(cache_dir)
-    outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
+    outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
 
     found = UnequalSearch(search, outcome, lambda: True, lambda: 0.0)
     found.glance()
@@ -265,7 +268,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
 def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) -> None:
     """They are bounded, the more closely the later, and looked for when they are asked for again."""
     search = _search(cache_dir)
-    outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
+    outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
     equal, solved = outcome.best, outcome.solved
     found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
     assert search.unequal is not None
@@ -299,9 +302,9 @@ def test_with_a_limit_unequal_stages_are_looked_at_once_they_limit_the_bound(
         look(own, near)
 
     monkeypatch.setattr(UnequalSearch, "look", noted)
-    free = search.run(space)
+    free = run_search(space, search)
     assert looked == [OPTIMALITY_TOLERANCE]
-    limited = replace(search, time_limit=600.0).run(space)
+    limited = run_search(space, replace(search, time_limit=600.0))
     first = looked[1:]
 
     def unseen(own: UnequalSearch) -> None:
@@ -309,7 +312,7 @@ def test_with_a_limit_unequal_stages_are_looked_at_once_they_limit_the_bound(
         own.bound = math.inf
 
     monkeypatch.setattr(UnequalSearch, "glance", unseen)
-    waiting = replace(search, time_limit=600.0).run(space)
+    waiting = run_search(space, replace(search, time_limit=600.0))
 
     assert first == looked[1 + len(first) :] == [NEARS[0], OPTIMALITY_TOLERANCE]
     assert free.best == limited.best == waiting.best
@@ -322,7 +325,7 @@ def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(
     monkeypatch.setattr("autopar.search.heterogeneous_nodes.MOST_BLOCKS", 1)
     search = _search(cache_dir)
 
-    found = search.run(_space(_execution().folded.num_blocks))
+    found = run_search(_space(_execution().folded.num_blocks), search)
 
     assert found.unequal is not None
     assert found.unequal.opened == ()
@@ -358,9 +361,9 @@ def test_meshes_of_stages_are_chosen_again_where_the_best_plan_has_become_anothe
     search = _search(cache_dir)
     space = _space(_execution().folded.num_blocks)
     small, large = (
-        replace(search, unequal=None).run([own for own in space if own.mesh.size == size]) for size in (2, GPUS)
+        run_search([own for own in space if own.mesh.size == size], replace(search, unequal=None)) for size in (2, GPUS)
     )
-    outcome = replace(search, unequal=None).run(space)
+    outcome = run_search(space, replace(search, unequal=None))
     found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
     chosen = []
 
@@ -373,7 +376,7 @@ def test_meshes_of_stages_are_chosen_again_where_the_best_plan_has_become_anothe
     assert chosen == [{2}, {GPUS // 2}, {GPUS // 2}]
 
 
-def _simulated(search: Search, candidate: Candidate) -> float:
+def _simulated(search: SearchContext, candidate: Candidate) -> float:
     """Return the step seconds of a candidate's plan in the simulator."""
     program = _execution().program(written(candidate, search.global_batch, True))
     return simulate(program, search.costs).step_seconds

@@ -12,9 +12,10 @@ from autopar.bounds.transfer import ALL, Carried, Learned
 from autopar.configuration import Configuration, Family, closed_words, configurations, families
 from autopar.describe.signature import Signature
 from autopar.formulate.data_major import is_data_major
-from autopar.search.branch_and_bound import Search
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.node_solver import Attempt
-from autopar.search.outcome import Candidate, Outcome, Stage, stage_of
+from autopar.search.outcome import Outcome, Stage, stage_of
 from autopar.search.outer_data_parallel import ThirdAxis, scouts
 from autopar.search.phases import (
     HURRIES,
@@ -112,7 +113,7 @@ def test_a_share_of_a_limit_is_left(limit: float, left: float, monkeypatch: pyte
     assert clock.left() == pytest.approx(left)
 
 
-def _search(keep: int = 1) -> Search:
+def _search(keep: int = 1) -> SearchContext:
     found = SimpleNamespace(
         least=lambda family: FLOORS[family[0].num_microbatches],
         threshold=lambda outcome: outcome.best,

@@ -20,10 +20,12 @@ from autopar.plan import StagePlan
 from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import Search
+from autopar.search.branch_and_bound import search as run_search
 from autopar.search.branching import Branch, Keeping, Levels, With, Without, apply, branches_of
-from autopar.search.node_solver import Attempt
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
+from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.outcome import Outcome
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak, tables
 
@@ -42,7 +44,7 @@ def _task(mode: str = "train", memory: float | None = None, gpus: int = 2, batch
 
 
 def _run(task: Task, keep: int = 3) -> Outcome:
-    return task.search(Effort(top_k=keep)).run(task.space)
+    return run_search(task.space, task.context(Effort(top_k=keep)))
 
 
 def test_recomputing_more_is_another_plan_and_recomputing_less_is_not() -> None:
@@ -68,7 +70,7 @@ def test_the_best_plans_by_enumeration(memory: float | None, keep: int, proven: 
     pipeline, whose bound does not see the time of its hops.
     """
     task = _task("infer", memory)
-    attempts = [task.search(Effort()).attempt((configuration,), np.inf) for configuration in task.space]
+    attempts = [begin_attempt(task.context(Effort()), (configuration,), np.inf) for configuration in task.space]
     found = sorted(
         (seconds, number, choice, split)
         for number, own in enumerate(attempts)
@@ -154,8 +156,8 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
 
     tried = 0
     for family in families(task.space):
-        search = task.search(Effort())
-        own = search.attempt(family, np.inf)
+        search = task.context(Effort())
+        own = begin_attempt(search, family, np.inf)
         assert own is not None
         cells: list[tuple[Branch, ...]] = [()]
         folded = own.tables.folded
@@ -183,7 +185,7 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
 def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
     """From a data parallel plan with one matrix for all there is one that deals out experts, and the way back."""
     task = prepare(JobRequest("zoo:mixtral-8x7b", gpus=2, global_batch=8, mode="infer", dims=DIMS["mixtral-8x7b"]))
-    search = task.search(Effort())
+    search = task.context(Effort())
     family = next(own for own in families(task.space) if own[0].mesh.size == 2 and own[0].num_microbatches == 1)
 
     copied = _best(search, family, (Without(0, "ep"), With(0, "dp")))
@@ -196,9 +198,9 @@ def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
     assert (dealing, copying) == (With(0, "ep"), Without(0, "ep"))
 
 
-def _best(search: Search, family: Family, branches: tuple[Branch, ...]) -> Candidate:
+def _best(search: SearchContext, family: Family, branches: tuple[Branch, ...]) -> Candidate:
     """Return the plan on some branches that takes least time by the placement problem."""
-    own = search.attempt(family, np.inf)
+    own = begin_attempt(search, family, np.inf)
     assert own is not None
     left = apply(branches, own.tables, search.constraints)
     assert left is not None

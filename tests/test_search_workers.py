@@ -24,12 +24,13 @@ from autopar.configuration import families
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
 from autopar.request import JobRequest
-from autopar.search import tasks
+from autopar.search import workbench
 from autopar.search.backends import Engine
-from autopar.search.branch_and_bound import Search
+from autopar.search.branch_and_bound import search as run_search
+from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew, Order, Team
 from autopar.search.frontier import LAG, Series, horizon, sweep
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import Processes
 from autopar.search.tasks import Finding, Piece, Work
@@ -57,8 +58,8 @@ def _tight() -> Task:
     )
 
 
-def _run(task: Task, hire: Callable[[Search], Crew] = Alone, *, keep: int = 3) -> Outcome:
-    return replace(task.search(Effort(top_k=keep)), hire=hire).run(task.space)
+def _run(task: Task, hire: Callable[[SearchContext], Crew] = Alone, *, keep: int = 3) -> Outcome:
+    return run_search(task.space, task.context(Effort(top_k=keep)), hire)
 
 
 def _answer(outcome: Outcome) -> tuple[object, ...]:
@@ -83,14 +84,14 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts whose tables are written again when they are gone on with end as those that were kept."""
     task, packed = _task(), []
     kept = _run(task)
-    pack = tasks._pack
+    pack = workbench._pack
 
     def note(attempt: Attempt) -> bytes:
         packed.append(attempt)
         return pack(attempt)
 
-    monkeypatch.setattr(tasks, "KEPT_BYTES", 0)
-    monkeypatch.setattr(tasks, "_pack", note)
+    monkeypatch.setattr(workbench, "KEPT_BYTES", 0)
+    monkeypatch.setattr(workbench, "_pack", note)
 
     anew = _run(task)
 
@@ -104,22 +105,22 @@ def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch)
     task = prepare(
         JobRequest("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
     )
-    search = task.search(Effort())
+    search = task.context(Effort())
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
 
     def course(*, packs: bool) -> list[float]:
-        attempt = search.attempt(family, FAR)
+        attempt = begin_attempt(search, family, FAR)
         assert attempt is not None
         attempt.proves = True
         bounds = [attempt.relaxed(FAR)]
         while not attempt.exhausted:
             bounds.append(attempt.advance(bounds[-1], FAR))
             if packs:
-                packed = tasks._pack(attempt)
+                packed = workbench._pack(attempt)
                 assert len(packed) < PACKED_BYTES
-                again = search.attempt(family, FAR)
+                again = begin_attempt(search, family, FAR)
                 assert again is not None
-                attempt = tasks._unpacked(packed, again)
+                attempt = workbench._unpacked(packed, again)
         assert attempt.rounds is not None
         return bounds
 
@@ -131,8 +132,8 @@ def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_let_go_is_gone_at_once() -> None:
     """Tables take most of the memory of a search: neither the collector nor a plan keeps those of an attempt."""
-    search = _tight().search(Effort())
-    attempt = search.attempt((_tight().space[0],), FAR)
+    search = _tight().context(Effort())
+    attempt = begin_attempt(search, (_tight().space[0],), FAR)
     assert attempt is not None
     attempt.improve(attempt.relaxed(FAR), FAR)
     found = Finding(0.0, attempt.best, 0)
@@ -197,7 +198,7 @@ def test_what_a_killed_worker_did_is_done_again() -> None:
     task = _task()
     crews: list[_Mortal] = []
 
-    def hire(search: Search) -> Crew:
+    def hire(search: SearchContext) -> Crew:
         crews.append(_Mortal(search, 2))
         return crews[-1]
 
@@ -274,7 +275,7 @@ def test_what_a_dead_worker_was_to_do_then_is_done_by_its_successor_too() -> Non
 
 def test_a_process_has_a_second_piece_to_go_on_with() -> None:
     """It begins that before anybody takes what it found of the first one."""
-    with Processes(_task().search(Effort()), 1) as crew:
+    with Processes(_task().context(Effort()), 1) as crew:
         for number in range(2):
             assert crew.is_free
             crew.start(number, _of(number), FAR)
@@ -298,7 +299,7 @@ def test_a_piece_that_kills_every_worker_is_an_error() -> None:
     task = _task()
     crews: list[_Doomed] = []
 
-    def hire(search: Search) -> Crew:
+    def hire(search: SearchContext) -> Crew:
         crews.append(_Doomed(search, 1))
         return crews[-1]
 
@@ -309,7 +310,7 @@ def test_a_piece_that_kills_every_worker_is_an_error() -> None:
 def test_workers_go_on_where_others_stopped() -> None:
     """A configuration bounded in one process and worked on in another, from what the first found."""
     task = _tight()
-    search = task.search(Effort())
+    search = task.context(Effort())
     configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
     bounding = Piece(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
 
@@ -349,7 +350,7 @@ def test_a_worker_survives_an_interruption() -> None:
     task = _task()
     bounding = Piece(Work.BOUND, (task.space[0],), 0.0, float("inf"))
 
-    with Processes(task.search(Effort()), 1) as crew:
+    with Processes(task.context(Effort()), 1) as crew:
         (before,) = _done(crew, 0, bounding)
         (pid,) = crew.pids
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -365,18 +366,18 @@ def test_an_interruption_ends_all_workers_and_keeps_the_best() -> None:
     task = _task()
     complete = _run(task, keep=9)
     seen = threading.Event()
-    search = task.search(
+    search = task.context(
         Effort(top_k=9),
         should_stop=seen.is_set,
         progress=lambda progress: seen.set() if progress.incumbent < float("inf") else None,
     )
     crews: list[Processes] = []
 
-    def hire(search: Search) -> Crew:
+    def hire(search: SearchContext) -> Crew:
         crews.append(Processes(search, 2))
         return crews[-1]
 
-    outcome = replace(search, hire=hire).run(task.space)
+    outcome = run_search(task.space, search, hire)
 
     assert outcome.stopped == "interrupted"
     assert outcome.candidates
@@ -527,7 +528,7 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
 
     from autopar.search.ray_executor import RayCluster
 
-    search = _task().search(Effort())
+    search = _task().context(Effort())
     monkeypatch.setattr("autopar.search.ray_executor.FREE_SECONDS", 1.0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:

@@ -27,6 +27,7 @@ from autopar.progress import Progress, StopCallback, never
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.request import JobRequest
+from autopar.search.node_solver import begin_attempt
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
@@ -116,11 +117,11 @@ def test_no_search_of_a_configuration_finds_much_less(
     task = prepare(JobRequest("zoo:mlp-xs", gpus=gpus, global_batch=batch, dims=dims))
     task = task.opened if opened else task
     found = thriftiest(task)
-    search = replace(task.search(Effort(top_k=1)), memory_limit=found.bytes * 0.95)
+    search = replace(task.context(Effort(top_k=1)), memory_limit=found.bytes * 0.95)
     tried = 0
 
     for configuration in task.space:
-        attempt = search.attempt((configuration,), math.inf) if configuration.schedule == "1f1b" else None
+        attempt = begin_attempt(search, (configuration,), math.inf) if configuration.schedule == "1f1b" else None
         if attempt is not None:
             tried += 1
             attempt.improve(attempt.relaxed(math.inf), math.inf)

@@ -9,6 +9,7 @@ from autopar import solvers
 from autopar.problem import OPTIMALITY_TOLERANCE, Termination
 from autopar.request import JobRequest
 from autopar.search import node_solver
+from autopar.search.branch_and_bound import search as run_search
 from autopar.search.outcome import Outcome
 from autopar.solvers import limited
 from autopar.solvers.base import Work
@@ -76,7 +77,7 @@ def test_more_work_is_no_worse(name: str) -> None:
 
 def _outcome(time_limit: float | None = None) -> Outcome:
     task = prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2}))
-    return task.search(Effort(top_k=3, time_limit=time_limit)).run(task.space)
+    return run_search(task.space, task.context(Effort(top_k=3, time_limit=time_limit)))
 
 
 def test_of_a_limit_of_time_no_problem_takes_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from autopar.plan import Plan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.outcome import Candidate
+from autopar.search.candidate import Candidate
 from autopar.sharding import Mesh
 from tests.executions import COSTS, any_offload, any_recompute, random_choice, written
 

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from autopar.errors import JobError, WorkerError
 from autopar.machine import usable_cores
+from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
 from autopar.search.frontier import LAG
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 ENGINES = ("local", "ray")
 
@@ -59,7 +56,7 @@ class Engine:
 
             open_server()
 
-    def hire(self, search: "Search") -> Crew:
+    def hire(self, search: SearchContext) -> Crew:
         """Return the workers of a search."""
         if self.is_here:
             return Alone(search)

@@ -29,36 +29,26 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from autopar.bounds.memory_bound import Room
-from autopar.bounds.roofline import Floor
 from autopar.bounds.transfer import ROOM, Carried
 from autopar.configuration import PLAIN, Configuration, Family, families
-from autopar.cost import CostModel
-from autopar.discover import Rules
-from autopar.folding.fold import Folded
-from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.data_major import is_data_major
-from autopar.formulate.manual_recipes import BatchDims
-from autopar.formulate.tables import Tables
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem
-from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
 from autopar.search.configuration_descent import Climbing
+from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
 from autopar.search.frontier import sweep
 from autopar.search.heterogeneous_nodes import UnequalSearch
 from autopar.search.history import History
 from autopar.search.microbatch_bounding import Pacing
-from autopar.search.node_solver import Attempt
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.outer_data_parallel import SCOUT_PIECES, ThirdAxis, scouts
 from autopar.search.phases import NEAR_ENOUGH, PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
-from autopar.search.runners_up import KEEP_WITHIN, RunnersUp
-from autopar.search.submesh_space import Unequal
+from autopar.search.reporting import tell
+from autopar.search.runners_up import RunnersUp
 from autopar.search.tasks import Finding
-from autopar.solvers import Solver
 
 WEAK = 1.15
 """With plain schedules, meshes of three axes are searched in full if all plans on others are so much slower than their
@@ -105,109 +95,64 @@ RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
 
 
-def _nothing() -> None:
-    """Return no plan."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Search:
-    """What a search works on.
+class BranchAndBound:
+    """One search.
 
     Attributes:
-        folded: Returns the folded graph for a number of samples per microbatch.
-        rules: Returns the discovered strategies of a folded graph.
-        costs: Cost model.
-        solver: Solver of placement problems.
-        floor: Floor under step times.
-        global_batch: Samples per step.
-        memory_limit: Bytes per device.
-        keep: Number of candidates wanted.
-        time_limit: Seconds.
-        overtime: Seconds it goes on after that until the first plan.
-        progress: Told after every configuration.
-        should_stop: Polled.
-        on_problem: Given every placement problem that is solved, but those with a price on memory.
-        seed: Of whatever the solver draws at random.
-        before: Seconds that have passed since the job was asked for.
-        batch_dims: For solvers that follow recipes: the batch dim of every value.
-        constraints: What else plans have to keep to.
-        host_room: Bytes of host memory per device.
+        context: What it works on.
         hire: Returns who does the work.
-        unequal: Stages with meshes of their own; None if there are none.
-        spare: Asked for a plan if nothing that is set up by hand fits; None if it has none.
-        floors: Floor under step times on each group of equal nodes.
-        room: What memory has room for.
     """
 
-    folded: Callable[[int], Folded]
-    rules: Callable[[Folded], Rules]
-    costs: CostModel
-    solver: Solver
-    floor: Floor
-    global_batch: int
-    memory_limit: float
-    keep: int
-    time_limit: float
-    overtime: float
-    progress: ProgressCallback
-    should_stop: StopCallback
-    on_problem: Callable[[Problem], None] | None = None
-    seed: int = 0
-    before: float = 0.0
-    batch_dims: BatchDims | None = None
-    constraints: Constraints = FREE
-    host_room: float = math.inf
-    hire: Callable[["Search"], Crew] = Alone
-    unequal: Unequal | None = None
-    floors: tuple[Floor, ...] = ()
-    spare: Callable[[], Candidate | None] = _nothing
-    room: Room = field(init=False)
+    context: SearchContext
+    hire: Callable[[SearchContext], Crew] = Alone
 
-    def __post_init__(self) -> None:
-        """Ask nothing yet of what memory has room for: it knows what it was asked."""
-        own = self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch
-        object.__setattr__(self, "room", Room(*own))
-
-    def run(self, space: list[Configuration]) -> Outcome:
+    def run(self, space: Sequence[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound.
 
         Raises:
             WorkerError: If processes of the search keep dying.
         """
-        outcome = Outcome(history=History(self.before), hosted=self.constraints.hosted)
+        outcome = Outcome(history=History(self.context.before), hosted=self.context.constraints.hosted)
         fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
         more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
-        clock = Clock(self, outcome)
+        clock = Clock(self.context, outcome)
         carried = Carried(
-            self.folded, self.floor, self.costs.stack, self.global_batch, self.room, clock.stops, clock.is_late
+            self.context.folded,
+            self.context.floor,
+            self.context.costs.stack,
+            self.context.global_batch,
+            self.context.room,
+            clock.stops,
+            clock.is_late,
         )
-        third, limited = None, math.isfinite(self.time_limit)
-        unequal = UnequalSearch(self, outcome, clock.stops, clock.end)
-        with self.hire(self) as crew:
+        third, limited = None, math.isfinite(self.context.time_limit)
+        unequal = UnequalSearch(self.context, outcome, clock.stops, clock.end)
+        with self.hire(self.context) as crew:
             waves = _waves(families(fewer))
             first = waves[0] if waves else []
-            beginning = Beginning(self, outcome, first, carried)
+            beginning = Beginning(self.context, outcome, first, carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             is_heavy = limited and self._is_heavy(first, clock)
-            is_short = bool(self.constraints.hosted) or is_heavy
+            is_short = bool(self.context.constraints.hosted) or is_heavy
             if (fewer or more) and not outcome.candidates and not clock.stops():
                 is_short = True
                 self._take_spare(outcome, clock)
-            settling = Settling(self, outcome, beginning.begun)
+            settling = Settling(self.context, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             if is_short and waves and outcome.candidates and not clock.stops():
-                climbing = Climbing(self, outcome, first, carried, clock.after(CLIMB_SHARE))
+                climbing = Climbing(self.context, outcome, first, carried, clock.after(CLIMB_SHARE))
                 sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
             is_heavy = is_heavy and bool(outcome.candidates)
             if is_heavy and more:  # there may be no time to look at any of these
-                rough = Pacing(self, outcome, families(more), carried, 0.0)
+                rough = Pacing(self.context, outcome, families(more), carried, 0.0)
                 outcome.closed_floor = rough.raised(outcome.best, ROOM)
 
             def scout(elsewhere: float) -> None:
                 best = outcome.best
-                ahead = scouts(families(more), self.global_batch, lambda family: carried.least(family, best))
-                first = ThirdAxis(self, outcome, ahead, carried, elsewhere, spreads_first=True)
+                ahead = scouts(families(more), self.context.global_batch, lambda family: carried.least(family, best))
+                first = ThirdAxis(self.context, outcome, ahead, carried, elsewhere, spreads_first=True)
                 sweep(crew, first, SCOUT_PIECES * len(ahead), clock.end, clock.stops, clock.heard)
 
             pacing: Pacing | None = None
@@ -217,15 +162,17 @@ class Search:
 
             def climb(lowest: float) -> None:
                 if outcome.candidates and not outcome.stopped and lowest < outcome.best * (1 - FARTHER_OFF):
-                    rivals = [family for wave in waves[1:] for family in wave if all(map(self.spreads, family))]
-                    climbing = Climbing(self, outcome, rivals, carried, clock.after(CLIMB_SHARE), lowest, probes=True)
+                    rivals = [family for wave in waves[1:] for family in wave if all(map(self.context.spreads, family))]
+                    climbing = Climbing(
+                        self.context, outcome, rivals, carried, clock.after(CLIMB_SHARE), lowest, probes=True
+                    )
                     sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
 
             def midway(elsewhere: float) -> bool:
                 nonlocal pacing
                 waits = False
                 if more and not outcome.stopped and outcome.candidates:
-                    pacing = Pacing(self, outcome, families(more), carried, elsewhere)
+                    pacing = Pacing(self.context, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
                     outcome.closed_floor = max(outcome.closed_floor, pacing.raised(outcome.best, ROOM))
                     if outcome.closed_floor < outcome.best * (1 - FAR_OFF):
@@ -255,7 +202,7 @@ class Search:
                 waves.append(plain)
             if opened and not outcome.stopped:
                 left = [family for wave in ((*waves[1:], *opened) if later else opened) for family in wave]
-                third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside), spreads_first=later > 0)
+                third = ThirdAxis(self.context, outcome, left, carried, _with(lowest, aside), spreads_first=later > 0)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
@@ -264,7 +211,7 @@ class Search:
                 outcome.closed_floor = min(max(outcome.closed_floor, last), later or math.inf)
             # A look takes seconds in which workers have nothing to do: it waits where others limit the bound.
             waits = limited and unequal.is_open and unequal.bound >= min(_with(lowest, aside), outcome.closed_floor)
-            if self.costs.cluster.groups or not waits:
+            if self.context.costs.cluster.groups or not waits:
                 unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
 
             def third_axis(near: float, until: float, count: int = sys.maxsize, *, ends: bool = False) -> None:
@@ -276,7 +223,7 @@ class Search:
                     third.note()
 
             if limited:
-                until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                until = clock.end() - RUNNERS_UP_SHARE * self.context.time_limit
                 third_axis(NEARS[0], until)
                 if time.monotonic() < until and waits:
                     unequal.look(NEARS[0])
@@ -293,7 +240,7 @@ class Search:
                     stuck = min(lowest, unequal.bound, outcome.closed_floor)
                     lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=0, stuck=stuck)
             complete = _with(lowest, aside)
-            if self.keep > 1 and not outcome.stopped and outcome.candidates:
+            if self.context.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
                 reached = min(complete, unequal.bound, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached, aside)
@@ -316,24 +263,24 @@ class Search:
         """Whether there is time to bound a few of some configurations only."""
         if not space:
             return False
-        folded = self.folded(self.global_batch // space[0][0].num_microbatches)
+        folded = self.context.folded(self.context.global_batch // space[0][0].num_microbatches)
         each = OP_SECONDS * sum(len(kind.ops) for kind in folded.kinds)
         return clock.end() - time.monotonic() < each * min(FEW, len(space))
 
     def _take_spare(self, outcome: Outcome, clock: Clock) -> None:
         """Begin with a plan that is not found by looking for time, if there is one: to return, and to beat."""
-        spare = self.spare()
+        spare = self.context.spare()
         if spare is not None:
             finding = Finding(0.0, spare, 0)
             clock.heard(finding)
-            outcome.take(finding, self.keep)
-            self.tell(outcome, "begin", 1, 1, 0.0, str(spare.configuration))
+            outcome.take(finding, self.context.keep)
+            tell(self.context, outcome, "begin", 1, 1, 0.0, str(spare.configuration))
 
     def _runners_up(
         self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float, aside: Sequence[Aside]
     ) -> float:
         """Look for the best of the plans akin to no better one; return up to where none is missing."""
-        others = RunnersUp(self, outcome, known, lowest, {each.family for each in aside})
+        others = RunnersUp(self.context, outcome, known, lowest, {each.family for each in aside})
         sweep(crew, others, sys.maxsize, clock.end, clock.stops, clock.heard)
         if outcome.stopped == "time limit":
             outcome.stopped = ""  # the space was searched
@@ -370,7 +317,7 @@ class Search:
             The least of all bounds but those of what was put aside or left for later, what was put aside, and the least
             bound of what is left for later; 0 if nothing is.
         """
-        ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
+        ahead = [sorted((self.context.least(family), number) for number, family in enumerate(wave)) for wave in waves]
         for heap, wave in zip(ahead, waves, strict=True) if is_heavy else ():
             carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
         lowest = known
@@ -413,7 +360,9 @@ class Search:
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *heads(number + 1), *(each.own for each in bounded)]
                 elsewhere += [each.bound for each in aside]
-                bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
+                bounded.append(
+                    Bounding(self.context, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0)
+                )
                 sweep(crew, bounded[-1], sys.maxsize, clock.end, clock.stops, clock.heard)
                 aside += bounded[-1].worked
             if not start and clock.left() < SHORT:
@@ -422,9 +371,9 @@ class Search:
                 is_last, elsewhere = stop == len(waves), [lowest, *heads(stop)]
                 stuck = min([known, *(each.stuck for each in bounded)])
                 is_elsewhere = is_last and outcome.closed_floor < outcome.best * (1 - NEARS[0])
-                waits = is_elsewhere and math.isfinite(self.time_limit)
+                waits = is_elsewhere and math.isfinite(self.context.time_limit)
                 advancing = Advancing(
-                    self,
+                    self.context,
                     outcome,
                     bounded,
                     min(elsewhere),
@@ -453,68 +402,20 @@ class Search:
     ) -> tuple[float, list[Aside]]:
         """Work on what was put aside until a limit of time; arguments and result as of `_search` and `Advancing`."""
         advancing = Advancing(
-            self, outcome, (), lowest, aside, near=near, proves=not near, patience=patience, stuck=stuck
+            self.context, outcome, (), lowest, aside, near=near, proves=not near, patience=patience, stuck=stuck
         )
         sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         return min(lowest, advancing.proven), advancing.aside
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
-        left = [each for each in space if self.may_fit(each)]
+        left = [each for each in space if self.context.may_fit(each)]
         outcome.pruned += len(space) - len(left)
         return left
 
     def _least(self, space: list[Configuration]) -> float:
         """Return the least floor in seconds; infinity if there is none."""
-        return min((self.least((each,)) for each in space), default=math.inf)
-
-    def least_bytes(self, configuration: Configuration) -> float:
-        """Return what a device of a configuration holds at least, whatever the plan."""
-        return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
-
-    def may_fit(self, configuration: Configuration) -> bool:
-        """Whether devices have room for what stays through a step of a configuration, for all that is known of it."""
-        limit = self.memory_limit
-        if self.least_bytes(configuration) > limit:
-            return False
-        return not self.constraints.hosts_optimizer or self.floor.finds_room(configuration, limit, self.host_room)
-
-    def spreads(self, configuration: Configuration) -> bool:
-        """Whether plans of a configuration are bounded by blocks that are spread over its stages."""
-        return not self.constraints.hosted and self.room.spreads(configuration)
-
-    def portable(self) -> "Search":
-        """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
-        return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone, spare=_nothing)
-
-    def tables(self, family: Family) -> Tables | None:
-        """Return the decisions of configurations that differ in the schedule; None if constraints exclude them."""
-        folded = self.folded(self.global_batch // family[0].num_microbatches)
-        return self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
-
-    def attempt(self, family: Family, end: float) -> Attempt | None:
-        """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
-        tables = self.tables(family)
-        return None if tables is None else Attempt(self, family, tables, end)
-
-    def least(self, family: Family) -> float:
-        """Return the floor of a family, in seconds."""
-        fixed = self.costs.stack["step_seconds"]
-        return min(self.floor.seconds(configuration, self.global_batch) for configuration in family) + fixed
-
-    def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
-        """Tell what is known, and take it down."""
-        lowest = min(lowest, outcome.closed_floor)
-        outcome.history.note(outcome.best, lowest)
-        self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
-
-    def threshold(self, outcome: Outcome) -> float:
-        """Return the step time above which a configuration interests nobody."""
-        if not outcome.candidates:
-            return math.inf
-        distinct = outcome.distinct()
-        last = distinct[self.keep - 1].objective if len(distinct) >= self.keep else math.inf
-        return min(KEEP_WITHIN * outcome.best, last)
+        return min((self.context.least((each,)) for each in space), default=math.inf)
 
 
 def _with(lowest: float, aside: Sequence[Aside]) -> float:
@@ -533,3 +434,14 @@ def _waves(known: list[Family]) -> list[list[Family]]:
         schedule, chunks = family[0].schedule, family[0].num_chunks
         kinds.setdefault((schedule not in PLAIN, SCHEDULES[schedule].splits, chunks > 1), []).append(family)
     return [kinds[kind] for kind in sorted(kinds)]
+
+
+def search(
+    space: Sequence[Configuration], context: SearchContext, hire: Callable[[SearchContext], Crew] = Alone
+) -> Outcome:
+    """Search the space and return the candidates found, best first, and the bound.
+
+    Raises:
+        WorkerError: If processes of the search keep dying.
+    """
+    return BranchAndBound(context, hire).run(space)

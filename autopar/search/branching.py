@@ -28,7 +28,7 @@ from autopar.formulate.zero import LEVELS, keep_levels
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.outcome import Candidate, draft_of
+from autopar.search.candidate import Candidate, draft_of
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,7 +2,7 @@
 
 from autopar.describe.one_line import summarise_roles
 from autopar.plan import Job, ModelInfo, Plan
-from autopar.search.outcome import Candidate, draft_of
+from autopar.search.candidate import Candidate, draft_of
 
 
 def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:

@@ -8,17 +8,15 @@ that are not plain where bounds are far below the best plan, of which hundreds m
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from autopar.bounds.transfer import Carried
 from autopar.configuration import Configuration, Family
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.context import SearchContext
 from autopar.search.frontier import Series
 from autopar.search.outcome import Outcome, stage_of
+from autopar.search.reporting import tell
 from autopar.search.tasks import Finding, Piece, Work
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 REACH = 2.0
 """Factors of two that configurations which are looked at are away from the best one."""
@@ -70,7 +68,7 @@ class Climbing(Series):
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         outcome: Outcome,
         space: Sequence[Family],
         carried: Carried,
@@ -127,7 +125,7 @@ class Climbing(Series):
             self._failures = 0
         elif number in self._over and not is_new:
             self._failures += 1
-        self._search.tell(self._outcome, "climb", len(self._over), len(self._space), self._lowest, str(family[0]))
+        tell(self._search, self._outcome, "climb", len(self._over), len(self._space), self._lowest, str(family[0]))
 
     def _bound(self, number: int) -> float:
         """Return what is known of a configuration, which may be known from others."""

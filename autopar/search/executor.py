@@ -9,13 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from autopar.errors import WorkerError
-from autopar.search.tasks import Cell, Finding, Piece, Workbench
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
+from autopar.search.tasks import Cell, Finding, Piece
+from autopar.search.workbench import Workbench
 
 MAX_DEATHS = 3
 """Of workers at the same piece; a fourth would fare no better."""
@@ -74,7 +73,7 @@ class Crew(ABC):
 class Alone(Crew):
     """This process; a piece is done when it is started."""
 
-    def __init__(self, search: "Search") -> None:
+    def __init__(self, search: SearchContext) -> None:
         self._bench = Workbench(search, portable=False)
         self._done: list[tuple[int, Finding]] = []
 

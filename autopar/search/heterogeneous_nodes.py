@@ -6,21 +6,17 @@ floors; plans are looked for where they may be better by enough.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_stages import UnequalAttempt
 from autopar.search.outcome import Outcome
-from autopar.search.submesh_space import Submesh, Unequal, nearest
-from autopar.units import format_seconds
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
+from autopar.search.reporting import tell
+from autopar.search.submesh_space import Unequal, UnequalSpace, nearest
 
 WEAK = 1.15
 """Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
@@ -31,50 +27,6 @@ MOST_COUNTS = 3
 MOST_BLOCKS = 256
 """Longer chains are not looked at where nodes are alike: what every range of blocks takes and holds on every mesh comes
 to gigabytes, and the more blocks there are the less is gained, for equal stages can be nearly as even."""
-
-
-@dataclass(slots=True)
-class UnequalSpace:
-    """What became of the space of unequal stages.
-
-    Attributes:
-        space: As declared.
-        opened: Numbers of microbatches that were looked at.
-        floor: No plan of those that were not has a lower objective, in seconds; infinity without any.
-        bound: No plan of those that were has a lower objective, in seconds; infinity without any.
-        submeshes: The meshes that stages could have.
-        why: Why the others were not looked at.
-    """
-
-    space: Unequal
-    opened: tuple[int, ...] = ()
-    floor: float = math.inf
-    bound: float = math.inf
-    submeshes: tuple[Submesh, ...] = ()
-
-    def words(self, best: float) -> tuple[str, ...]:
-        """Return in words what was looked for and what was not, given the best objective in seconds."""
-        space, found = self.space, []
-        stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
-        if self.opened:
-            grids = dict.fromkeys("×".join(map(str, submesh.mesh.shape)) for submesh in self.submeshes)
-            found.append(
-                f"{stages}, {', '.join(grids)}; {', '.join(map(str, self.opened))} microbatches; {space.schedule}"
-            )
-        if math.isfinite(self.floor):
-            rest = [count for count in space.microbatches if count not in self.opened]
-            lead = "excluded by their bound" if self.floor >= best else "not opened"
-            found.append(
-                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} device{'s' if space.sizes[-1] > 1 else ''}, "
-                f"and {', '.join(map(str, rest))} "
-                f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
-            )
-        return tuple(found)
-
-
-def _range(numbers: Sequence[int]) -> str:
-    first, last = numbers[0], numbers[-1]
-    return f"{first}" if first == last else f"{first} to {last}" if last - first < len(numbers) else str(list(numbers))
 
 
 class UnequalSearch:
@@ -91,7 +43,9 @@ class UnequalSearch:
             to look at them, infinity if there are none.
     """
 
-    def __init__(self, search: "Search", outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]) -> None:
+    def __init__(
+        self, search: SearchContext, outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]
+    ) -> None:
         self._search, self._outcome, self._stops, self._end = search, outcome, stops, end
         self.bound = math.inf
         self._bounds: dict[int, float] = {}
@@ -135,7 +89,7 @@ class UnequalSearch:
                 outcome.pruned += bound >= outcome.best
             lowest = min(outcome.closed_floor, self.bound)
             done = len(self._bounds) - len(self._waiting)
-            self._search.tell(outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+            tell(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
 
     def _open(self) -> None:
         """Decide what to look at: again if the best plan on equal stages has become another since it was glanced at."""
@@ -175,7 +129,7 @@ class UnequalSearch:
         return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
 
 
-def least_unequal(search: "Search", space: Unequal, count: int) -> float:
+def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
     """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
 
     A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its

@@ -12,7 +12,6 @@ Which numbers of microbatches are worked on says `heterogeneous_nodes.py`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +27,8 @@ from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.schedule import SCHEDULES
+from autopar.search.candidate import Candidate, Draft
+from autopar.search.context import SearchContext
 from autopar.search.mesh_placements import (
     MOST_CHOICES,
     Placed,
@@ -37,7 +38,7 @@ from autopar.search.mesh_placements import (
     range_choice,
     undominated,
 )
-from autopar.search.outcome import Candidate, Draft, Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.stage_chains import Options, distinct_legs, options_of, start_places
 from autopar.search.submesh_space import Submesh, Unequal
 from autopar.search.tasks import Finding
@@ -45,9 +46,6 @@ from autopar.solvers.limited import solve_limited
 from autopar.solvers.staging import dynamic_program as dynamic
 from autopar.solvers.staging.integer_program import survivors
 from autopar.staging import FloatArray, Route, Staging
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 MOST_WORK = 4e10
 """Units of work on one number of microbatches from which on no further choices of placements are looked for."""
@@ -73,7 +71,7 @@ class UnequalAttempt:
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         submeshes: tuple[Submesh, ...],
         space: Unequal,
         count: int,
@@ -127,7 +125,7 @@ class UnequalAttempt:
             self._tables = {}  # megabytes each, which may not be asked for again
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
-        placed, cutoff = self._placed(), self._search.threshold(outcome)
+        placed, cutoff = self._placed(), outcome.threshold(self._search.keep)
         for _ in range(ROUNDS):
             if not placed or self._stops():
                 break

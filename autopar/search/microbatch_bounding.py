@@ -7,18 +7,16 @@ dp, and something follows for divisors of s (`bounds/transfer.py`).
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from autopar.bounds.submesh_tables import minor_mesh
 from autopar.bounds.transfer import ALL, Carried
 from autopar.configuration import Configuration, Family
+from autopar.search.context import SearchContext
 from autopar.search.frontier import Series
 from autopar.search.outcome import Outcome
+from autopar.search.reporting import tell
 from autopar.search.tasks import Finding, Piece, Work
 from autopar.sharding import Mesh
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 
 class Pacing(Series):
@@ -36,7 +34,7 @@ class Pacing(Series):
     """
 
     def __init__(
-        self, search: "Search", outcome: Outcome, space: Sequence[Family], carried: Carried, elsewhere: float
+        self, search: SearchContext, outcome: Outcome, space: Sequence[Family], carried: Carried, elsewhere: float
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
         self._elsewhere = elsewhere
@@ -84,7 +82,7 @@ class Pacing(Series):
         self._outcome.cut += finding.cut
         self._outcome.work += finding.work
         detail = f"{samples} samples on {mesh}"
-        self._search.tell(self._outcome, "third axis", index + 1, self.count, self._elsewhere, detail)
+        tell(self._search, self._outcome, "third axis", index + 1, self.count, self._elsewhere, detail)
 
     def _key(self, family: Family) -> tuple[Mesh, int]:
         """Return the free axes, and the samples that each group of devices along them works on."""

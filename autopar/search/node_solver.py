@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,15 +38,13 @@ from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.lowered_memory import Weighing
-from autopar.search.outcome import Candidate
 from autopar.search.placement_descent import Neighbourhood, descend
 from autopar.search.stage_cutting import Cutting
 from autopar.solvers.base import Budget, Work
 from autopar.solvers.limited import PLACEMENT_WORK, solve_limited
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
@@ -121,7 +118,7 @@ class Attempt:
         rounds: Bounds of pipelines without a closed form; None before the first one.
     """
 
-    def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
+    def __init__(self, search: SearchContext, family: Sequence[Configuration], tables: Tables, end: float) -> None:
         self.search, self.family, self.tables, self.end = search, tuple(family), tables, end
         self.configuration = family[0]
         pipelines = [configuration.pipeline(search.costs.stack) for configuration in family]
@@ -675,3 +672,9 @@ class Attempt:
             return None
         ranges = found[0].ranges
         return Split.uniform(ranges, (recompute,) * len(ranges), (offload,) * len(ranges) if offload else ())
+
+
+def begin_attempt(context: SearchContext, family: Sequence[Configuration], end: float) -> Attempt | None:
+    """Return the work on configurations that differ in the schedule only; None if pins exclude them."""
+    tables = context.tables(tuple(family))
+    return None if tables is None else Attempt(context, family, tables, end)

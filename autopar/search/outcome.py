@@ -4,118 +4,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from autopar.configuration import Configuration, Family
-from autopar.describe.axis_roles import AxisRole, roles_of_axes
-from autopar.describe.block_decisions import assemble_blocks
-from autopar.describe.signature import Signature, distinct, signature
-from autopar.formulate.step_time import Split, StepTime
-from autopar.formulate.tables import Tables
-from autopar.plan import BlockPlan, StagePlan, Variant
-from autopar.problem import Choice
-from autopar.recompute import Hosted, format_recompute
-from autopar.schedule import SCHEDULES
+from autopar.describe.signature import distinct
+from autopar.recompute import Hosted
+from autopar.search.candidate import Candidate
 from autopar.search.history import History
+from autopar.search.submesh_space import UnequalSpace
+from autopar.search.tasks import Finding
 
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.heterogeneous_nodes import UnequalSpace
-    from autopar.search.tasks import Finding
+KEEP_WITHIN = 1.05
+"""Runners-up that are slower than the best plan by a larger factor are not looked for."""
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a plan is written from.
-
-    Attributes:
-        stages: The stages.
-        blocks: Placements per distinct block.
-        roles: What the mesh axes do.
-        signature: What tells the plan from others.
-        variants: Further meshes with placements of their own, if stages differ in them.
-        variant_roles: What the axes of each of those do.
-    """
-
-    stages: tuple[StagePlan, ...]
-    blocks: tuple[BlockPlan, ...]
-    roles: tuple[AxisRole, ...]
-    signature: Signature
-    variants: tuple[Variant, ...] = ()
-    variant_roles: tuple[tuple[AxisRole, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A plan before it is written down.
-
-    Attributes:
-        configuration: The outer choices.
-        tables: What was chosen from; they stay with who chose: candidates that are drafted have none.
-        choice: One strategy per node of the tables.
-        split: The stages.
-        time: Step time by the planner's formula.
-        draft: What a plan is written from; None before it is asked for.
-    """
-
-    configuration: Configuration
-    tables: Tables = field(repr=False)
-    choice: Choice
-    split: Split
-    time: StepTime
-    draft: Draft | None = None
-
-    @property
-    def signature(self) -> Signature:
-        """What tells the plan from others."""
-        return (self.draft or draft_of(self)).signature
-
-    def drafted(self) -> "Candidate":
-        """Return the candidate with its draft and without its tables, so that nothing of those is kept."""
-        return _drafted(*self._parts())
-
-    def _parts(self) -> "tuple[Configuration, Choice, Split, StepTime, Draft]":
-        return self.configuration, self.choice, self.split, self.time, self.draft or draft_of(self)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _drafted, self._parts()
-
-    @property
-    def objective(self) -> float:
-        """Step seconds by the planner's formula."""
-        return self.time.seconds
-
-
-def _drafted(configuration: Configuration, choice: Choice, split: Split, time: StepTime, draft: Draft) -> Candidate:
-    """Return a candidate that has no tables."""
-    candidate = object.__new__(Candidate)
-    fields = {"configuration": configuration, "choice": choice, "split": split, "time": time, "draft": draft}
-    for name, value in fields.items():
-        object.__setattr__(candidate, name, value)
-    return candidate
-
-
-def draft_of(candidate: Candidate) -> Draft:
-    """Return what the plan of a candidate is written from."""
-    configuration, split = candidate.configuration, candidate.split
-    devices = configuration.mesh.size
-    groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)
-    stages = tuple(
-        StagePlan(
-            blocks,
-            (group * devices, (group + 1) * devices),
-            format_recompute(recompute),
-            offload=str(Hosted.OPTIMIZER) if away else "",
-        )
-        for group, blocks, recompute, away in zip(
-            groups, split.ranges, split.recompute, split.offload or (False,) * len(split.ranges), strict=True
-        )
-    )
-    blocks = assemble_blocks(candidate.tables, candidate.choice)
-    roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)
-    return Draft(stages, blocks, roles, signature(configuration, stages, blocks, roles))
 
 
 class Stage(StrEnum):
@@ -131,7 +33,7 @@ class Stage(StrEnum):
     DONE = "done"
 
 
-def stage_of(finding: "Finding", *, is_new: bool) -> Stage:
+def stage_of(finding: Finding, *, is_new: bool) -> Stage:
     """Return how far the work is after a piece, given whether it only was to bound the configuration."""
     if not finding.is_final:
         return Stage.SETTLED if finding.is_settled else Stage.OPEN
@@ -196,7 +98,7 @@ class Outcome:
     work: float = 0.0
     pieces: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
-    unequal: "UnequalSpace | None" = None
+    unequal: UnequalSpace | None = None
     workers_bytes: float = 0.0
 
     @property
@@ -213,6 +115,14 @@ class Outcome:
         """Return the candidates that are akin to no better one, best first."""
         return distinct(self.candidates, lambda candidate: candidate.signature)
 
+    def threshold(self, keep: int) -> float:
+        """Return the step time in seconds above which a plan is not among the `keep` best."""
+        if not self.candidates:
+            return math.inf
+        found = self.distinct()
+        last = found[keep - 1].objective if len(found) >= keep else math.inf
+        return min(KEEP_WITHIN * self.best, last)
+
     def note(self, family: Family, bound: float, stage: Stage) -> None:
         """Take down how far the work on a family is."""
         known = self.standings.get(family)
@@ -223,7 +133,7 @@ class Outcome:
         known = ((family, self.standings.get(family)) for family in space)
         return {family: own.bound for family, own in known if own is not None and own.stage is Stage.DONE}
 
-    def take(self, finding: "Finding", keep: int) -> None:
+    def take(self, finding: Finding, keep: int) -> None:
         """Add plans of a configuration in place of earlier ones of the same and of their signature.
 
         Only the best few are kept, but as many distinct ones as are wanted, if there are.

@@ -10,19 +10,17 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from autopar.bounds.transfer import Carried
 from autopar.configuration import Configuration, Family, alike
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
+from autopar.search.context import SearchContext
 from autopar.search.frontier import Series
 from autopar.search.outcome import Outcome, stage_of
 from autopar.search.phases import EVERY
+from autopar.search.reporting import tell
 from autopar.search.tasks import Finding, Piece, Work
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 MOST_SCOUTS, SCOUT_PIECES = 6, 2
 """Configurations that are worked on before others of more than one stage, where plans may be much better there, and how
@@ -78,7 +76,7 @@ class ThirdAxis(Series):
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         outcome: Outcome,
         space: list[Family],
         carried: Carried,
@@ -173,7 +171,7 @@ class ThirdAxis(Series):
         else:
             heapq.heappush(self._open, (bound, number))
         lowest = min(self.own, self.elsewhere)
-        self._search.tell(self._outcome, "third axis", len(self._seen), len(self._space), lowest, str(family[0]))
+        tell(self._search, self._outcome, "third axis", len(self._seen), len(self._space), lowest, str(family[0]))
 
     @property
     def worked(self) -> int:

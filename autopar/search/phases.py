@@ -8,17 +8,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autopar.bounds.transfer import ALL, ROOM, Carried
 from autopar.configuration import Family, first_tries, roomy_try
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.context import SearchContext
 from autopar.search.frontier import LAG, Series
 from autopar.search.outcome import Outcome, Stage, stage_of
+from autopar.search.reporting import tell
 from autopar.search.tasks import Finding, Piece, Work
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 TRIES_WORSE = 2
 """Numbers of stages in a row that give no better plan before the search for a first one ends."""
@@ -50,7 +48,7 @@ that is at most, which ends as much earlier."""
 class Clock:
     """When a search ends."""
 
-    def __init__(self, search: "Search", outcome: Outcome) -> None:
+    def __init__(self, search: SearchContext, outcome: Outcome) -> None:
         self._search, self._outcome = search, outcome
         self._late = min(LATE_SECONDS, LATE_SHARE * search.time_limit)
         self._end = time.monotonic() + search.time_limit - self._late
@@ -109,7 +107,7 @@ class Beginning(Series):
         begun: What was tried, has plans and can be gone on with: objective of the best plan, bound and family.
     """
 
-    def __init__(self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried) -> None:
+    def __init__(self, search: SearchContext, outcome: Outcome, space: list[Family], carried: Carried) -> None:
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
@@ -140,7 +138,7 @@ class Beginning(Series):
                 self.begun.append((finding.best.objective, finding.bound, self._tries[index]))
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
-        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index][0]))
+        tell(self._search, self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index][0]))
 
 
 class Settling(Series):
@@ -157,7 +155,7 @@ class Settling(Series):
 
     lead = 0
 
-    def __init__(self, search: "Search", outcome: Outcome, begun: Sequence[tuple[float, float, Family]]) -> None:
+    def __init__(self, search: SearchContext, outcome: Outcome, begun: Sequence[tuple[float, float, Family]]) -> None:
         self._search, self._outcome = search, outcome
         self._begun = sorted(begun, key=lambda each: each[0])[:SETTLED]
         self.count = len(self._begun)
@@ -182,7 +180,7 @@ class Settling(Series):
         self._outcome.note(family, max(bound, finding.bound), stage_of(finding, is_new=False))
         if finding.is_final:
             self._outcome.solved += len(family)
-        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(family[0]))
+        tell(self._search, self._outcome, "begin", index + 1, self.count, 0.0, str(family[0]))
 
 
 class Bounding(Series):
@@ -210,7 +208,7 @@ class Bounding(Series):
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         outcome: Outcome,
         space: list[Family],
         ahead: list[tuple[float, int]],
@@ -237,7 +235,7 @@ class Bounding(Series):
         """Return the step time above which a configuration is of no interest."""
         if self.rivals and self._outcome.candidates:
             return self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
-        return self._search.threshold(self._outcome)
+        return self._outcome.threshold(self._search.keep)
 
     @property
     def unseen(self) -> float:
@@ -358,7 +356,7 @@ class Bounding(Series):
         left = (bound for bound, _ in (*self._ahead[:1], *self._busy.values()))
         lowest = min([self.closed, self.elsewhere, *left, *self._bounds])
         seen, count = len(self.space) - len(self._ahead) - len(self._busy), len(self.space)
-        self._search.tell(self._outcome, "bound", seen, count, lowest, str(self.space[number][0]))
+        tell(self._search, self._outcome, "bound", seen, count, lowest, str(self.space[number][0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +400,7 @@ class Advancing(Series):
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         outcome: Outcome,
         bounded: Sequence[Bounding],
         elsewhere: float,
@@ -495,7 +493,7 @@ class Advancing(Series):
         own = sum(len(self._space[other]) for other in self._worked - self._busy - self._before)
         self._outcome.solved = self._solved + own
         detail = str(self._space[number][0])
-        self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
+        tell(self._search, self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 
     def _drop(self) -> None:
         """Let go of the configurations that cannot have the best plan."""

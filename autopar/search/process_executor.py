@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 from autopar.collector import uncollected
 from autopar.machine import follow_parent
+from autopar.search.context import SearchContext
 from autopar.search.executor import Order, Team
-from autopar.search.tasks import Finding, Piece, Workbench
+from autopar.search.tasks import Finding, Piece
+from autopar.search.workbench import Workbench
 
-if TYPE_CHECKING:  # it knows this module
+if TYPE_CHECKING:
     from ctypes import c_byte
 
-    from autopar.search.branch_and_bound import Search
 
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
 """What the server imports before the first worker starts."""
@@ -60,7 +61,7 @@ class Processes(Team):
 
     ahead = 2
 
-    def __init__(self, search: "Search", size: int) -> None:
+    def __init__(self, search: SearchContext, size: int) -> None:
         super().__init__(size)
         open_server()
         self._context = multiprocessing.get_context("forkserver")

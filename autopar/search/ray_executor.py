@@ -11,18 +11,17 @@ import sys
 import time
 from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autopar.collector import uncollected
 from autopar.errors import WorkerError
+from autopar.search.context import SearchContext
 from autopar.search.executor import MAX_DEATHS, Order, Team
-from autopar.search.tasks import Finding, Piece, Workbench
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
+from autopar.search.tasks import Finding, Piece
+from autopar.search.workbench import Workbench
 
 KNOCK_SECONDS = 5.0
 """How long a cluster may take to accept a connection."""
@@ -65,7 +64,7 @@ class RayCluster(Team):
         WorkerError: If the cluster cannot be reached, has too few CPUs, or a node lacks this package.
     """
 
-    def __init__(self, search: "Search", size: int | None, address: str | None) -> None:
+    def __init__(self, search: SearchContext, size: int | None, address: str | None) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(size, address)

@@ -13,25 +13,20 @@ import heapq
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autopar.configuration import Family
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
 from autopar.search.branching import Branch, Keeping, Sequential, branches_of
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.frontier import Series
-from autopar.search.outcome import Candidate, Outcome, Stage, Standing
+from autopar.search.outcome import KEEP_WITHIN, Outcome, Stage, Standing
 from autopar.search.phases import PATIENCE
+from autopar.search.reporting import tell
 from autopar.search.tasks import Cell, Finding, Piece, Work
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 SHARE = 0.5
 """Work spent on other plans than the best, relative to that on the best."""
-
-KEEP_WITHIN = 1.05
-"""Runners-up that are slower than the best plan by a larger factor are worth looking for: configurations that are not
-excluded up to it are bounded further for them."""
 
 RETRIES = 4
 """Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left,
@@ -85,7 +80,12 @@ class RunnersUp(Series):
     """
 
     def __init__(
-        self, search: "Search", outcome: Outcome, known: Sequence[Family], lowest: float, aside: Collection[Family] = ()
+        self,
+        search: SearchContext,
+        outcome: Outcome,
+        known: Sequence[Family],
+        lowest: float,
+        aside: Collection[Family] = (),
     ) -> None:
         self._search, self._outcome, self._lowest = search, outcome, lowest
         self._idle = self._vain = 0
@@ -156,7 +156,7 @@ class RunnersUp(Series):
         self._vain = 0 if found else self._vain + 1
         heapq.heappush(self._open, (left.bound, number))
         detail = str(left.cell[0][0])
-        self._search.tell(self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
+        tell(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
 
     def _threshold(self) -> float:
         """Return the step time from which on plans are not among those wanted."""

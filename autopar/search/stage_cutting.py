@@ -3,7 +3,6 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.pipeline_partition.stage_cuts import best_split, least_flow
 from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.lowered_memory import Weighing
-from autopar.search.outcome import Candidate
-
-if TYPE_CHECKING:  # it knows this module
-    from autopar.search.branch_and_bound import Search
 
 SHIFTED = 0.02
 """How much slower than the best plan one may be, relative, to have its blocks shifted from stage to stage."""
@@ -38,7 +35,7 @@ class Cutting:
 
     def __init__(
         self,
-        search: "Search",
+        search: SearchContext,
         pipelines: Sequence[tuple[Configuration, Pipeline]],
         tables: Tables,
         weighing: Weighing,

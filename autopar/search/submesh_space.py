@@ -5,12 +5,14 @@ number divides that of all nodes or is 2^i or 3 2^i. It lies in one group of equ
 anywhere in it, stages of whole nodes with a node.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.configuration import PLAIN, Configuration, divisors, meshes
 from autopar.sharding import Mesh
+from autopar.units import format_seconds
 
 MOST_SUBMESHES = 20
 """Meshes that are worked on; of more, those are left out whose sizes are furthest from the best equal stages'."""
@@ -122,3 +124,47 @@ def _counts(num_nodes: int) -> list[int]:
 def _is_place(start: int, size: int, node: int) -> bool:
     """Whether a stage may start so far from the start of its group."""
     return start % node == 0 if size >= node else start % node + size <= node
+
+
+@dataclass(slots=True)
+class UnequalSpace:
+    """What became of the space of unequal stages.
+
+    Attributes:
+        space: As declared.
+        opened: Numbers of microbatches that were looked at.
+        floor: No plan of those that were not has a lower objective, in seconds; infinity without any.
+        bound: No plan of those that were has a lower objective, in seconds; infinity without any.
+        submeshes: The meshes that stages could have.
+        why: Why the others were not looked at.
+    """
+
+    space: Unequal
+    opened: tuple[int, ...] = ()
+    floor: float = math.inf
+    bound: float = math.inf
+    submeshes: tuple[Submesh, ...] = ()
+
+    def words(self, best: float) -> tuple[str, ...]:
+        """Return in words what was looked for and what was not, given the best objective in seconds."""
+        space, found = self.space, []
+        stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
+        if self.opened:
+            grids = dict.fromkeys("×".join(map(str, submesh.mesh.shape)) for submesh in self.submeshes)
+            found.append(
+                f"{stages}, {', '.join(grids)}; {', '.join(map(str, self.opened))} microbatches; {space.schedule}"
+            )
+        if math.isfinite(self.floor):
+            rest = [count for count in space.microbatches if count not in self.opened]
+            lead = "excluded by their bound" if self.floor >= best else "not opened"
+            found.append(
+                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} device{'s' if space.sizes[-1] > 1 else ''}, "
+                f"and {', '.join(map(str, rest))} "
+                f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
+            )
+        return tuple(found)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"{first}" if first == last else f"{first} to {last}" if last - first < len(numbers) else str(list(numbers))

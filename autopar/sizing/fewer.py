@@ -57,7 +57,7 @@ def links_are_slow(task: Task) -> bool:
 
 def least_seconds(task: Task) -> float:
     """Return a lower bound on the step time of any plan of a task: the least of its space without communication."""
-    return min(map(task.search(Effort()).least, zip(task.space)), default=math.inf)
+    return min(map(task.context(Effort()).least, zip(task.space)), default=math.inf)
 
 
 def reserved(task: Task, effort: Effort) -> float:

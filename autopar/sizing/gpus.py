@@ -34,7 +34,8 @@ from autopar.pins import read_pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
+from autopar.search.node_solver import begin_attempt
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.planning import find_plan, quick
@@ -188,7 +189,7 @@ class Finder:
         if self.base.cluster.groups:  # they differ in this
             return None
         if self.goal.target_seconds is not None:
-            floor = self.base.search(self.effort).floor
+            floor = self.base.context(self.effort).floor
             seconds = floor.chained_launches() + self.base.costs.stack["step_seconds"]
             if seconds > self.goal.target_seconds:
                 return f"it takes {format_seconds(seconds)} or more", self.goal.raised_to(seconds)
@@ -350,7 +351,7 @@ class Finder:
         return self._state
 
     def _floor(self, task: Task) -> float:
-        search = task.search(self.effort)
+        search = task.context(self.effort)
         batch = task.job.global_batch
         floors = np.array([search.floor.seconds(configuration, batch) for configuration in task.space])
         return float(floors.min()) + task.costs.stack["step_seconds"]
@@ -396,7 +397,7 @@ class Finder:
 
     def _all_too_large(self, task: Task) -> bool:
         """Whether every configuration needs more than the limit, by the sum of its smallest bytes."""
-        search = task.search(self.effort)
+        search = task.context(self.effort)
         end = time.monotonic() + (self.effort.time_limit or COUNT_SECONDS)
         return all(_too_large(search, configuration, end) for configuration in task.space)
 
@@ -421,10 +422,10 @@ class Finder:
         )
 
 
-def _too_large(search: Search, configuration: Configuration, end: float) -> bool:
+def _too_large(search: SearchContext, configuration: Configuration, end: float) -> bool:
     if time.monotonic() > end:
         return False
-    attempt = search.attempt((configuration,), end)
+    attempt = begin_attempt(search, (configuration,), end)
     return attempt is None or min(attempt.least_bytes.values()) > search.memory_limit
 
 

@@ -7,7 +7,8 @@ from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.least_memory_plan import Thrifty
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.candidate import Candidate
+from autopar.search.outcome import Outcome
 from autopar.task import Effort, PhaseClock, Task
 from autopar.task_search import search_plans
 from autopar.verdict import conclude

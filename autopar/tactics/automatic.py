@@ -22,7 +22,7 @@ from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
 from autopar.search.node_solver import Attempt
 from autopar.solvers.limited import solve_limited
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
@@ -130,7 +130,7 @@ def complete(
     tables = build_tables(folded, rules, topology.mesh, costs, Undecided(state, axes))
     samples = global_batch // flow.num_microbatches
     limit = math.inf if time_limit is None else time_limit
-    search = Search(
+    search = SearchContext(
         folded=_always(folded),
         rules=_always(rules),
         costs=costs,

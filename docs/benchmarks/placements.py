@@ -18,7 +18,7 @@ from autopar.bounds.priced_cuts import Spreader, levels_of
 from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
 from autopar.search.node_solver import BLOCK_GAP, Attempt
 from autopar.solvers.auto import Auto
 from autopar.task import Effort, prepare
@@ -60,7 +60,7 @@ def say(line: str = "") -> None:
     sys.stdout.flush()
 
 
-def priced(search: Search, family: Family) -> tuple[list[Problem], float]:
+def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]:
     """Return the placement problems of the first prices of a family, and the seconds each takes to write and solve."""
     tables = search.tables(family)
     assert tables is not None, "nothing is pinned"
@@ -111,7 +111,7 @@ def main() -> None:
     say("|---|---|---|---|---|---|")
     for case in CASES:
         task = prepare(JobRequest(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster))
-        search = task.search(Effort())
+        search = task.context(Effort())
         known = {str(family[0]): family for family in families(task.space)}
         for start, end in case.pipelines:
             name = next(own for own in known if own.startswith(start) and own.endswith(end))

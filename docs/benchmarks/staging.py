@@ -57,7 +57,7 @@ def _row(case: Case) -> str:
     task = prepare(
         JobRequest(case.model, gpus=case.gpus, cluster=case.cluster, global_batch=case.batch, dims=case.dims)
     )
-    search = task.search(Effort())
+    search = task.context(Effort())
     space = task.unequal
     assert space is not None, case.name
     end = time.monotonic() + 600

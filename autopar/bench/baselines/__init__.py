@@ -136,11 +136,11 @@ def by_search(
 
 
 def _recipes(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:
-    return recipe_search(task.search(effort, progress=progress, should_stop=should_stop), task.space, task.batch_dims)
+    return recipe_search(task.context(effort, progress=progress, should_stop=should_stop), task.space, task.batch_dims)
 
 
 def _alpa(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:
-    return alpa_search(task.search(effort, progress=progress, should_stop=should_stop), task.space)
+    return alpa_search(task.context(effort, progress=progress, should_stop=should_stop), task.space)
 
 
 BASELINES: Mapping[str, Baseline] = {

@@ -37,10 +37,11 @@ from autopar.problem import Choice
 from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.branch_and_bound import Search
+from autopar.search.candidate import Candidate
+from autopar.search.context import SearchContext
 from autopar.search.history import History
 from autopar.search.node_solver import Attempt
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding
 from autopar.solvers.limited import PLACEMENT_SECONDS
 from autopar.tactics.state import sharded_dim
@@ -117,7 +118,7 @@ class _Stage(Attempt):
         self._consider(choice)
 
 
-def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
+def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
     """Return the best candidate of every configuration, best first; nothing is proven."""
     listed = len(space)
     plain = [found for found in space if found.schedule in ("1f1b", "forward-only")]  # what its pipelines run
@@ -139,14 +140,14 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     return outcome
 
 
-def _stopped(search: Search, end: float) -> str:
+def _stopped(search: SearchContext, end: float) -> str:
     """Return why to stop: "interrupted", "time limit", or "" if there is no reason to."""
     if search.should_stop():
         return "interrupted"
     return "time limit" if time.monotonic() > end else ""
 
 
-def _best(search: Search, configuration: Configuration, end: float) -> Candidate | None:
+def _best(search: SearchContext, configuration: Configuration, end: float) -> Candidate | None:
     """Return the best plan of a configuration, if one fits; none if it is stopped before the last axis."""
     folded = search.folded(search.global_batch // configuration.num_microbatches)
     axes = _Axes(len(configuration.mesh.axes))

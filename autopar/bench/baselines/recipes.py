@@ -10,12 +10,13 @@ import time
 from autopar.configuration import Configuration, families
 from autopar.formulate.manual_recipes import BatchDims, recipes
 from autopar.progress import Progress
-from autopar.search.branch_and_bound import Search
+from autopar.search.context import SearchContext
 from autopar.search.history import History
+from autopar.search.node_solver import begin_attempt
 from autopar.search.outcome import Outcome
 
 
-def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
+def recipe_search(search: SearchContext, space: list[Configuration], dims: BatchDims) -> Outcome:
     """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
     outcome = Outcome(bound=0.0, history=History(search.before))
     end = time.monotonic() + search.time_limit
@@ -25,7 +26,7 @@ def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -
             outcome.stopped = "interrupted" if search.should_stop() else "time limit"
             break
         outcome.solved += len(family)
-        attempt = search.attempt(family, end)
+        attempt = begin_attempt(search, family, end)
         if attempt is None:
             continue
         attempt.follow(recipes(attempt.tables, dims))
