@@ -25,7 +25,7 @@ from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, 
 from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
-from autopar.search.branch_and_bound import OVERTIME_SECONDS
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
@@ -115,7 +115,7 @@ def solve(
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.get_ready()
-    end = math.inf if time_limit is None else asked + time_limit + OVERTIME_SECONDS
+    end = math.inf if time_limit is None else asked + time_limit + DEFAULT_SETTINGS.overtime_seconds
     request = JobRequest(
         model,
         gpus=gpus,

@@ -34,8 +34,8 @@ from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import OVERTIME_SECONDS
 from autopar.search.context import SearchContext
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.search.submesh_space import Unequal, unequal
 from autopar.workload import Workload, default_batch, job_stack
 
@@ -130,7 +130,8 @@ class Task:
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
             time_limit=math.inf if effort.time_limit is None else effort.time_limit,
-            overtime=OVERTIME_SECONDS,
+            overtime=DEFAULT_SETTINGS.overtime_seconds,
+            settings=DEFAULT_SETTINGS,
             before=sum(phase.seconds for phase in self.phases),
             progress=progress,
             should_stop=should_stop,

@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from autopar.plan import Plan
-from autopar.search.branch_and_bound import OVERTIME_SECONDS
+from autopar.search.settings import DEFAULT_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 FOREIGN = frozenset({".ses"})
@@ -651,7 +651,7 @@ def large_graph(world: World, count: int, *, distinct: bool) -> str:
     ended = world.run("solve", str(path), *settings, "--time-limit", f"{limit:g}")
     world.check(ended.code in (0, 130), f"exit code {ended.code}: {ended.err[-500:]}")
     over = ended.seconds - limit
-    world.check(over <= OVERTIME_SECONDS + OVERTIME, f"{over:.1f} s over the limit")
+    world.check(over <= DEFAULT_SETTINGS.overtime_seconds + OVERTIME, f"{over:.1f} s over the limit")
     return f"{'a plan' if ended.code == 0 else ended.error}, {over:+.1f} s"
 
 

@@ -1,21 +1,18 @@
 """Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from autopar.bounds.microbatch import UNKNOWN
-from autopar.bounds.roofline import floor, scales
+from autopar.bounds.roofline import scales
 from autopar.bounds.saved_values import main_kind
 from autopar.bounds.submesh_tables import minor_mesh, passes_alone, placements
 from autopar.bounds.transfer import ROOM, Carried
 from autopar.configuration import Configuration, Family, families
 from autopar.cost import Overlap
-from autopar.describe.signature import Signature
 from autopar.folding.graph_facts import element_bytes
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import DataMajor, is_data_major
@@ -27,10 +24,8 @@ from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.microbatch_bounding import Pacing
 from autopar.search.node_solver import begin_attempt
-from autopar.search.outcome import Outcome
-from autopar.search.tasks import Finding, Work
+from autopar.search.tasks import Finding, Piece, Work
 from autopar.search.workbench import Workbench
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -202,6 +197,11 @@ def _with_room(carried: Carried, space: Sequence[Family], search: SearchContext)
     return heap
 
 
+def _submeshes(space: Sequence[Family]) -> set[tuple[Mesh, int]]:
+    """Return the free axes of some meshes, and the samples that devices along them work on."""
+    return {(minor_mesh(own[0].mesh), 24 // own[0].num_microbatches // own[0].mesh.shape[0]) for own in space}
+
+
 def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
     search = _task().context(Effort())
@@ -209,14 +209,10 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     assert all(carried._alone(family[0]) == UNKNOWN for family in space)
     bench = Workbench(search, portable=False)
-    outcome = Outcome()
-    pacing = Pacing(search, outcome, space, carried, np.inf)
-    before = pacing.raised(np.inf, ROOM)
-    for index in range(pacing.count):
-        piece = pacing.piece(index)
-        if piece is not None:
-            assert piece.work is Work.PACE
-            pacing.take(index, bench.do(piece, np.inf))
+    before = _with_room(carried, space, search)[0][0]
+    for mesh, samples in sorted(_submeshes(space), key=str):
+        alone = Configuration(1, mesh, 24 // samples, "1f1b")
+        carried.learn_minor(mesh, samples, bench.do(Piece(Work.PACE, (alone,), 0.0, np.inf), np.inf))
 
     for family in space:
         assert 0 < carried.rough(family) <= carried.least(family)
@@ -235,8 +231,8 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
     heap = _with_room(carried, space, search)
     assert before < heap[0][0] <= min(known)
-    assert pacing.raised(np.inf, ROOM) >= heap[0][0]
-    assert pacing.raised(np.inf) == pytest.approx(min(known))
+    carried.raise_least(heap, space, np.inf, lambda number: False)
+    assert heap[0][0] == pytest.approx(min(known))
     assert sorted(number for _, number in heap) == [*range(len(space))]
 
 
@@ -247,14 +243,11 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
     for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
         found = Workbench(search, portable=False)._minor_paces(mesh, 6, np.inf)
         carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
-    pacing = Pacing(search, Outcome(), _space(), carried, np.inf)
-    floor, raised = min(search.least(family) for family in _space()), pacing.raised(np.inf, ROOM)
     assert all(carried.least(family) > 0 for family in _space())
 
     late = True
 
     assert not any(carried.least(family) for family in _space())
-    assert floor < pacing.raised(np.inf, ROOM) <= raised
 
 
 def test_paces_are_told_of_divisors_only() -> None:
@@ -272,35 +265,3 @@ def test_paces_are_told_of_divisors_only() -> None:
     assert seconds(8) == found.joint.seconds
     assert seconds(4) == found.joint.seconds / 2
     assert [seconds(24), seconds(6), seconds(8, inner=4)] == [0.0, 0.0, 0.0]
-
-
-def test_nothing_is_done_for_what_is_excluded() -> None:
-    """With a plan as fast as the least bound that follows no pace can exclude anything; before, many could."""
-    search = _task().context(Effort())
-    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
-    outcome = Outcome()
-    pacing = Pacing(search, outcome, _space(), carried, np.inf)
-    assert all(pacing.piece(index) for index in range(pacing.count))
-    found = Workbench(search, portable=False)._minor_paces(minor_mesh(_space()[0][0].mesh), 6, np.inf)
-
-    for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
-        carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
-    outcome.candidates = [SimpleNamespace(objective=pacing.raised(np.inf), signature=Signature((), 1, "", 1, "none"))]  # type: ignore[list-item]
-
-    assert not any(pacing.piece(index) for index in range(pacing.count))
-    assert Pacing(search, outcome, _space(), carried, np.inf).count < pacing.count
-
-
-def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
-    """It has no graph of fewer samples; its floor is all that is known."""
-    search = _task().context(Effort())
-    graph = search.folded(12)
-    search = replace(search, floor=floor(graph, graph, (12, 12), search.costs))
-    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
-    space = [family for family in _space() if family[0].num_microbatches == 2]
-
-    pacing = Pacing(search, Outcome(), space, carried, np.inf)
-
-    assert space
-    assert pacing.count == 0
-    assert pacing.raised(np.inf, ROOM) == _with_room(carried, space, search)[0][0]

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from autopar.api import plan_task
 from autopar.bench.baselines.recipes import recipe_search
 from autopar.bounds.roofline import floor
-from autopar.bounds.transfer import ROOM, Carried
 from autopar.configuration import Configuration
 from autopar.errors import InterruptedSearchError
 from autopar.formulate.block_memory import RESIDENT
@@ -26,13 +24,10 @@ from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
-from autopar.search import branch_and_bound
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.executor import Crew
-from autopar.search.frontier import Series, sweep
 from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.outcome import Outcome
-from autopar.search.phases import Clock
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.task import Effort, Task, prepare
 from tests.formulations import (
     COSTS,
@@ -261,7 +256,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
 
 def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there is no plan well after the limit, that is said, and what to do."""
-    monkeypatch.setattr("autopar.task.OVERTIME_SECONDS", 0.0)
+    monkeypatch.setattr("autopar.task.DEFAULT_SETTINGS", replace(DEFAULT_SETTINGS, overtime_seconds=0.0))
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
@@ -365,34 +360,6 @@ def test_the_history_only_gets_better() -> None:
         assert before.objective >= after.objective
         assert before.bound <= after.bound
     assert all(point.bound <= outcome.candidates[0].objective for point in points)
-
-
-@pytest.mark.parametrize(
-    ("left", "early"), [(branch_and_bound.SHORT - 0.01, True), (branch_and_bound.SHORT + 0.01, False)]
-)
-def test_a_short_limit_has_all_bounded_before_plans_are_looked_for(
-    left: float, early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What plain schedules say of others is all that a limit may leave of these."""
-    told: list[str] = []
-    raise_least = Carried.raise_least
-
-    def note_sweep(crew: Crew, series: Series, *rest: Any) -> None:
-        told.append(type(series).__name__)
-        sweep(crew, series, *rest)
-
-    def note_raise(self: Carried, *args: Any, **kwargs: Any) -> None:
-        if args[-1] == ROOM and not kwargs:
-            told.append("look ahead")
-        raise_least(self, *args, **kwargs)
-
-    monkeypatch.setattr("autopar.search.branch_and_bound.sweep", note_sweep)
-    monkeypatch.setattr(Carried, "raise_least", note_raise)
-    monkeypatch.setattr(Clock, "left", lambda self: left)
-
-    _run(_task("mlp-xs", 4))
-
-    assert (told.index("look ahead") < told.index("Advancing")) == early
 
 
 def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

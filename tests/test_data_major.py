@@ -1,5 +1,6 @@
 """Meshes of three axes whose major one is data parallel: what is listed, what the axis does, the law, and the bound."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.api import plan_task
-from autopar.configuration import Configuration, Family, configurations, describe
+from autopar.configuration import Configuration, configurations, describe
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.linear_weights import problem, weights
@@ -18,11 +19,10 @@ from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
-from autopar.search.branch_and_bound import EARLY
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.executor import Alone
+from autopar.search.context import SearchContext
 from autopar.search.node_solver import Attempt, begin_attempt
-from autopar.search.tasks import Piece, Work
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.executions import Execution, model_graph, model_rules, random_plan
@@ -146,17 +146,19 @@ def _task() -> Task:
     return prepare(JobRequest("zoo:mlp-xs", gpus=8, global_batch=8, dims={"num_layers": 2, "hidden": 16}))
 
 
-@pytest.mark.parametrize(("weak", "pieces"), [(0.0, 0), (np.inf, 0), (np.inf, 1), (np.inf, 1000)], ids=str)
-def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every configuration solved on its own, and random choices under every split, against the bound.
+def _limited(tasks: int) -> SearchContext:
+    """Return the inputs of a search that does so many tasks on meshes with an outer data-parallel axis."""
+    settings = replace(DEFAULT_SETTINGS, outer_tasks=tasks, outer_share=0.0, outer_times=1.0)
+    return replace(_task().context(Effort(top_k=1)), settings=settings)
 
-    That is the bound of the whole space, whether meshes of three axes are searched, not, or for so many pieces of work.
+
+@pytest.mark.parametrize("pieces", [0, 1, 1000])
+def test_the_bound_covers_meshes_with_an_outer_data_parallel_axis(pieces: int) -> None:
+    """It is below every plan found by solving each configuration alone, and below random choices under every split.
+
+    That holds for any number of tasks on these meshes.
     """
-    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", weak)
-    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
-    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
-    task = _task()
-    search = task.context(Effort(top_k=1))
+    task, search = _task(), _limited(pieces)
     outcome = run_search(task.space, search)
     three = [each for each in task.space if is_data_major(each.mesh)]
     rng = np.random.default_rng(0)
@@ -173,7 +175,7 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
     assert outcome.bound <= best * (1 + CLOSE)
     assert outcome.closed_floor >= outcome.bound
     assert outcome.solved + outcome.pruned == len(task.space) - len(outcome.closed)
-    if weak == 0.0 or pieces == 1000:
+    if pieces == 1000:
         assert outcome.closed == ()
         assert outcome.candidates[0].objective <= best * (1 + CLOSE)
     elif not pieces:
@@ -183,61 +185,23 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
         assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
 
 
-@pytest.mark.parametrize(("early", "is_first"), [(EARLY, True), (1.0, False)])
-def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
-    early: float, is_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once what is set up by hand was tried, and gone on with; unless too much of a limit of time is over."""
-    begun: list[Piece] = []
-    asked: list[int] = []
-
-    class Noting(Alone):
-        def start(self, number: int, piece: Piece, end: float) -> None:
-            begun.append(piece)
-            super().start(number, piece, end)
-
-    def no_scouts(*_: object) -> list[Family]:
-        asked.append(len(begun))
-        return []
-
-    monkeypatch.setattr("autopar.search.branch_and_bound.scouts", no_scouts)
-    monkeypatch.setattr("autopar.search.branch_and_bound.EARLY", early)
-    task = prepare(JobRequest("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32}))
-    space = [each for each in task.space if each.num_stages > 1]
-
-    run_search(space, task.context(Effort(top_k=1)), Noting)
-
-    bounded = next(number for number, piece in enumerate(begun) if piece.work is Work.BOUND and not piece.urgent)
-    assert begun[0].configuration[0].num_stages > 1
-    assert (asked[0] <= bounded) == is_first
-    assert len(begun) > bounded + 10
-
-
-def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", np.inf)
-    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
-    task = _task()
-    bounds = []
-    for pieces in (0, 1, 1000):
-        monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
-        bounds.append(run_search(task.space, task.context(Effort(top_k=1))).bound)
+def test_more_tasks_on_meshes_with_an_outer_data_parallel_axis_prove_no_less() -> None:
+    bounds = [run_search(_task().space, _limited(tasks)).bound for tasks in (0, 1, 1000)]
 
     assert bounds == sorted(bounds)
     assert bounds[0] < bounds[-1]
 
 
-@pytest.mark.parametrize("pieces", [0, 1000])
-def test_the_report_says_what_is_left_of_them(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.branch_and_bound.WEAK", np.inf)
-    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_LEAST", pieces)
-    monkeypatch.setattr("autopar.search.branch_and_bound.THIRD_SHARE", 0.0)
-    task = _task()
+@pytest.mark.parametrize("tasks", [0, 1000])
+def test_the_report_says_what_is_left_of_them(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, settings = _task(), _limited(tasks).settings
+    monkeypatch.setattr("autopar.task.DEFAULT_SETTINGS", settings)
 
     report = plan_task(task, Effort(top_k=1)).search
 
     assert report is not None
     left = [line for line in report.space if line.startswith("not searched to the end: ") and "three axes" in line]
-    assert bool(left) == (pieces == 0)
+    assert bool(left) == (tasks == 0)
     assert any("meshes of three axes whose major one is data parallel 2×2×2;" in line for line in report.space)
     assert report.configurations == len(task.space)
     assert report.bound <= report.objective

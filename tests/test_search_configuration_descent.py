@@ -15,18 +15,20 @@ from autopar.least_memory_plan import thriftiest
 from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
-from autopar.search import branch_and_bound
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
-from autopar.search.configuration_descent import FAILURES, PROBED, REACH, TURNS, Climbing, distance
+from autopar.search.configuration_descent import ConfigurationDescent, distance
 from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
 from autopar.search.node_solver import begin_attempt
 from autopar.search.outcome import Outcome
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.search.tasks import Finding, Piece, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
+REACH, TURNS = DEFAULT_SETTINGS.climb_reach, DEFAULT_SETTINGS.climb_turns
+FAILURES = DEFAULT_SETTINGS.climb_failures
 COUNTS = tuple(2**power for power in range(16))
 FAMILIES: list[Family] = [(Configuration(1, Mesh.of(inner=2), count, "1f1b"),) for count in COUNTS]
 
@@ -41,12 +43,12 @@ def _candidate(objective: float, configuration: Configuration) -> Candidate:
 class _Known:
     """What a search is told of, and nothing follows from."""
 
-    keep = 1
+    keep, settings = 1, DEFAULT_SETTINGS
 
     def __init__(self, known: Mapping[int, float] | None = None) -> None:
         self._bounds = known or {}
 
-    def tell(self, *_: object) -> None: ...
+    def progress(self, *_: object) -> None: ...
 
     def least(self, family: Family) -> float:
         return 0.0
@@ -69,7 +71,6 @@ def _climbed(
     until: float = math.inf,
     ahead: int = 1,
     known: Mapping[int, float] | None = None,
-    probed: Mapping[int, float] | None = None,
 ) -> tuple[list[tuple[Work, int]], Outcome]:
     """Return what is done on which microbatches, given the first plan and those that the second piece finds.
 
@@ -81,11 +82,10 @@ def _climbed(
         until: When to end.
         ahead: Pieces that are prepared before the first of them is taken.
         known: Bounds by microbatches that follow from others.
-        probed: What the first piece finds, by microbatches, if all are bounded first.
     """
     outcome = Outcome()
     outcome.candidates = [_candidate(best[0], FAMILIES[COUNTS.index(best[1])][0])]
-    series = Climbing(_Known(), outcome, FAMILIES, _Known(known), until, probes=probed is not None)  # type: ignore[arg-type]
+    series = ConfigurationDescent(_Known(), outcome, FAMILIES, _Known(known), until)  # type: ignore[arg-type]
     done: list[tuple[Work, int]] = []
     waiting: list[tuple[int, Work | None, Family | None]] = []
     index = 0
@@ -106,7 +106,7 @@ def _climbed(
             series.take(number, None)
             continue
         count = family[0].num_microbatches
-        found = (finds if work is Work.ADVANCE else probed or {}).get(count)
+        found = finds.get(count) if work is Work.ADVANCE else None
         plan = None if found is None else _candidate(found, family[0])
         is_final = final and work is Work.ADVANCE
         series.take(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
@@ -143,20 +143,6 @@ def test_what_is_known_to_be_slower_is_not_looked_at() -> None:
     assert [count for _, count in done] == [1, 1, 4, 4]
 
 
-def test_what_is_near_may_be_bounded_first_and_the_best_plans_worked_on_first() -> None:
-    """Without a better plan, a few of them are worked on; with one, what is near to that is bounded next."""
-    done, outcome = _climbed((9.0, 4), {}, probed={1: 9.2, 2: 9.3, 16: 9.1})
-    assert done == [
-        *((Work.BOUND, count) for count in (4, 2, 8, 1, 16)),
-        *((Work.ADVANCE, count) for count in (16, 1, 2, 4)),
-    ]
-    assert len(outcome.done(FAMILIES)) == PROBED == 4
-
-    done, outcome = _climbed((9.0, 4), {}, probed={16: 8.5})
-    assert done[:7] == [(Work.BOUND, count) for count in (4, 2, 8, 1, 16, 32, 64)]
-    assert done[7] == (Work.ADVANCE, 16)
-
-
 def test_it_does_not_go_on_for_ever() -> None:
     """Neither with one configuration, nor with configurations that have no better plan, nor after its time."""
     endless, _ = _climbed((9.0, 1), {}, final=False)
@@ -171,7 +157,7 @@ def test_it_does_not_go_on_for_ever() -> None:
     assert sum(distance(family[0], middle) <= REACH for family in plain) > 2 * FAILURES
     outcome, done = Outcome(), 0
     outcome.candidates = [_candidate(9.0, middle)]
-    series = Climbing(_Known(), outcome, plain, _Known())  # type: ignore[arg-type]
+    series = ConfigurationDescent(_Known(), outcome, plain, _Known())  # type: ignore[arg-type]
     while not series.ends(done):
         piece = series.piece(done)
         assert piece is not None
@@ -179,7 +165,6 @@ def test_it_does_not_go_on_for_ever() -> None:
         done += 1
     assert done == 2 * FAILURES
     assert len(outcome.done(plain)) == FAILURES
-    assert outcome.solved == sum(map(len, outcome.done(plain)))
 
 
 def test_devices_that_move_are_counted_once() -> None:
@@ -198,77 +183,28 @@ def _small(memory: float | None = None) -> Task:
     return prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=16, dims=dims, memory_limit=memory))
 
 
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The pieces of climbs that stand in for a whole look; probes below a far bound are not counted."""
-    found: list[int] = []
-
-    class Counted(Climbing):
-        def piece(self, index: int) -> Piece | None:
-            if not self._probes:
-                found.append(index)
-            return super().piece(index)
-
-    monkeypatch.setattr(branch_and_bound, "Climbing", Counted)
-    return found
+def _climbs(task: Task, effort: Effort, settings: SearchSettings = DEFAULT_SETTINGS) -> bool:
+    """Whether the search of a task looks for plans near its first one; it has to find one."""
+    told: list[Progress] = []
+    assert run_search(task.space, replace(task.context(effort, progress=told.append), settings=settings)).candidates
+    return any(own.phase == "climb" for own in told)
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_searches_climb_where_memory_is_short(short: bool, begun: list[int]) -> None:
-    """With host memory they do, or without a usual plan; what fits easily is not looked at twice."""
-    task = _small()
-    if short:
-        task = _small(thriftiest(task.opened).bytes * 1.02).opened
-    search = task.context(Effort(top_k=1))
-    outcome = run_search(task.space if short else task.on_device.space, search)
+def test_local_search_is_for_tight_memory(short: bool) -> None:
+    """It runs with host memory, or if no construction fits; not where everything fits."""
+    task = _small(thriftiest(_small().opened).bytes * 1.02).opened if short else _small().on_device
 
-    assert outcome.candidates
-    assert bool(begun) == short
+    assert _climbs(task, Effort(top_k=1)) == short
 
 
 @pytest.mark.parametrize(("limit", "each", "climbs"), [(60.0, 1e3, True), (60.0, 1e-9, False), (None, 1e3, False)])
-def test_searches_climb_where_there_is_time_for_a_few_configurations(
-    limit: float | None, each: float, climbs: bool, begun: list[int], monkeypatch: pytest.MonkeyPatch
+def test_local_search_is_for_time_limits_that_suffice_for_few_relaxations(
+    limit: float | None, each: float, climbs: bool
 ) -> None:
-    """Blocks that hardly repeat take seconds each: a limit would end before any good configuration has its turn."""
-    monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
-    task = _small().on_device
+    settings = replace(DEFAULT_SETTINGS, heavy_op_seconds=each)
 
-    assert run_search(task.space, task.context(Effort(top_k=1, time_limit=limit))).candidates
-    assert bool(begun) == climbs
-
-
-def _stopped(phase: str, monkeypatch: pytest.MonkeyPatch, each: float = 1e3) -> tuple[Outcome, list[Progress]]:
-    """Return what a search is known to have found, and has told, when it is stopped in a phase; memory is short."""
-    monkeypatch.setattr(branch_and_bound, "OP_SECONDS", each)
-    dims = {"num_layers": 8, "hidden": 512, "heads": 8, "seq": 512, "vocab": 512}
-    task = prepare(JobRequest("zoo:gpt2", gpus=8, global_batch=64, dims=dims, memory_limit=3e8)).on_device
-    told: list[Progress] = []
-
-    def stops() -> bool:
-        return any(own.phase == phase for own in told)
-
-    search = task.context(Effort(top_k=1, time_limit=600), progress=told.append, should_stop=stops)
-    return run_search(task.space, search), told
-
-
-def test_all_is_bounded_roughly_where_there_is_time_for_a_few_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has to run again to fit is known of all configurations by then, not only of those that are looked at."""
-    first = []
-    for each in (1e-9, 1e3):
-        found, told = _stopped("bound", monkeypatch, each)
-        assert found.candidates
-        assert found.bound <= found.best
-        first.append(told[-1].bound)
-
-    assert first[1] > first[0] * 1.01
-
-
-def test_a_search_that_is_stopped_forgets_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of meshes of three axes are looked for again, with more known, for which there may be no time."""
-    found, told = _stopped("third axis", monkeypatch)
-
-    assert found.closed_floor >= next(own.bound for own in told if own.phase == "bound")
+    assert _climbs(_small().on_device, Effort(top_k=1, time_limit=limit), settings) == climbs
 
 
 class _Recorded(Alone):
@@ -296,30 +232,21 @@ class _Recorded(Alone):
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool) -> None:
     """Be it near the first plan, or near the best plain one: there are pipelines of more stages than blocks, too."""
     opened = thriftiest(_small().opened).bytes
     task = _small(opened * 1.02).opened if short else _small(thriftiest(_small().on_device).bytes * 1.1).on_device
     task = replace(task, unequal=None)
-    monkeypatch.setattr(branch_and_bound, "FARTHER_OFF", 0.0)
     crews: list[_Recorded] = []
-    ended: list[set[Family]] = []
-
-    class Watched(Climbing):
-        def take(self, index: int, finding: Finding | None) -> None:
-            super().take(index, finding)
-            ended.append(set(crews[0].finished))
 
     def hire(search: SearchContext) -> Crew:
         crews.append(_Recorded(search))
         return crews[-1]
 
-    monkeypatch.setattr(branch_and_bound, "Climbing", Watched)
     outcome = run_search(task.space, task.context(Effort(top_k=1)), hire)
 
     assert outcome.candidates
-    assert ended
-    assert ended[-1], "something is finished before all others are looked at"
+    assert crews[0].finished
     assert crews[0].again == []
     assert outcome.solved + outcome.pruned <= len(task.space)
 

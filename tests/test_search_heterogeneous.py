@@ -20,9 +20,7 @@ from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot
 from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
-from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
-from autopar.search.branch_and_bound import NEARS
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
@@ -252,16 +250,16 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
 
     found = UnequalSearch(search, outcome, lambda: True, lambda: 0.0)
-    found.glance()
+    found.look()
     bound = found.bound
 
     assert outcome.unequal is not None
     assert outcome.unequal.opened == ()
     assert bound == outcome.unequal.floor < outcome.best / WEAK
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
-    near = SimpleNamespace(best=bound, candidates=[], unequal=None)
+    near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_floor=math.inf)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
-    other.glance()
+    other.look()
     assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for
 
 
@@ -274,49 +272,16 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     assert search.unequal is not None
     floor = least_unequal(search, search.unequal, COUNT)
 
-    assert not found.is_open
-    found.glance()
-    assert found.is_open
-    rough = found.bound
     found.look(near=0.99)
     bound = found.bound
 
-    assert floor < rough < bound < equal == outcome.best
+    assert floor < bound < equal == outcome.best
     assert (found.left, outcome.solved) == (1, solved)
     found.look()
     assert outcome.best < 0.9 * equal
     assert (found.left, found.bound, outcome.solved) == (0, bound, solved + 1)
     found.look()  # there is nothing more to be done
     assert outcome.solved == solved + 1
-
-
-def test_with_a_limit_unequal_stages_are_looked_at_once_they_limit_the_bound(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether they do from the start, or only once nothing else is left: the plan is that of a search without one."""
-    search, looked = _search(cache_dir), list[float]()
-    space, look = _space(_execution().folded.num_blocks), UnequalSearch.look
-
-    def noted(own: UnequalSearch, near: float = OPTIMALITY_TOLERANCE) -> None:
-        looked.append(near)
-        look(own, near)
-
-    monkeypatch.setattr(UnequalSearch, "look", noted)
-    free = run_search(space, search)
-    assert looked == [OPTIMALITY_TOLERANCE]
-    limited = run_search(space, replace(search, time_limit=600.0))
-    first = looked[1:]
-
-    def unseen(own: UnequalSearch) -> None:
-        own._open()
-        own.bound = math.inf
-
-    monkeypatch.setattr(UnequalSearch, "glance", unseen)
-    waiting = run_search(space, replace(search, time_limit=600.0))
-
-    assert first == looked[1 + len(first) :] == [NEARS[0], OPTIMALITY_TOLERANCE]
-    assert free.best == limited.best == waiting.best
-    assert waiting.unequal is not None
 
 
 def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(

@@ -29,8 +29,8 @@ from autopar.search.backends import Engine
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew, Order, Team
-from autopar.search.frontier import LAG, Series, horizon, sweep
 from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.ordered_execution import LAG, Series, horizon, sweep
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import Processes
 from autopar.search.tasks import Finding, Piece, Work

@@ -101,6 +101,10 @@ class Carried:
         self._compared: dict[tuple[int, int], bool] = {}
         self._threads = ThreadPoolExecutor(2)
 
+    def close(self) -> None:
+        """Shut the threads down."""
+        self._threads.shutdown()
+
     def learn(self, family: Family, finding: Learned) -> None:
         """Take what was found of configurations that differ in the schedule only."""
         first = family[0]

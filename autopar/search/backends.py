@@ -7,7 +7,7 @@ from autopar.errors import JobError, WorkerError
 from autopar.machine import usable_cores
 from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
-from autopar.search.frontier import LAG
+from autopar.search.ordered_execution import LAG
 
 ENGINES = ("local", "ray")
 

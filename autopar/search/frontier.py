@@ -1,128 +1,235 @@
-"""The order of pieces: several at a time, and the same answer however many that are.
+"""The frontier of the branch and bound: which node is raised next, and when to stop.
 
-A piece depends on the best plans known when it is prepared. So that these do not depend on who was how fast, piece i is
-prepared from what came of the pieces before the horizon h(i) < i, no more and no less, and findings are taken in order:
-
-    h(i) = max(0, i - min(LAG, lead + floor(i / 4)))
-
-The first pieces see all before them where each may make the others needless (lead 0), and else miss one (lead 1), or
-`LAG` where nearly all have to be done whatever comes of them; later ones miss the last `LAG` at most. Up to `LAG` + 1
-can be done at a time.
+A *node* is a family of configurations (pipeline degree, mesh, microbatches; schedules together). Its lower bound rises
+on a ladder: roofline and transfer from other nodes (`bounds/transfer.py`) in this process, then tasks (`ladder.py`).
+Nodes are selected best first; one task in `improve_every` goes to the node of the best plan while that plan improves.
 """
 
+import heapq
+import math
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
-from autopar.search.executor import Crew
-from autopar.search.tasks import Finding, Piece
-
-LAG = 7
-"""Pieces that are done at a time, less one, by as many workers or more."""
-
-POLL_SECONDS = 0.1
-"""Longest time between two looks at whether to stop."""
-
-GRACE_SECONDS = 2.0
-"""What workers have for ending what they do when the search is stopped."""
+from autopar.bounds.submesh_tables import minor_mesh
+from autopar.bounds.transfer import ALL, ROOM, Carried
+from autopar.configuration import Family
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.context import SearchContext
+from autopar.search.ladder import LADDER, Knowledge
+from autopar.search.node import Node, Priority, priority_of
+from autopar.search.ordered_execution import Series
+from autopar.search.outcome import Outcome, Stage, stage_of
+from autopar.search.reporting import tell
+from autopar.search.tasks import Finding, Piece, Work
 
 
-def horizon(index: int, lead: int) -> int:
-    """Return how many pieces have to be done before a piece is prepared.
+class Frontier(Series):
+    """Raises the least lower bound, until no open node may hold a better plan or the limits of work are reached.
 
     Args:
-        index: Number of the piece.
-        lead: How many before it the first ones need not wait for.
-
-    >>> [horizon(index, lead=0) for index in (0, 1, 3, 4, 8, 40)]
-    [0, 1, 3, 3, 6, 33]
-    >>> [horizon(index, lead=1) for index in (0, 1, 3, 4, 8, 40)]
-    [0, 0, 2, 2, 5, 33]
-    """
-    return max(0, index - min(LAG, lead + index // 4))
-
-
-class Series(ABC):
-    """Pieces in order.
+        context: Inputs of the search.
+        outcome: What is known; added to.
+        families: The nodes.
+        carried: Bounds from other nodes; added to.
 
     Attributes:
-        lead: How many before it the first ones need not wait for: none where each may make others needless.
+        nodes: The nodes.
+        until: When to pause, on the monotonic clock.
     """
 
-    lead = 1
+    lead = 0
 
-    @abstractmethod
+    def __init__(self, context: SearchContext, outcome: Outcome, families: Sequence[Family], carried: Carried) -> None:
+        self._context, self._outcome, self._carried = context, outcome, carried
+        self._settings = context.settings
+        self.nodes = [Node(own, priority_of(own), context.least(own)) for own in families]
+        self.until = math.inf
+        self._space = list(families)
+        self._new: list[list[tuple[float, int]]] = [[] for _ in Priority]
+        self._open: list[list[tuple[float, int]]] = [[] for _ in Priority]
+        self._busy: dict[int, tuple[int, Work]] = {}
+        self._idle = self._outer_tasks = self._turn = 0
+        self._class: Priority | None = None
+        self._counted = (0, 0)
+        self._known = Knowledge(context, outcome, carried)
+
+    def resume(self) -> None:
+        """Open the nodes where the heuristics have left them."""
+        for number, node in enumerate(self.nodes):
+            if (known := self._outcome.standings.get(node.family)) is not None:
+                node.bound, node.stage = max(node.bound, known.bound), known.stage
+                node.relaxed = node.stage is not Stage.NEW
+            if node.stage is not Stage.DONE:
+                heaps = self._open if node.relaxed else self._new
+                heaps[node.priority].append((node.bound, number))
+        for heap in (*self._new, *self._open):
+            heapq.heapify(heap)
+
+    @property
+    def bound(self) -> float:
+        """Lower bound on all plans of all nodes, in seconds."""
+        return min((node.bound for node in self.nodes), default=math.inf)
+
+    def open_nodes(self, priorities: Iterable[Priority] = Priority) -> list[Node]:
+        """Return the nodes that may hold a better plan and are not done."""
+        wanted = set(priorities)
+        return [
+            node
+            for node in self.nodes
+            if node.priority in wanted and node.stage is not Stage.DONE and node.bound < self._cutoff
+        ]
+
+    @property
+    def _cutoff(self) -> float:
+        """Bound in seconds from which on a node holds no better plan."""
+        return self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
+
+    def _least_of(self, priority: Priority) -> float:
+        """Return the least bound of the open nodes of a class that no worker has, raised by transfer."""
+        heap = self._new[priority]
+        self._carried.raise_least(heap, self._space, self._relaxes_below(priority), lambda number: False)
+        for bound, number in heap[:1]:
+            self.nodes[number].bound = max(self.nodes[number].bound, bound)
+        return min((heap[0][0] for heap in (self._new[priority], self._open[priority]) if heap), default=math.inf)
+
+    def _relaxes_below(self, priority: Priority) -> float:
+        """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well."""
+        return self._outcome.threshold(self._context.keep) if priority is Priority.PLAIN else self._cutoff
+
+    def _stuck(self) -> float:
+        """Return the least bound that no task raises further."""
+        return min((node.bound for node in self.nodes if node.stage is Stage.DONE), default=math.inf)
+
+    def _next_class(self) -> Priority | None:
+        """Return the class to work on; None if no class has a node that may hold a better plan.
+
+        Plain nodes are relaxed first. Then the class with the least bound is next under a time limit, which may end at
+        any time; without one the classes come in their order.
+        """
+        least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
+        if self._new[Priority.PLAIN] and self._new[Priority.PLAIN][0][0] < self._relaxes_below(Priority.PLAIN):
+            return Priority.PLAIN
+        limited = math.isfinite(self._context.time_limit)
+        for priority in Priority:
+            least[priority] = self._least_of(priority)
+            if not limited and self._is_open(priority, least[priority]):
+                return priority
+        opened = [own for own in Priority if self._is_open(own, least[own])]
+        return min(opened, key=least.__getitem__, default=None)
+
+    def _is_open(self, priority: Priority, least: float) -> bool:
+        """Whether there is work on a class, given the least bound of its open nodes."""
+        if least >= self._cutoff:
+            return False
+        if priority is Priority.OUTER_DATA_PARALLEL:
+            return self._outer_left(least)
+        return self._idle < self._settings.patience or least < self._stuck()
+
+    def _outer_left(self, least: float) -> bool:
+        """Whether there may be further tasks on meshes with an outer data-parallel axis, given their least bound."""
+        settings = self._settings
+        if math.isfinite(self._context.time_limit):
+            return True
+        limit = max(settings.outer_tasks, settings.outer_share * (self._outcome.pieces - self._outer_tasks))
+        others = [math.inf, *(n.bound for n in self.nodes if n.priority is not Priority.OUTER_DATA_PARALLEL)]
+        if least < min(min(others), self._outcome.best * (1 - settings.outer_gap)):
+            limit *= settings.outer_times
+        return self._outer_tasks < limit
+
     def ends(self, index: int) -> bool:
-        """Whether what is known makes this piece and all after it needless."""
+        """See `Series.ends`."""
+        if time.monotonic() > self.until:
+            return True
+        self._class = self._next_class()
+        return not self._busy and self._class is None
 
-    @abstractmethod
     def piece(self, index: int) -> Piece | None:
-        """Return a piece; None if what is known makes it needless."""
+        """See `Series.piece`."""
+        if self._class is None or (number := self._select(index, self._class)) is None:
+            return None
+        node = self.nodes[number]
+        cutoff = self._relaxes_below(node.priority)
+        tasks = (rung.raise_(node, self._known, cutoff) for rung in LADDER)
+        task = next(own for own in tasks if own is not None)
+        self._busy[index] = number, task.work
+        self._outer_tasks += task.work is not Work.PACE and node.priority is Priority.OUTER_DATA_PARALLEL
+        return task
 
-    @abstractmethod
+    def _select(self, index: int, priority: Priority) -> int | None:
+        """Take the next node of a class off the frontier."""
+        new, opened = self._new[priority], self._open[priority]
+        if index % self._settings.improve_every == self._settings.improve_every - 1 and opened:
+            better = [(self.nodes[n].best, bound, n) for bound, n in opened if self.nodes[n].improves]
+            better = [own for own in better if own[1] < self._cutoff]
+            self._turn += 1
+            if better and self._turn % 2:
+                _, bound, number = min(better)
+                opened.remove((bound, number))
+                heapq.heapify(opened)
+                return number
+            if opened[0][0] < self._cutoff:
+                return heapq.heappop(opened)[1]
+        if priority is Priority.PLAIN and new and new[0][0] < self._relaxes_below(priority):
+            return heapq.heappop(new)[1]
+        heaps = [heap for heap in (new, opened) if heap]
+        return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
+
     def take(self, index: int, finding: Finding | None) -> None:
-        """Take what came of a piece, None if it was needless; in order, but for the last ones if stopped."""
-
-
-def sweep(
-    crew: Crew,
-    series: Series,
-    count: int,
-    end: Callable[[], float],
-    stops: Callable[[], bool],
-    heard: Callable[[Finding], None],
-) -> None:
-    """Have a series of pieces done.
-
-    Args:
-        crew: By whom.
-        series: The pieces.
-        count: How many there are.
-        end: Returns when a piece that is started now should be done, on the monotonic clock.
-        stops: Whether to stop now, with what there is.
-        heard: Told of findings as soon as they are there.
-
-    Raises:
-        WorkerError: If workers keep dying of a piece.
-    """
-    ready: deque[tuple[int, Piece]] = deque()
-    found: dict[int, Finding | None] = {}
-    prepared = taken = 0
-    while True:
-        while prepared < count and horizon(prepared, series.lead) <= taken:
-            if series.ends(prepared):
-                count = prepared
-                break
-            piece = series.piece(prepared)
-            if piece is None:
-                found[prepared] = None
-            else:
-                ready.append((prepared, piece))
-            prepared += 1
-        if taken in found:
-            series.take(taken, found.pop(taken))
-            taken += 1
-            continue
-        if taken == count:
+        """See `Series.take`."""
+        if finding is None:
             return
-        if stops():
-            break
-        while ready and crew.is_free:
-            number, piece = order = next((each for each in ready if crew.suits(each[1])), ready[0])
-            ready.remove(order)
-            crew.start(number, piece, end())
-        for number, finding in crew.wait(POLL_SECONDS):
-            heard(finding)
-            found[number] = finding
-    running = prepared - taken - len(ready) - len(found)
-    crew.stop()
-    limit = time.monotonic() + GRACE_SECONDS
-    while running > 0 and (left := limit - time.monotonic()) > 0:
-        for number, finding in crew.wait(left):
-            heard(finding)
-            found[number] = finding
-            running -= 1
-    for number in sorted(found):
-        if found[number] is not None:  # what was needless was not looked at, so that it is told as such
-            series.take(number, found[number])
+        number, work = self._busy.pop(index)
+        node, best = self.nodes[number], self._outcome.best
+        if work is Work.PACE:
+            mesh, samples = node.family[0].mesh, self._known.samples(node)
+            self._carried.learn_minor(minor_mesh(mesh), samples // mesh.shape[0], finding)
+            self._outcome.cut += finding.cut
+            self._outcome.work += finding.work
+            heapq.heappush(self._new[node.priority], (node.bound, number))
+            self._report(node)
+            return
+        if work is Work.BOUND:
+            self._carried.learn(node.family, finding)
+        node.bound = max(node.bound, finding.bound)
+        self._outcome.take(finding, self._context.keep)
+        own = math.inf if finding.best is None else finding.best.objective
+        node.improves = own < node.best * (1 - OPTIMALITY_TOLERANCE)
+        node.best = min(own, node.best)
+        improved = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
+        node.advanced += work is Work.ADVANCE
+        self._idle = 0 if improved else self._idle + (work is Work.ADVANCE)
+        node.stage = stage_of(finding, is_new=work is Work.BOUND)
+        node.relaxed = not (finding.is_final and work is Work.BOUND)
+        self._outcome.note(node.family, node.bound, node.stage)
+        if node.stage is not Stage.DONE:
+            heapq.heappush((self._open if node.relaxed else self._new)[node.priority], (node.bound, number))
+        self._report(node)
+
+    def _report(self, node: Node) -> None:
+        """Tell incumbent and bound."""
+        seen = sum(own.relaxed or own.bound >= self._cutoff for own in self.nodes)
+        lowest = self.bound
+        tell(self._context, self._outcome, "bound", seen, len(self.nodes), lowest, str(node.family[0]))
+
+    def finish(self) -> None:
+        """Raise the bounds of nodes that were not relaxed by transfer once more, and count what was done."""
+        waiting = [(n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.stage is Stage.NEW]
+        heapq.heapify(waiting)
+        for most in (ROOM, ALL):
+            self._carried.raise_least(waiting, self._space, self._outcome.best, lambda number: False, most, ends=True)
+        for bound, number in waiting:
+            self.nodes[number].bound = max(self.nodes[number].bound, bound)
+        for node in self.nodes:
+            self._outcome.note(node.family, node.bound, node.stage)
+        left = set(map(id, self.open_nodes()))
+        closed = [node for node in self.nodes if id(node) not in left]
+        worked = [node for node in closed if node.advanced or node.stage is Stage.DONE]
+        solved, total = sum(len(node.family) for node in worked), sum(len(node.family) for node in closed)
+        before, self._counted = self._counted, (solved, total - solved)
+        self._outcome.solved += self._counted[0] - before[0]
+        self._outcome.pruned += self._counted[1] - before[1]
+        outer = self.open_nodes([Priority.OUTER_DATA_PARALLEL])
+        self._outcome.closed = tuple(own for node in outer for own in node.family)
+        self._outcome.closed_floor = min((node.bound for node in outer), default=math.inf)
+        others = self.open_nodes([Priority.PLAIN, Priority.OTHER_SCHEDULES])
+        self._outcome.left = sum(len(node.family) for node in others)

@@ -54,20 +54,9 @@ class UnequalSearch:
         self._looked = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is decided what to look at."""
-        return self._outcome.unequal is not None
-
-    @property
     def left(self) -> int:
         """How many numbers of microbatches may have a better plan that was not looked for."""
         return sum(map(self._is_rival, self._waiting))
-
-    def glance(self) -> None:
-        """Bound all that wait by what ops take alone."""
-        self._open()
-        for count, work in self._waiting.items():
-            self._raise(count, work.glance())
 
     def look(self, near: float = OPTIMALITY_TOLERANCE) -> None:
         """Bound all that wait, and look for plans where these may be better than the best one by more than a share.

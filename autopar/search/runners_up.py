@@ -19,9 +19,8 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice
 from autopar.search.branching import Branch, Keeping, Sequential, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.frontier import Series
+from autopar.search.ordered_execution import Series
 from autopar.search.outcome import KEEP_WITHIN, Outcome, Stage, Standing
-from autopar.search.phases import PATIENCE
 from autopar.search.reporting import tell
 from autopar.search.tasks import Cell, Finding, Piece, Work
 
@@ -30,7 +29,7 @@ SHARE = 0.5
 
 RETRIES = 4
 """Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left,
-if those found are no slower than that; `PATIENCE` if they are."""
+if those found are no slower than that; `SearchSettings.patience` if they are."""
 
 LEAST_WORK = 3e9
 """Units of work that are always spent on them if need be: a few seconds."""
@@ -116,10 +115,10 @@ class RunnersUp(Series):
         """See `Series.ends`."""
         self._set_aside()
         is_near = self._threshold() <= KEEP_WITHIN * self._outcome.best
-        if self._idle >= (RETRIES if is_near else PATIENCE):
+        if self._idle >= (RETRIES if is_near else self._search.settings.patience):
             self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
-        is_vain = is_near and self._vain >= PATIENCE and not self._is_proven
+        is_vain = is_near and self._vain >= self._search.settings.patience and not self._is_proven
         return self._outcome.work >= self._limit or is_vain or not more
 
     def piece(self, index: int) -> Piece | None:
