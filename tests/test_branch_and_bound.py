@@ -21,13 +21,14 @@ from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables
 from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.pipeline_partition.p2p import hop_seconds
+from autopar.progress import Progress
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.outcome import Outcome
-from autopar.search.settings import DEFAULT_SETTINGS
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.task import Effort, Task, prepare
 from tests.formulations import (
     COSTS,
@@ -383,3 +384,40 @@ def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch
         assert again is not None
         again.relaxed(cutoff)
         assert bool(cut) == (cutoff > alone)
+
+
+def _small_search(settings: SearchSettings = DEFAULT_SETTINGS, tasks: float = np.inf, limit: float = np.inf) -> Outcome:
+    """Return what a search finds that is interrupted after so many tasks."""
+    task, told = _task("mlp-xs", 4), list[Progress]()
+    context = task.context(Effort(top_k=1), progress=told.append, should_stop=lambda: len(told) >= tasks)
+    return run_search(task.space, replace(context, settings=settings, time_limit=limit))
+
+
+def test_an_interrupted_search_keeps_its_incumbent_and_a_valid_bound() -> None:
+    """The bound is below the best plan of the whole search, and rises with the number of tasks."""
+    whole = _small_search()
+    found = [_small_search(tasks=tasks) for tasks in (1, 4, 16)]
+
+    for own in found:
+        assert own.stopped == "interrupted"
+        assert own.bound <= whole.best <= own.best < np.inf
+    assert [own.best for own in found] == sorted((own.best for own in found), reverse=True)
+
+
+@pytest.mark.parametrize("limit", [np.inf, 600.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SearchSettings(improve_every=2, patience=1, outer_tasks=0, outer_share=0.0),
+        SearchSettings(improve_every=1000, patience=1000, outer_tasks=1000, far=1.0, settled=0),
+        SearchSettings(heavy_op_seconds=1e3, climb_reach=9.0, late_seconds=0.0),
+    ],
+    ids=["impatient", "patient", "heavy"],
+)
+def test_no_setting_makes_a_bound_wrong(settings: SearchSettings, limit: float) -> None:
+    """Settings decide where the work goes; what is proven holds for the best plan of any of them."""
+    best, found = _small_search().best, _small_search(settings, limit=limit)
+
+    assert found.bound <= best * (1 + CLOSE)
+    assert found.best >= _small_search().bound * (1 - CLOSE)
+    assert found.stopped == ""

@@ -318,29 +318,6 @@ def test_no_block_takes_less_than_its_ops_alone(cache_dir: Path) -> None:
     assert raised > 0
 
 
-def test_meshes_of_stages_are_chosen_again_where_the_best_plan_has_become_another(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those nearest to its mesh are looked at, be others glanced at before; then they stay."""
-    monkeypatch.setattr("autopar.search.submesh_space.MOST_SUBMESHES", 1)
-    search = _search(cache_dir)
-    space = _space(_execution().folded.num_blocks)
-    small, large = (
-        run_search([own for own in space if own.mesh.size == size], replace(search, unequal=None)) for size in (2, GPUS)
-    )
-    outcome = run_search(space, replace(search, unequal=None))
-    found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
-    chosen = []
-
-    for known, ask in ((small, found.glance), (large, found.look), (small, found.look)):
-        outcome.candidates = list(known.candidates)
-        ask()
-        assert outcome.unequal is not None
-        chosen.append({own.mesh.size for own in outcome.unequal.submeshes})
-
-    assert chosen == [{2}, {GPUS // 2}, {GPUS // 2}]
-
-
 def _simulated(search: SearchContext, candidate: Candidate) -> float:
     """Return the step seconds of a candidate's plan in the simulator."""
     program = _execution().program(written(candidate, search.global_batch, True))

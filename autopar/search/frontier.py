@@ -48,7 +48,8 @@ class Frontier(Series):
         self._new: list[list[tuple[float, int]]] = [[] for _ in Priority]
         self._open: list[list[tuple[float, int]]] = [[] for _ in Priority]
         self._busy: dict[int, tuple[int, Work]] = {}
-        self._idle = self._outer_tasks = self._turn = 0
+        self._idle = dict.fromkeys(Priority, 0)
+        self._outer_tasks = self._turn = 0
         self._class: Priority | None = None
         self._counted = (0, 0)
         self._known = Knowledge(context, outcome, carried)
@@ -107,7 +108,7 @@ class Frontier(Series):
         any time; without one the classes come in their order.
         """
         least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
-        if self._new[Priority.PLAIN] and self._new[Priority.PLAIN][0][0] < self._relaxes_below(Priority.PLAIN):
+        if self._unrelaxed(Priority.PLAIN):
             return Priority.PLAIN
         limited = math.isfinite(self._context.time_limit)
         for priority in Priority:
@@ -119,11 +120,17 @@ class Frontier(Series):
 
     def _is_open(self, priority: Priority, least: float) -> bool:
         """Whether there is work on a class, given the least bound of its open nodes."""
-        if least >= self._cutoff:
-            return False
         if priority is Priority.OUTER_DATA_PARALLEL:
-            return self._outer_left(least)
-        return self._idle < self._settings.patience or least < self._stuck()
+            return least < self._cutoff and self._outer_left(least)
+        if self._unrelaxed(priority):
+            return True
+        waits = self._idle[priority] >= self._settings.patience and least >= self._stuck()
+        return least < self._cutoff and not waits
+
+    def _unrelaxed(self, priority: Priority) -> bool:
+        """Whether a class has a node whose relaxation is worth solving."""
+        heap = self._new[priority]
+        return bool(heap) and heap[0][0] < self._relaxes_below(priority)
 
     def _outer_left(self, least: float) -> bool:
         """Whether there may be further tasks on meshes with an outer data-parallel axis, given their least bound."""
@@ -169,7 +176,7 @@ class Frontier(Series):
                 return number
             if opened[0][0] < self._cutoff:
                 return heapq.heappop(opened)[1]
-        if priority is Priority.PLAIN and new and new[0][0] < self._relaxes_below(priority):
+        if priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
             return heapq.heappop(new)[1]
         heaps = [heap for heap in (new, opened) if heap]
         return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
@@ -197,7 +204,9 @@ class Frontier(Series):
         node.best = min(own, node.best)
         improved = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
         node.advanced += work is Work.ADVANCE
-        self._idle = 0 if improved else self._idle + (work is Work.ADVANCE)
+        if improved:
+            self._idle = dict.fromkeys(Priority, 0)
+        self._idle[node.priority] += work is Work.ADVANCE
         node.stage = stage_of(finding, is_new=work is Work.BOUND)
         node.relaxed = not (finding.is_final and work is Work.BOUND)
         self._outcome.note(node.family, node.bound, node.stage)

@@ -81,14 +81,12 @@ class UnequalSearch:
             tell(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
 
     def _open(self) -> None:
-        """Decide what to look at: again if the best plan on equal stages has become another since it was glanced at."""
+        """Decide which numbers of microbatches to look at, given the incumbent."""
         search, outcome, space = self._search, self._outcome, self._space
-        if space is None or self._looked or (outcome.unequal is not None and self._stops()):
+        if space is None or self._looked:
             return
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
         submeshes = nearest(space.submeshes, min(best, space.devices / 2))
-        if outcome.unequal is not None and submeshes == outcome.unequal.submeshes:
-            return
         found = outcome.unequal = UnequalSpace(space)
         floors = {count: least_unequal(search, space, count) for count in space.microbatches}
         is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS

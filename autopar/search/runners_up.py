@@ -4,9 +4,9 @@ What is left when a plan is set aside with all that are akin to it is covered by
 (`branching.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
 known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
 (1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
-or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven. Configurations
-that the search before put aside are left after a few pieces in a row that found nothing. Where the best plan is not
-proven the others cannot be either, so that there is an end to finding nothing anywhere once they are nearly as fast.
+or when the work that `SearchSettings.runners_up_work` allows is spent; the least bound of the cells left is what is
+proven. Nodes that wait since the search for the best plan are left after a few tasks in a row that found nothing. Where
+the best plan is not proven the others cannot be either, so that this search ends, too, once they are nearly as fast.
 """
 
 import heapq
@@ -23,16 +23,6 @@ from autopar.search.ordered_execution import Series
 from autopar.search.outcome import KEEP_WITHIN, Outcome, Stage, Standing
 from autopar.search.reporting import tell
 from autopar.search.tasks import Cell, Finding, Piece, Work
-
-SHARE = 0.5
-"""Work spent on other plans than the best, relative to that on the best."""
-
-RETRIES = 4
-"""Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left,
-if those found are no slower than that; `SearchSettings.patience` if they are."""
-
-LEAST_WORK = 3e9
-"""Units of work that are always spent on them if need be: a few seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +79,9 @@ class RunnersUp(Series):
         self._search, self._outcome, self._lowest = search, outcome, lowest
         self._idle = self._vain = 0
         self._is_proven = lowest >= outcome.best * (1 - OPTIMALITY_TOLERANCE)
-        self._limit = outcome.work + max(LEAST_WORK, SHARE * outcome.work)
+        self._limit = outcome.work + max(
+            search.settings.runners_up_least_work, search.settings.runners_up_work * outcome.work
+        )
         self._cells: list[_Left] = []
         self._open: list[tuple[float, int]] = []
         self._busy: dict[int, int] = {}
@@ -115,7 +107,7 @@ class RunnersUp(Series):
         """See `Series.ends`."""
         self._set_aside()
         is_near = self._threshold() <= KEEP_WITHIN * self._outcome.best
-        if self._idle >= (RETRIES if is_near else self._search.settings.patience):
+        if self._idle >= (self._search.settings.runners_up_retries if is_near else self._search.settings.patience):
             self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
         is_vain = is_near and self._vain >= self._search.settings.patience and not self._is_proven

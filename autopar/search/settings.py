@@ -30,6 +30,9 @@ class SearchSettings:
         heavy_op_seconds: Seconds that a relaxation takes per op of distinct blocks, about.
         heavy_nodes: With a time limit that suffices for no more relaxations, local search comes first.
         runners_up_share: Share of a time limit that is kept for runners-up.
+        runners_up_work: Work on runners-up, relative to that on the best plan.
+        runners_up_least_work: Units of work that are always allowed for them: a few seconds.
+        runners_up_retries: Tasks in a row on waiting nodes without a wanted plan after which these are left.
         unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ.
     """
 
@@ -52,6 +55,9 @@ class SearchSettings:
     heavy_op_seconds: float = 1e-3
     heavy_nodes: int = 100
     runners_up_share: float = 0.1
+    runners_up_work: float = 0.5
+    runners_up_least_work: float = 3e9
+    runners_up_retries: int = 4
     unequal_share: float = 0.25
 
 
