@@ -19,6 +19,7 @@ from autopar.formulate.tables import Tables
 from autopar.problem import Problem
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.candidate import Candidate
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.search.submesh_space import Unequal
 from autopar.solvers import Solver
 
@@ -53,6 +54,7 @@ class SearchContext:
         unequal: The space of pipelines whose stages have different meshes; None if there is none.
         floors: Roofline bound on each group of equal nodes.
         spare: Returns the plan that needs least memory, if it fits; called if no construction fits.
+        settings: Constants that steer the search.
         room: Lower bounds on memory, and on the recompute that memory enforces.
     """
 
@@ -77,6 +79,7 @@ class SearchContext:
     unequal: Unequal | None = None
     floors: tuple[Floor, ...] = ()
     spare: Callable[[], Candidate | None] = _no_plan
+    settings: SearchSettings = DEFAULT_SETTINGS
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
