@@ -19,7 +19,8 @@ from autopar.formulate.least_memory import byte_problem, least_split, state_byte
 from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Decision, Memory
-from autopar.pipeline_partition.interleaved import Groups
+from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import Choice
 from autopar.program.lower import lower
@@ -268,19 +269,23 @@ def _least(
 def _in_line(attempt: Attempt, choice: Choice, constraints: Constraints) -> tuple[float, Candidate] | None:
     """Return the split of a choice under a plain schedule that needs least, with the bytes of its fullest stage."""
     memory, totals = attempt.weighed(choice)
-    pipeline = attempt.pipeline
+    pipeline, chain = attempt.pipeline, attempt.tables.folded.chain
+    hops = attempt.weighing.hops(choice, pipeline)
     found = least_split(memory, pipeline, constraints)
     if found is None:
         return None
     peak, split = found
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
-        return best_split(totals, memory, pipeline, limit, 0.0, constraints)
+        return best_split(totals, memory, pipeline, limit, hops, constraints)
 
     # Within the same bytes there may be a faster split, and within fewer one whose blocks differ in what they keep.
-    own = fitted(peak) or (split, step_time(totals, attempt.tables.folded.chain, pipeline, split, 0.0))
-    peak, own = _lowered(fitted, attempt, peak) or (peak, own)
-    return peak, Candidate(attempt.configuration, attempt.tables, choice, *own)
+    own = fitted(peak) or (split, step_time(totals, chain, pipeline, split, hop_seconds(split, hops)))
+    peak, (split, step) = _lowered(fitted, attempt, peak) or (peak, own)
+    if pipeline.schedule == "gpipe":  # the closed form lets forwards hide reductions, which GPipe's last passes do not
+        passes = pass_seconds(attempt.tables, choice, splits=False)
+        step = grouped_time(passes, totals, chain, pipeline, split, hop_seconds(split, hops))
+    return peak, Candidate(attempt.configuration, attempt.tables, choice, split, step)
 
 
 def _in_turn(
@@ -292,9 +297,10 @@ def _in_turn(
     memory = attempt.weighing.bytes(choice, splits=splits)
     totals = attempt.weighing.copied(choice, attempt.tables.block_seconds(choice), passes, splits=splits)
     pipeline = configuration.pipeline(search.costs.stack)
+    hops = attempt.weighing.hops(choice, pipeline)
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
-        return Groups(passes, totals, memory, pipeline, limit, 0.0, search.constraints).best()
+        return Groups(passes, totals, memory, pipeline, limit, hops, search.constraints).best()
 
     found = _lowered(fitted, attempt, below if math.isfinite(below) else _whole(memory, pipeline))
     return None if found is None else (found[0], Candidate(configuration, attempt.tables, choice, *found[1]))

@@ -396,7 +396,7 @@ def _small_search(settings: SearchSettings = DEFAULT_SETTINGS, tasks: float = np
 def test_an_interrupted_search_keeps_its_incumbent_and_a_valid_bound() -> None:
     """The bound is below the best plan of the whole search, and rises with the number of tasks."""
     whole = _small_search()
-    found = [_small_search(tasks=tasks) for tasks in (1, 4, 16)]
+    found = [_small_search(tasks=tasks) for tasks in (1, 2, 4)]
 
     for own in found:
         assert own.stopped == "interrupted"
