@@ -25,7 +25,7 @@ from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, 
 from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
-from autopar.search.settings import DEFAULT_SETTINGS
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
@@ -63,6 +63,7 @@ def solve(
     pins: str | Path | Pins | Mapping[str, object] | None = None,
     rival: Callable[[Task, Plan], Rival] | None = None,
     began: float | None = None,
+    settings: SearchSettings = DEFAULT_SETTINGS,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -102,6 +103,7 @@ def solve(
             `Plan.rival`. It is not asked where there are pins, which it would not keep to.
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
             start of its process, whose imports take seconds.
+        settings: Constants of the search: where it spends its time. Any values leave the bound valid.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -111,11 +113,11 @@ def solve(
         WorkerError: If there is no Ray, or workers keep dying.
     """
     asked = time.monotonic() if began is None else began
-    effort, crew = Effort(solver, top_k, time_limit, seed), Engine(engine, workers, ray_address)
+    effort, crew = Effort(solver, top_k, time_limit, seed, settings), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.get_ready()
-    end = math.inf if time_limit is None else asked + time_limit + DEFAULT_SETTINGS.overtime_seconds
+    end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
     request = JobRequest(
         model,
         gpus=gpus,

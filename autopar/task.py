@@ -35,7 +35,7 @@ from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.settings import DEFAULT_SETTINGS
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.search.submesh_space import Unequal, unequal
 from autopar.workload import Workload, default_batch, job_stack
 
@@ -54,6 +54,7 @@ class Effort:
         top_k: Number of plans wanted.
         time_limit: Seconds until the plan is found and verified; None for no limit.
         seed: Of whatever a solver draws at random; plans are repeatable for every seed.
+        settings: Constants of the search.
 
     Raises:
         JobError: If a number is not positive, or the seed negative.
@@ -64,6 +65,7 @@ class Effort:
     top_k: int = 3
     time_limit: float | None = None
     seed: int = 0
+    settings: SearchSettings = DEFAULT_SETTINGS
 
     def __post_init__(self) -> None:
         solvers.load(self.solver)
@@ -130,8 +132,8 @@ class Task:
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
             time_limit=math.inf if effort.time_limit is None else effort.time_limit,
-            overtime=DEFAULT_SETTINGS.overtime_seconds,
-            settings=DEFAULT_SETTINGS,
+            overtime=effort.settings.overtime_seconds,
+            settings=effort.settings,
             before=sum(phase.seconds for phase in self.phases),
             progress=progress,
             should_stop=should_stop,

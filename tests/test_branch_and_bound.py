@@ -28,7 +28,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.outcome import Outcome
-from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.search.settings import DEFAULT_SETTINGS, NodeSettings, SearchSettings
 from autopar.task import Effort, Task, prepare
 from tests.formulations import (
     COSTS,
@@ -376,7 +376,7 @@ def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch
     alone = first.hull.alone(first.relaxed_choice)
     assert bound < alone * (1 - CLOSE), "else there is no cutoff between them"
     cut: list[object] = []
-    monkeypatch.setattr("autopar.search.node_solver.RELAXED_STEPS", 0)  # which look at other choices
+    search = replace(search, settings=SearchSettings(node=NodeSettings(relaxed_steps=0)))  # steps try other choices
     monkeypatch.setattr("autopar.search.stage_cutting.best_split", lambda *given: cut.append(given))
 
     for cutoff in ((bound + alone) / 2, 1.05 * alone):

@@ -17,8 +17,7 @@ from autopar.formulate.tables import Decision
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
 from autopar.plan import Plan, SearchReport
 from autopar.request import JobRequest
-from autopar.search.heterogeneous_nodes import MOST_COUNTS
-from autopar.search.node_solver import MEMORY_GAP
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS
@@ -308,7 +307,8 @@ def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
     assert free.bound <= plan.objective * (1 + CLOSE)
     assert plan.job.pins == content
     assert any(line.startswith(("pinned: ", "forbidden: ")) for line in plan.search.space)
-    assert 0 <= plan.search.configurations - len(task.space) <= MOST_COUNTS  # those of stages with meshes of their own
+    unequal = plan.search.configurations - len(task.space)  # of stages with meshes of their own
+    assert 0 <= unequal <= DEFAULT_SETTINGS.unequal.most_counts
 
 
 @pytest.mark.parametrize(
@@ -428,8 +428,8 @@ def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: ob
     assert {*inside.space, *outside.space} == set(whole)
     assert set(inside.space).isdisjoint(outside.space)
     free = _searched(_free())
-    assert min(part.least for part in parts) >= free.bound * (1 - MEMORY_GAP)
-    assert min(part.bound for part in parts) <= free.least * (1 + MEMORY_GAP)
+    assert min(part.least for part in parts) >= free.bound * (1 - DEFAULT_SETTINGS.node.memory_gap)
+    assert min(part.bound for part in parts) <= free.least * (1 + DEFAULT_SETTINGS.node.memory_gap)
 
 
 def test_every_divisor_of_the_batch_can_be_pinned() -> None:
@@ -456,7 +456,7 @@ def test_the_own_plan_pinned_is_found_again(name: str, gpus: int) -> None:
     assert again.objective == pytest.approx(plan.objective, rel=CLOSE)
     assert (again.stages, again.mesh, again.num_microbatches) == (plan.stages, plan.mesh, plan.num_microbatches)
     assert [block.states for block in again.blocks] == [block.states for block in plan.blocks]
-    assert looser.objective <= plan.objective * (1 + MEMORY_GAP)
+    assert looser.objective <= plan.objective * (1 + DEFAULT_SETTINGS.node.memory_gap)
 
 
 def test_tensors_are_where_patterns_say() -> None:

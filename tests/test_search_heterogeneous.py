@@ -24,10 +24,11 @@ from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_nodes import WEAK, UnequalSearch, least_unequal, worth_while
+from autopar.search.heterogeneous_nodes import UnequalSearch, least_unequal, worth_while
 from autopar.search.heterogeneous_stages import UnequalAttempt
 from autopar.search.mesh_placements import Placed, least_alone, least_seconds
 from autopar.search.outcome import Outcome
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings, UnequalSettings
 from autopar.search.stage_chains import Options, options_of
 from autopar.search.submesh_space import nearest, submeshes, unequal
 from autopar.simulate import simulate
@@ -255,7 +256,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
 
     assert outcome.unequal is not None
     assert outcome.unequal.opened == ()
-    assert bound == outcome.unequal.floor < outcome.best / WEAK
+    assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.weak
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
     near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_floor=math.inf)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
@@ -284,11 +285,8 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     assert outcome.solved == solved + 1
 
 
-def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autopar.search.heterogeneous_nodes.MOST_BLOCKS", 1)
-    search = _search(cache_dir)
+def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(cache_dir: Path) -> None:
+    search = replace(_search(cache_dir), settings=SearchSettings(unequal=UnequalSettings(most_blocks=1)))
 
     found = run_search(_space(_execution().folded.num_blocks), search)
 
@@ -309,7 +307,7 @@ def test_no_block_takes_less_than_its_ops_alone(cache_dir: Path) -> None:
         )
         assert tables is not None
         alone = least_alone(tables)
-        least = least_seconds(tables, lambda problem, _: search.solver.solve(problem), lambda: False)
+        least = least_seconds(tables, lambda problem, _: search.solver.solve(problem), lambda: False, UnequalSettings())
         assert (alone <= least).all()
         raised = max(raised, float((least - alone).max()))
         for _ in range(5):
@@ -441,10 +439,10 @@ def test_nothing_is_opened_near_the_floor() -> None:
     """Up to 15 % above the floor there is little to gain; where nodes differ, anything above it counts."""
     alike, floors = PRESETS["a100"], {1: 2.0, 2: 1.0, 4: 1.05, 8: 1.1, 16: 1.2}
 
-    assert worth_while(alike, 1.14, floors) == []
-    assert worth_while(alike, 1.16, floors) == [2]
-    assert worth_while(_two_generations(), 1.08, floors) == [2, 4]
-    assert worth_while(alike, math.inf, floors) == [2, 4, 8]
+    assert worth_while(alike, 1.14, floors, UnequalSettings()) == []
+    assert worth_while(alike, 1.16, floors, UnequalSettings()) == [2]
+    assert worth_while(_two_generations(), 1.08, floors, UnequalSettings()) == [2, 4]
+    assert worth_while(alike, math.inf, floors, UnequalSettings()) == [2, 4, 8]
 
 
 def test_work_is_counted_and_cuts_the_search_at_the_same_point(

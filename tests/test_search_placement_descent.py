@@ -11,6 +11,7 @@ from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.problem import Choice
 from autopar.recompute import Recompute
 from autopar.search.placement_descent import Neighbourhood, descend
+from autopar.search.settings import NodeSettings
 from tests.formulations import good_choice, random_choice, tables
 
 PIPELINE = Pipeline(1, 2, "1f1b")
@@ -28,8 +29,8 @@ def test_what_is_near_and_better_is_found(seed: int) -> None:
         return step_time(found.block_seconds(choice), found.folded.chain, PIPELINE, whole, 0.0).seconds
 
     start = random_choice(instance, np.random.default_rng(seed), near=good_choice("mlp-xs", "train"))
-    near = Neighbourhood(found, instance)
-    steps = [start, *descend(start, near, 0.0, seconds, lambda: False)]
+    near = Neighbourhood(found, instance, NodeSettings())
+    steps = [start, *descend(start, near, 0.0, seconds, lambda: False, NodeSettings())]
 
     times = [seconds(choice) for choice in steps]
     assert all(math.isfinite(instance.cost(choice)) for choice in steps)
@@ -52,16 +53,16 @@ def test_prices_that_are_too_high_are_not_timed() -> None:
 
     start = good_choice("mlp-xs", "train")
 
-    assert not list(descend(start, Neighbourhood(found, instance), 2.0, seconds, lambda: False))
+    assert not list(
+        descend(start, Neighbourhood(found, instance, NodeSettings()), 2.0, seconds, lambda: False, NodeSettings())
+    )
     assert timed == [start]
 
 
 @pytest.mark.parametrize(("saved", "ends"), [(2e-3, False), (5e-4, True)])
-def test_changes_end_that_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch, saved: float, ends: bool) -> None:
+def test_changes_end_that_save_next_to_nothing(saved: float, ends: bool) -> None:
     """Ten in a row have to save a hundredth; each that is timed saves as much, until all changes are looked at."""
-    monkeypatch.setattr("autopar.search.placement_descent.SHARE", 10)
-    monkeypatch.setattr("autopar.search.placement_descent.WORTH", 1e-2)
-    monkeypatch.setattr("autopar.search.placement_descent.CHANGES", 100)
+    settings = NodeSettings(descent_share=10, descent_worth=1e-2, descent_changes=100)
     found = tables("mlp-xs")
     instance = problem(found, weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True))
     timed = 0
@@ -72,7 +73,7 @@ def test_changes_end_that_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch, 
         return 1e9 * (1 - saved) ** timed
 
     start = good_choice("mlp-xs", "train")
-    steps = list(descend(start, Neighbourhood(found, instance), 0.0, seconds, lambda: False))
+    steps = list(descend(start, Neighbourhood(found, instance, settings), 0.0, seconds, lambda: False, settings))
 
     assert steps
     assert (len(steps) <= 10) == ends
@@ -84,7 +85,7 @@ def test_what_a_change_costs_is_told_from_what_it_changes(seed: int) -> None:
     found = tables("mlp-xs")
     instance = problem(found, weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True))
     start = random_choice(instance, np.random.default_rng(seed), near=good_choice("mlp-xs", "train"))
-    near, looked_at = Neighbourhood(found, instance), 0
+    near, looked_at = Neighbourhood(found, instance, NodeSettings()), 0
     for index in range(len(start)):
         every = list(near.changed(start, index, math.inf))
         for number, other in enumerate(every):

@@ -33,6 +33,7 @@ from autopar.search.node_solver import Attempt, begin_attempt
 from autopar.search.ordered_execution import LAG, Series, horizon, sweep
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import Processes
+from autopar.search.settings import NodeSettings, SearchSettings
 from autopar.search.tasks import Finding, Piece, Work
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
@@ -99,13 +100,12 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _answer(anew) == _answer(kept)
 
 
-def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipelines_go_on_from_what_was_put_away() -> None:
     """What is known of blocks spread over stages is packed, and no more than that: packing takes time, too."""
-    monkeypatch.setattr("autopar.search.node_solver.SPREAD_STEPS", 1)
     task = prepare(
         JobRequest("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
     )
-    search = task.context(Effort())
+    search = task.context(Effort(settings=SearchSettings(node=NodeSettings(cut_steps=1))))
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
 
     def course(*, packs: bool) -> list[float]:

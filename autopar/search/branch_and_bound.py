@@ -49,7 +49,7 @@ def search(
     Raises:
         WorkerError: If processes of the search keep dying.
     """
-    outcome = Outcome(history=History(context.before), hosted=context.constraints.hosted)
+    outcome = Outcome(history=History(context.before), hosted=context.constraints.hosted, settings=context.settings)
     fitting = [own for own in space if context.may_fit(own)]
     outcome.pruned = len(space) - len(fitting)
     clock, nodes = Clock(context, outcome), families(fitting)

@@ -16,17 +16,8 @@ from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_stages import UnequalAttempt
 from autopar.search.outcome import Outcome
 from autopar.search.reporting import tell
+from autopar.search.settings import UnequalSettings
 from autopar.search.submesh_space import Unequal, UnequalSpace, nearest
-
-WEAK = 1.15
-"""Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
-
-MOST_COUNTS = 3
-"""Numbers of microbatches that are worked on: those of the least floors."""
-
-MOST_BLOCKS = 256
-"""Longer chains are not looked at where nodes are alike: what every range of blocks takes and holds on every mesh comes
-to gigabytes, and the more blocks there are the less is gained, for equal stages can be nearly as even."""
 
 
 class UnequalSearch:
@@ -89,9 +80,9 @@ class UnequalSearch:
         submeshes = nearest(space.submeshes, min(best, space.devices / 2))
         found = outcome.unequal = UnequalSpace(space)
         floors = {count: least_unequal(search, space, count) for count in space.microbatches}
-        is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
+        is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
         closed = is_long and not search.costs.cluster.groups
-        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
+        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors, search.settings.unequal)
         self.bound = min((floors[count] for count in opened), default=math.inf)
         self._bounds, self._waiting = {}, {}
         if self._stops() or not opened:
@@ -130,8 +121,8 @@ def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
     return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
-def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
+def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings) -> list[int]:
     """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
-    weak = 1.0 if cluster.groups else WEAK
+    weak = 1.0 if cluster.groups else settings.weak
     below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
-    return [count for _, count in below[:MOST_COUNTS]]
+    return [count for _, count in below[: settings.most_counts]]

@@ -30,7 +30,6 @@ from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate, Draft
 from autopar.search.context import SearchContext
 from autopar.search.mesh_placements import (
-    MOST_CHOICES,
     Placed,
     least_alone,
     least_seconds,
@@ -46,12 +45,6 @@ from autopar.solvers.limited import solve_limited
 from autopar.solvers.staging import dynamic_program as dynamic
 from autopar.solvers.staging.integer_program import survivors
 from autopar.staging import FloatArray, Route, Staging
-
-MOST_WORK = 4e10
-"""Units of work on one number of microbatches from which on no further choices of placements are looked for."""
-
-ROUNDS = 4
-"""Times a staging problem is solved, each time with choices for the stages that were found the last time."""
 
 
 class UnequalAttempt:
@@ -126,7 +119,7 @@ class UnequalAttempt:
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
         placed, cutoff = self._placed(), outcome.threshold(self._search.keep)
-        for _ in range(ROUNDS):
+        for _ in range(self._search.settings.unequal.rounds):
             if not placed or self._stops():
                 break
             options = self._options(placed)
@@ -149,7 +142,7 @@ class UnequalAttempt:
 
     def _stops(self) -> bool:
         """Whether to stop now, since somebody wants to or as much work was done as there may be."""
-        return self._asked() or self.work >= MOST_WORK
+        return self._asked() or self.work >= self._search.settings.unequal.most_work
 
     def options(self) -> Options | None:
         """Return what stages can be chosen from at first; None if there is nothing."""
@@ -243,7 +236,7 @@ class UnequalAttempt:
             return np.asarray(total[found.stop] - total[found.start])
 
         for number, (submesh, tables) in enumerate(self._tables.items()):
-            least = least_seconds(tables, self._solve, self._stops)
+            least = least_seconds(tables, self._solve, self._stops, self._search.settings.unequal)
             resident, kept = _least_bytes(tables, trains=self._trains)
             held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
             seconds[:, number, :, 0] = np.where(held <= self._limit(submesh), sums(least)[None], np.inf)
@@ -277,10 +270,17 @@ class UnequalAttempt:
                 break
             even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
             choices = pareto_choices(
-                tables, self._pipeline(even), self._limit(submesh), flavours, fastest, self._solve, self._stops
+                tables,
+                self._pipeline(even),
+                self._limit(submesh),
+                flavours,
+                fastest,
+                self._solve,
+                self._stops,
+                self._search.settings.unequal,
             )
             each = [Placed.of(submesh, tables, choice, trains=self._trains) for choice in choices]
-            found += undominated(each)[:MOST_CHOICES]
+            found += undominated(each)[: self._search.settings.unequal.most_choices]
         return found
 
     def candidate(self, options: Options, route: Route) -> Candidate:

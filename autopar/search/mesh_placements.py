@@ -19,32 +19,18 @@ from autopar.problem import Choice, Problem, Solution
 from autopar.program.block import LoweredKind
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
+from autopar.search.settings import UnequalSettings
 from autopar.search.submesh_space import Submesh
 from autopar.simulate.ranges import chain_bytes
 
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
-FREE_STEPS, PRICED_STEPS = 2, 3
-"""Prices that are tried for more choices, without and with a price on memory."""
-
-ROOMY = 0.3
-"""Share of the limit up to which a mean stage leaves enough room for all others."""
-
 RATIOS = (0.1, 1.0, 10.0)
-"""Price of all bytes of a mean stage over its time, where memory may bind."""
-
-MOST_CHOICES = 8
-"""Choices of a mesh."""
+"""Price of all bytes of a mean stage over its time, where memory may bind: three orders of magnitude."""
 
 ELSEWHERE = 1e-3
-"""Blocks that a kind counts as where a stage has none."""
-
-SHARE = 0.02
-"""Kinds of blocks that take less than this of the model's time have each op at its fastest in a bound."""
-
-HEAVY_KINDS = 6
-"""Kinds whose least time is looked for, the heaviest ones; the others, too, have each op at its fastest."""
+"""Blocks that a kind counts as where a stage has none: enough to place them well, too few to decide anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,19 +69,20 @@ class Placed:
         return self.submesh, tuple((block.arrivals, block.departures) for block in self.blocks)
 
 
-def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool]) -> FloatArray:
+def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], settings: UnequalSettings) -> FloatArray:
     """Return by kind a lower bound on the seconds of both passes of a block, whatever is chosen, (kinds,).
 
     Args:
         tables: The decisions.
         solve: Solver of placement problems.
         stopped: Whether to solve none any more.
+        settings: Constants of the search.
     """
     least = least_alone(tables)
     counts = np.array([kind.count for kind in tables.folded.kinds])
     shares = counts * least / max(float(counts @ least), 1e-12)
-    for kind in np.argsort(-shares, kind="stable")[:HEAVY_KINDS].tolist():
-        if shares[kind] < SHARE or stopped():
+    for kind in np.argsort(-shares, kind="stable")[: settings.heavy_kinds].tolist():
+        if shares[kind] < settings.light_share or stopped():
             break
         solution = solve(problem(tables, kind_weights(tables, [kind], 0.0)), math.inf)
         least[kind] = max(least[kind], solution.bound)
@@ -120,6 +107,7 @@ def pareto_choices(
     fastest: Sequence[Recompute],
     solve: Solve,
     stopped: Callable[[], bool],
+    settings: UnequalSettings,
 ) -> list[Choice]:
     """Return choices from the fastest to those that hold least, as prices on memory rise.
 
@@ -131,6 +119,7 @@ def pareto_choices(
         fastest: By kind the least of it.
         solve: Solver of placement problems.
         stopped: Whether to end now.
+        settings: Constants of the search.
     """
     found: dict[Choice, None] = {}
     hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest))
@@ -140,7 +129,7 @@ def pareto_choices(
         return []
     found[first.choice] = None
     hull.add(first.choice)
-    for memory, steps in ((False, FREE_STEPS), (True, PRICED_STEPS)):
+    for memory, steps in ((False, settings.free_steps), (True, settings.priced_steps)):
         for _ in range(steps):
             if stopped() or not hull.step(solve, math.inf, lambda choice: found.setdefault(choice), memory=memory):
                 break
@@ -148,7 +137,7 @@ def pareto_choices(
         # A stage may have to hold more than the mean one, by which the hull prices memory.
         mean = mean_bytes(tables, pipeline, limit, [flavour] * len(tables.folded.kinds))
         used = mean.excess(tables, first.choice) + mean.limit
-        if used < ROOMY * limit:
+        if used < settings.roomy * limit:
             continue
         for ratio in RATIOS:
             if not stopped():

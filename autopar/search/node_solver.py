@@ -46,49 +46,6 @@ from autopar.search.stage_cutting import Cutting
 from autopar.solvers.base import Budget, Work
 from autopar.solvers.limited import PLACEMENT_WORK, solve_limited
 
-HEAVY_KINDS = 3
-"""Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
-
-RELAXED_STEPS = 4
-HURRIED_STEPS = 6
-MEMORY_STEPS = 4
-"""Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
-
-MOST_STEPS = 60
-"""Prices that are tried at most per configuration."""
-
-NEAR = 1e-4
-"""A bound this near to the best plan of its configuration, relative, is not raised further."""
-
-CORRECTIONS = 3
-"""Times a placement problem under memory limits is solved, each time with room for what the last one did not see."""
-
-MEMORY_GAP = 0.005
-"""Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
-
-PRICED_SHARE = 5e6
-"""Units of work per second of a limit of time that a placement problem with prices may take: a part in two hundred of
-it. Its bound is one of many, and most take a hundredth of that."""
-
-PRICED_GAP = 5e-5
-"""They need not be solved closer than half of how near to its value a bound is raised
-(`autopar.bounds.column_generation.CLOSE`)."""
-
-RISES = 2e-3
-"""By how much, relative, cuts of blocks raise a bound so that no more is done for now."""
-
-BLOCK_WORK = 2e8
-"""Units of work that a placement problem of single blocks may take; most take a twentieth of it."""
-
-BLOCK_GAP = 5e-4
-"""They need not be solved closer than this: their bounds are used."""
-
-SPREAD_STEPS = 2
-"""Times that blocks are spread in one piece of work."""
-
-CONSIDERED = 8
-"""Choices that are considered where blocks are spread, those that most of them are like."""
-
 BESIDE = (0.05, None)
 """Prices of gradient traffic at which placements under memory limits are looked for, as of `weights`: as if there was
 room beside the passes for nearly all of it, and as if there was none."""
@@ -120,6 +77,7 @@ class Attempt:
 
     def __init__(self, search: SearchContext, family: Sequence[Configuration], tables: Tables, end: float) -> None:
         self.search, self.family, self.tables, self.end = search, tuple(family), tables, end
+        self._settings = search.settings.node
         self.configuration = family[0]
         pipelines = [configuration.pipeline(search.costs.stack) for configuration in family]
         self.pipeline = pipelines[0]
@@ -178,7 +136,7 @@ class Attempt:
             if self.hull is None:
                 self.rounds = self._first_rounds(cutoff)
             else:
-                bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+                bound, _ = self._raise(bound, cutoff, self._settings.relaxed_steps, memory=False)
         return bound
 
     def _first_bound(self, cutoff: float) -> float:
@@ -308,11 +266,11 @@ class Attempt:
 
     def _enough(self, cutoff: float) -> float:
         """Return the bound that is not raised further: above a cutoff, or near the best plan."""
-        return min(cutoff, self.best.objective * (1 - NEAR)) if self.best is not None else cutoff
+        return min(cutoff, self.best.objective * (1 - self._settings.near)) if self.best is not None else cutoff
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
-        most = PRICED_SHARE * self.search.time_limit
-        return self._run(self._with_recipes(instance), None, cutoff, PRICED_GAP, most)
+        most = self._settings.priced_work * self.search.time_limit
+        return self._run(self._with_recipes(instance), None, cutoff, self._settings.priced_gap, most)
 
     def _undivided(self) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
@@ -323,7 +281,7 @@ class Attempt:
             totals = self.tables.block_seconds(self.relaxed_choice)
             inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
             least = np.zeros(len(counts))
-            for kind in np.argsort(-inline)[:HEAVY_KINDS]:
+            for kind in np.argsort(-inline)[: self._settings.heavy_kinds]:
                 if self._stopped():
                     break
                 weighting = kind_weights(self.tables, [int(kind)], 0.0)
@@ -355,13 +313,13 @@ class Attempt:
         self._look_first()
         if self.is_settled:
             return min(self._prove_again(bound, cutoff), self.left_out)
-        own, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
+        own, more = self._raise(bound, cutoff, self._settings.memory_steps, memory=True)
         bound = max(bound, own)
         near = self.best is not None and bound >= self._enough(math.inf)
-        ends = near or not more or self.hull.steps >= MOST_STEPS
+        ends = near or not more or self.hull.steps >= self._settings.most_steps
         if ends and not (not near and bound < cutoff and self._refined()):
             self._fit(bound, cutoff)
-            if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
+            if self.best is not None and bound * (1 + self._settings.near) < self.best.objective < cutoff:
                 self._look_nearby()
             self.is_settled = True
             self.exhausted = not (self.proves and self._ceiling(bound, cutoff))
@@ -377,21 +335,21 @@ class Attempt:
 
     def _spread_out(self, bound: float, cutoff: float) -> float:
         """Do the next piece of work where blocks are spread over stages, and return the bound."""
-        steps = SPREAD_STEPS
+        steps = self._settings.cut_steps
         if self.rounds is None:
             self.rounds = self._first_rounds(cutoff)
-            steps = 0 if self.rounds.bound > bound * (1 + RISES) else SPREAD_STEPS
+            steps = 0 if self.rounds.bound > bound * (1 + self._settings.cut_rise) else self._settings.cut_steps
         for _ in range(steps):
             own = self.rounds.next(self._task, self._enough(cutoff), self._stopped)
             if own is None or self._stopped():
                 break
             self._look_first()
             found = self.rounds.spread(own, self._task, self._enough(cutoff), self._stopped)
-            for choice in found.choices[:CONSIDERED]:
+            for choice in found.choices[: self._settings.considered]:
                 whole = self._completed(choice, found.rent)
                 if whole is not None:
                     self._consider(whole)
-            if found.value >= self._enough(cutoff) or self.rounds.bound > bound * (1 + RISES):
+            if found.value >= self._enough(cutoff) or self.rounds.bound > bound * (1 + self._settings.cut_rise):
                 break  # the choices known allow no better plan, or not at the least bound of all: it can wait
         self.is_settled = self.exhausted = self.rounds.next(self._task, self._enough(cutoff), self._stopped) is None
         self.work += self.rounds.spreader.worked()
@@ -408,7 +366,8 @@ class Attempt:
         return room.order(configuration), room.rest(configuration, self.pace)
 
     def _priced_block(self, instance: Problem, cutoff: float) -> Solution:
-        return self._run(self._with_recipes(instance), None, cutoff, BLOCK_GAP, BLOCK_WORK)
+        gap, work = self._settings.block_gap, self._settings.block_work
+        return self._run(self._with_recipes(instance), None, cutoff, gap, work)
 
     def _completed(self, choice: Choice, rent: float) -> Choice | None:
         """Return a choice with the same decisions in blocks of the most frequent kind, and good ones in all others.
@@ -426,7 +385,7 @@ class Attempt:
             (own,) if node.kind == main else tuple(range(node.count))
             for node, own in zip(tables.nodes, choice, strict=True)
         )
-        return self._run(restrict(instance, Recipe("blocks", allowed)), most=BLOCK_WORK).choice
+        return self._run(restrict(instance, Recipe("blocks", allowed)), most=self._settings.block_work).choice
 
     def _prove_again(self, bound: float, cutoff: float) -> float:
         """Prove once more, as long as that finds better plans: the faster the best one, the less is left to look at."""
@@ -473,8 +432,8 @@ class Attempt:
             return step_time(self.tables.block_seconds(choice), chain, self.pipeline, split, 0.0).seconds
 
         instance, constant = self.hull.priced()
-        near = Neighbourhood(self.tables, instance)
-        path = list(descend(self.best.choice, near, constant, seconds, self._stopped))
+        near = Neighbourhood(self.tables, instance, self._settings)
+        path = list(descend(self.best.choice, near, constant, seconds, self._stopped, self._settings))
         known = self.best
         while path and self.best is known:  # the last one is the fastest; if it does not fit, some before it may
             self._consider(path[-1])
@@ -495,7 +454,7 @@ class Attempt:
         for recompute, least in self._least_bytes(offload=offload).items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
-            near = self.best is not None and self.best.objective <= bound * (1 + MEMORY_GAP)
+            near = self.best is not None and self.best.objective <= bound * (1 + self._settings.memory_gap)
             if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
             split = self._even(self.relaxed_choice, recompute, offload=offload)
@@ -521,7 +480,7 @@ class Attempt:
         """Solve the placement problem under the memory of the stages of a split; `traffic` as of `weights`."""
         mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
         limit = self.search.memory_limit
-        for _ in range(CORRECTIONS):
+        for _ in range(self._settings.corrections):
             start = self.best.choice if self.best is not None else None
             solution = self._solve(
                 hidden=1.0,
@@ -553,7 +512,7 @@ class Attempt:
         """Look for any plan that fits: to have one to return and one to beat."""
         if self.hull is None:
             return
-        for _ in range(HURRIED_STEPS):
+        for _ in range(self._settings.hurried_steps):
             if (
                 self.best is not None
                 or self._stopped()
@@ -603,7 +562,7 @@ class Attempt:
         instance = self._with_recipes(instance)
         if self.search.on_problem is not None:
             self.search.on_problem(instance)
-        return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
+        return self._run(instance, start, cutoff, self._settings.memory_gap if mixes else OPTIMALITY_TOLERANCE)
 
     def _with_recipes(self, instance: Problem) -> Problem:
         """Return the problem with the recipes that some solvers follow."""

@@ -10,14 +10,9 @@ from autopar.describe.signature import distinct
 from autopar.recompute import Hosted
 from autopar.search.candidate import Candidate
 from autopar.search.history import History
+from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.search.submesh_space import UnequalSpace
 from autopar.search.tasks import Finding
-
-KEEP_WITHIN = 1.05
-"""Runners-up that are slower than the best plan by a larger factor are not looked for."""
-
-KEEP = 8
-"""Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
 
 
 class Stage(StrEnum):
@@ -78,6 +73,7 @@ class Outcome:
         reserve_floor: No plan that has any of that there has a lower objective.
         unequal: What became of the stages with meshes of their own; None if the job has none.
         workers_bytes: What the workers had of memory at most, together, besides this process.
+        settings: Constants of the search.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -100,6 +96,7 @@ class Outcome:
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: UnequalSpace | None = None
     workers_bytes: float = 0.0
+    settings: SearchSettings = DEFAULT_SETTINGS
 
     @property
     def best(self) -> float:
@@ -121,7 +118,7 @@ class Outcome:
             return math.inf
         found = self.distinct()
         last = found[keep - 1].objective if len(found) >= keep else math.inf
-        return min(KEEP_WITHIN * self.best, last)
+        return min(self.settings.keep_within * self.best, last)
 
     def note(self, family: Family, bound: float, stage: Stage) -> None:
         """Take down how far the work on a family is."""
@@ -152,5 +149,5 @@ class Outcome:
         self.candidates = [
             candidate
             for number, candidate in enumerate(self.candidates)
-            if number < KEEP * keep or any(candidate is other for other in wanted)
+            if number < self.settings.keep * keep or any(candidate is other for other in wanted)
         ]

@@ -15,16 +15,7 @@ import numpy as np
 from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.tables import Decision, Tables
 from autopar.problem import Choice, Problem
-
-ROUNDS = 2
-"""How often the decisions around a changed one are taken anew, each given the others."""
-
-CHANGES = 5000
-"""How many changes are looked at: of models that repeat one block twice as many as there are, a few seconds' worth."""
-
-SHARE, WORTH = 1000, 1e-4
-"""Of so many changes in a row some have to save as much, relative, or no more are looked at: a model whose blocks all
-differ has thousands of decisions that hardly count."""
+from autopar.search.settings import NodeSettings
 
 BETTER = 1e-9
 """Better by less, relative, is rounding."""
@@ -36,9 +27,11 @@ class Neighbourhood:
     Args:
         tables: The decisions.
         instance: What they cost.
+        settings: Constants of the search.
     """
 
-    def __init__(self, tables: Tables, instance: Problem) -> None:
+    def __init__(self, tables: Tables, instance: Problem, settings: NodeSettings) -> None:
+        self._settings = settings
         self._nodes = tables.nodes
         self._instance, self._costs = instance, instance.node_costs
         self._priced: tuple[Choice, float] = (), math.inf
@@ -84,7 +77,7 @@ class Neighbourhood:
         near = [other for other, *_ in self._around[index]]
         far = [other for node in near for other, *_ in self._around[node]]
         follow = [node for node in dict.fromkeys([*near, *far]) if node != index]
-        for _ in range(ROUNDS):
+        for _ in range(self._settings.descent_rounds):
             for node in follow:
                 new[node] = int(self._prices(new, node).argmin())
         touched = (index, *follow)
@@ -108,6 +101,7 @@ def descend(
     constant: float,
     seconds: Callable[[Choice], float],
     stops: Callable[[], bool],
+    settings: NodeSettings,
 ) -> Iterator[Choice]:
     """Yield ever better choices, until none near the last one is better or enough were looked at.
 
@@ -117,16 +111,17 @@ def descend(
         constant: What the prices leave out.
         seconds: Times a choice.
         stops: Whether to stop.
+        settings: Constants of the search.
     """
-    choice, best, unchanged, left = start, seconds(start), 0, CHANGES
+    choice, best, unchanged, left = start, seconds(start), 0, settings.descent_changes
     before = best
     for index in cycle(near.order):
         for other in near.changed(choice, index, best * (1 - BETTER) - constant):
             left -= 1
             if not left or stops():
                 return
-            if left % SHARE == 0:
-                if best > before * (1 - WORTH):
+            if left % settings.descent_share == 0:
+                if best > before * (1 - settings.descent_worth):
                     return
                 before = best
             found = math.inf if other is None else seconds(other)

@@ -20,7 +20,7 @@ from autopar.search.branching import Branch, Keeping, Sequential, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import Series
-from autopar.search.outcome import KEEP_WITHIN, Outcome, Stage, Standing
+from autopar.search.outcome import Outcome, Stage, Standing
 from autopar.search.reporting import tell
 from autopar.search.tasks import Cell, Finding, Piece, Work
 
@@ -106,7 +106,7 @@ class RunnersUp(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._set_aside()
-        is_near = self._threshold() <= KEEP_WITHIN * self._outcome.best
+        is_near = self._threshold() <= self._search.settings.keep_within * self._outcome.best
         if self._idle >= (self._search.settings.runners_up_retries if is_near else self._search.settings.patience):
             self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())

@@ -1,9 +1,91 @@
-"""The constants that steer the search: one record, which a caller may replace.
+"""The constants that steer the search: one record, which a caller may replace (`autopar.solve(settings=...)`).
 
-They decide how long the search works on what. No setting changes what is a plan or a valid bound.
+They decide how long the search works on what. No setting changes what is a plan or a valid bound. Tolerances of
+numerics stay in the modules that need them.
 """
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Constants of the work on one node: relaxation, memory fitting, cuts and proof (`node_solver.py`).
+
+    Attributes:
+        heavy_kinds: Kinds of blocks whose own least time is solved for; the others count as free in that bound.
+        relaxed_steps: Column-generation steps of a relaxation.
+        hurried_steps: Column-generation steps while there is no plan at all.
+        memory_steps: Column-generation steps of one task under the memory limit.
+        most_steps: Column-generation steps of a node, at most.
+        near: Relative gap between a node's bound and its best plan at which the node is done.
+        corrections: Times a placement problem under memory limits is solved, each with room for what the last missed.
+        memory_gap: Relative gap to which these problems are solved; their bounds are not used.
+        priced_work: Units of work of a pricing problem per second of a time limit: 1/200 of it.
+        priced_gap: Relative gap to which pricing problems are solved: half of `column_generation.CLOSE`.
+        cut_rise: Relative rise of a bound by cuts of blocks after which the task ends.
+        cut_steps: Rounds of the cut LP in one task.
+        considered: Choices of a cut LP that are tried as plans, the most frequent ones.
+        block_work: Units of work of a placement problem of single blocks; most take a twentieth.
+        block_gap: Relative gap to which these problems are solved; their bounds are used.
+        shifted: Relative excess over the incumbent up to which a plan's blocks are moved between stages.
+        descent_rounds: Rounds in which the neighbours of a changed decision are decided again.
+        descent_changes: Changes that the local search over placements looks at, at most.
+        descent_share: Changes in a row of which some have to improve the plan by `descent_worth`.
+        descent_worth: Relative improvement.
+    """
+
+    heavy_kinds: int = 3
+    relaxed_steps: int = 4
+    hurried_steps: int = 6
+    memory_steps: int = 4
+    most_steps: int = 60
+    near: float = 1e-4
+    corrections: int = 3
+    memory_gap: float = 0.005
+    priced_work: float = 5e6
+    priced_gap: float = 5e-5
+    cut_rise: float = 2e-3
+    cut_steps: int = 2
+    considered: int = 8
+    block_work: float = 2e8
+    block_gap: float = 5e-4
+    shifted: float = 0.02
+    descent_rounds: int = 2
+    descent_changes: int = 5000
+    descent_share: int = 1000
+    descent_worth: float = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalSettings:
+    """Constants of the work on stages with different meshes (`heterogeneous_nodes.py`).
+
+    Attributes:
+        weak: Incumbent over the floor of unequal stages from which on these are opened, where all devices are alike.
+        most_counts: Numbers of microbatches that are worked on, those of the least floors.
+        most_blocks: Longest chain of blocks, where all devices are alike: tables of ranges of blocks take gigabytes
+            above, and equal stages of long chains are nearly as even.
+        most_work: Units of work on one number of microbatches after which no placements are added.
+        rounds: Times a staging problem is solved, each with placements for the stages that the last solution has.
+        free_steps: Column-generation steps for placements of a mesh without a price on memory.
+        priced_steps: Such steps with one.
+        most_choices: Placements kept per mesh.
+        roomy: Share of the memory limit that a mean stage uses up to which no placement for less memory is needed.
+        light_share: Share of the model's time below which a kind of block is bounded by its fastest ops.
+        heavy_kinds: Kinds of blocks whose least time is solved for; the others are bounded by their fastest ops.
+    """
+
+    weak: float = 1.15
+    most_counts: int = 3
+    most_blocks: int = 256
+    most_work: float = 4e10
+    rounds: int = 4
+    free_steps: int = 2
+    priced_steps: int = 3
+    most_choices: int = 8
+    roomy: float = 0.3
+    light_share: float = 0.02
+    heavy_kinds: int = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +116,10 @@ class SearchSettings:
         runners_up_least_work: Units of work that are always allowed for them: a few seconds.
         runners_up_retries: Tasks in a row on waiting nodes without a wanted plan after which these are left.
         unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ.
+        keep_within: Objective of a runner-up over that of the best plan, at most.
+        keep: Candidates kept per plan wanted: the simulator ranks them, and some do not fit when simulated.
+        node: Constants of the work on one node.
+        unequal: Constants of the work on stages with different meshes.
     """
 
     overtime_seconds: float = 30.0
@@ -59,7 +145,11 @@ class SearchSettings:
     runners_up_least_work: float = 3e9
     runners_up_retries: int = 4
     unequal_share: float = 0.25
+    keep_within: float = 1.05
+    keep: int = 8
+    node: NodeSettings = NodeSettings()
+    unequal: UnequalSettings = UnequalSettings()
 
 
 DEFAULT_SETTINGS = SearchSettings()
-"""The settings of the command line."""
+"""Settings of the command line."""

@@ -19,9 +19,6 @@ from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.lowered_memory import Weighing
 
-SHIFTED = 0.02
-"""How much slower than the best plan one may be, relative, to have its blocks shifted from stage to stage."""
-
 
 class Cutting:
     """Cuts the chain for choices of configurations that differ in the schedule.
@@ -91,8 +88,8 @@ class Cutting:
                     )
             else:
                 groups = Groups(passes, seconds, memory, pipeline, limit, hops, constraints)
-                found = groups.best(best * (1 + SHIFTED))
-                if found is not None and found[1].seconds < best * (1 + SHIFTED):
+                found = groups.best(best * (1 + self._search.settings.node.shifted))
+                if found is not None and found[1].seconds < best * (1 + self._search.settings.node.shifted):
                     found = groups.improve_by_moves(found, should_stop)
             if found is not None and (known is None or found[1].seconds < known.objective):
                 known = Candidate(configuration, self._tables, choice, found[0], found[1])
