@@ -101,9 +101,11 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf, should
 def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never) -> Looking:
     """Look for the plan with the least memory in steps of a second or a few; arguments as of `thriftiest`."""
     search = task.context(Effort(top_k=1), should_stop=should_stop)
-    listed = _thrifty(task.space, task.job.global_batch)
+    likely, others = _thrifty(task.space, task.job.global_batch)
+    listed = [*likely, *others]
     # Least floor first: what the tables of a configuration say of its bytes is only asked when it is its turn.
-    heap = [(search.least_bytes(_plain(family)), number, False) for number, family in enumerate(listed)]
+    # The other families come last: pins or shapes may leave no plan with the smallest microbatches.
+    heap = [(n >= len(likely), search.least_bytes(_plain(family)), n, False) for n, family in enumerate(listed)]
     heapify(heap)
     attempts: dict[int, Attempt] = {}
     complete, is_cut = True, False
@@ -113,7 +115,9 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
     done = 0
     while heap:
         yield
-        least, number, is_known = heappop(heap)
+        is_other, least, number, is_known = heappop(heap)
+        if is_other and found is not None:
+            break
         floor = min(floor, least) if is_known else floor
         late = _is_over(search, end) and found is not None
         if least >= best or best <= enough or done == LOOKS or late:
@@ -124,7 +128,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
             attempt = begin_attempt(search, (_plain(listed[number]),), end)
             if attempt is not None:
                 attempts[number] = attempt
-                heappush(heap, (max(least, min(attempt.least_bytes.values())), number, True))
+                heappush(heap, (is_other, max(least, min(attempt.least_bytes.values())), number, True))
             continue
         own = _thrifty_plan(attempts.pop(number), listed[number], search)
         done += 1
@@ -183,8 +187,8 @@ def _is_over(search: SearchContext, end: float) -> bool:
     return time.monotonic() > end or search.should_stop()
 
 
-def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]]:
-    """Return the configurations with small microbatches, those together that differ in the schedule only.
+def _thrifty(space: list[Configuration], batch: int) -> tuple[list[list[Configuration]], list[list[Configuration]]]:
+    """Return the configurations with small microbatches, and all others; those together that differ in the schedule.
 
     The smallest microbatches hold least, and come first; they may be harder to split: there are also those with one
     sample for each device along some axes of the mesh.
@@ -208,7 +212,9 @@ def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]
         for key, own in counts.items()
         for rank, count in enumerate(sorted(own, reverse=True))
     ]
-    return [family for _, family in sorted(ranked, key=lambda entry: entry[0])]
+    likely = [family for _, family in sorted(ranked, key=lambda entry: entry[0])]
+    taken = {(stages, mesh, count) for (stages, mesh), own in counts.items() for count in own}
+    return likely, [family for key, family in families.items() if key not in taken]
 
 
 def _plain(family: list[Configuration]) -> Configuration:

@@ -163,7 +163,8 @@ class Hope:
                 self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
             else:
                 self._found = found
-                self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+                is_known = found.complete or found.candidate is not None
+                self.lost = is_known and found.bytes > limit * (1.0 if found.complete else SURE)
 
     def spare(self) -> Candidate | None:
         """Return the thriftiest plan, or one that is known, if it fits and there is time to look for it."""

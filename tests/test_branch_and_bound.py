@@ -246,7 +246,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
     task = _task("mlp-xs", 4)
     complete = plan_task(task, Effort())
 
-    plan = plan_task(task, Effort(time_limit=1e-9))
+    plan = plan_task(task, Effort(time_limit=1e-9, settings=impatient))
 
     assert plan.search is not None
     assert complete.search is not None
@@ -255,9 +255,9 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
     assert plan.search.bound <= complete.objective * (1 + CLOSE)
 
 
-def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_does_not_wait_for_ever() -> None:
     """If there is no plan well after the limit, that is said, and what to do."""
-    monkeypatch.setattr("autopar.task.DEFAULT_SETTINGS", replace(DEFAULT_SETTINGS, overtime_seconds=0.0))
+    impatient = SearchSettings(overtime_seconds=0.0)
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))

@@ -193,11 +193,8 @@ def test_more_tasks_on_meshes_with_an_outer_data_parallel_axis_prove_no_less() -
 
 
 @pytest.mark.parametrize("tasks", [0, 1000])
-def test_the_report_says_what_is_left_of_them(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, settings = _task(), _limited(tasks).settings
-    monkeypatch.setattr("autopar.task.DEFAULT_SETTINGS", settings)
-
-    report = plan_task(task, Effort(top_k=1)).search
+def test_the_report_says_what_is_left_of_them(tasks: int) -> None:
+    report = plan_task(_task(), Effort(top_k=1, settings=_limited(tasks).settings)).search
 
     assert report is not None
     left = [line for line in report.space if line.startswith("not searched to the end: ") and "three axes" in line]

@@ -14,6 +14,7 @@ from autopar.describe.axis_roles import roles_of_axes
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
+from autopar.least_memory_plan import thriftiest
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
 from autopar.plan import Plan, SearchReport
 from autopar.request import JobRequest
@@ -451,7 +452,9 @@ def test_the_own_plan_pinned_is_found_again(name: str, gpus: int) -> None:
 
     again = plan_task(pinned(task, pins_from(pins.to_mapping())), Effort(top_k=1))
     part = replace(pins.pin, mesh=(), microbatches=(), boundaries=())
-    looser = plan_task(pinned(task, Pins(part)), Effort(top_k=1))
+    free = pinned(task, Pins(part))
+    looser = plan_task(free, Effort(top_k=1))
+    assert thriftiest(free).candidate is not None, "also where the smallest microbatches leave no plan"
 
     assert again.objective == pytest.approx(plan.objective, rel=CLOSE)
     assert (again.stages, again.mesh, again.num_microbatches) == (plan.stages, plan.mesh, plan.num_microbatches)

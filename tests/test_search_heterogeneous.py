@@ -445,9 +445,7 @@ def test_nothing_is_opened_near_the_floor() -> None:
     assert worth_while(alike, math.inf, floors, UnequalSettings()) == [2, 4, 8]
 
 
-def test_work_is_counted_and_cuts_the_search_at_the_same_point(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_is_counted_and_cuts_the_search_at_the_same_point(cache_dir: Path) -> None:
     """With half of the work the bound is no higher, still one of the same plans, and the same every time."""
     search = _search(cache_dir)
     whole, attempt = Outcome(), _attempt(search)
@@ -455,7 +453,7 @@ def test_work_is_counted_and_cuts_the_search_at_the_same_point(
     assert whole.work == pytest.approx(attempt.work)
     assert 0 < bound <= whole.best
 
-    monkeypatch.setattr("autopar.search.heterogeneous_stages.MOST_WORK", attempt.work / 2)
+    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=attempt.work / 2)))
     cut = []
     for _ in range(2):
         outcome, attempt = Outcome(), _attempt(search)

@@ -8,9 +8,9 @@ import pytest
 from autopar import solvers
 from autopar.problem import OPTIMALITY_TOLERANCE, Termination
 from autopar.request import JobRequest
-from autopar.search import node_solver
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.outcome import Outcome
+from autopar.search.settings import DEFAULT_SETTINGS, NodeSettings, SearchSettings
 from autopar.solvers import limited
 from autopar.solvers.base import Work
 from autopar.task import Effort, prepare
@@ -75,16 +75,14 @@ def test_more_work_is_no_worse(name: str) -> None:
         assert more.bound >= less.bound
 
 
-def _outcome(time_limit: float | None = None) -> Outcome:
+def _outcome(time_limit: float | None = None, settings: SearchSettings = DEFAULT_SETTINGS) -> Outcome:
     task = prepare(JobRequest("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2}))
-    return run_search(task.space, task.context(Effort(top_k=3, time_limit=time_limit)))
+    return run_search(task.space, task.context(Effort(top_k=3, time_limit=time_limit, settings=settings)))
 
 
-def test_of_a_limit_of_time_no_problem_takes_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_limit_of_time_no_problem_takes_more_than_a_part() -> None:
     """One that is cut has a bound all the same; without a limit none is."""
-    monkeypatch.setattr(node_solver, "PRICED_SHARE", 1e-3)
-
-    hurried, found = _outcome(600.0), _outcome()
+    hurried, found = _outcome(600.0, SearchSettings(node=NodeSettings(priced_work=1e-3))), _outcome()
 
     assert hurried.cut > 0
     assert found.cut == 0
