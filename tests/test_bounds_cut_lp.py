@@ -12,7 +12,7 @@ import pytest
 from autopar.bounds import task_lp
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import Hull
-from autopar.bounds.cut_lp import CutLP, Order, Rest, Take
+from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
 from autopar.bounds.master_problem import step_program
 from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, Spreader, levels_of
 from autopar.bounds.roofline import floor
@@ -236,13 +236,13 @@ def test_a_running_pass_needs_the_transient_bytes_of_its_point(seed: int) -> Non
     for choice in _choices(seed):
         spreader = _spreader(found, pipeline, limit, [choice])
         points, each = spreader._points()
-        known += points[:, Take.RUNNING].tolist()
+        known += points[:, Component.RUNNING].tolist()
         lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=False)
         walk = chain_bytes(lowered, found.folded, trains=True).walk
         for point, (_, flavour) in zip(points, each, strict=True):
             held, _ = walk.advance(main, ON_DEVICE[flavour], walk.enter(main))
             needed = max(held.forward, held.backward) - held.kept
-            assert point[Take.RUNNING] * (limit - found.folded.buffer_bytes) <= needed * (1 + TOLERANCE)
+            assert point[Component.RUNNING] * (limit - found.folded.buffer_bytes) <= needed * (1 + TOLERANCE)
     assert max(known) > 0
 
 
@@ -298,10 +298,10 @@ def test_transient_bytes_of_points_are_those_of_lowered_blocks(seed: int) -> Non
         received = float(held.arriving[main] + held.returning[main])
         for point in points * room:
             beside = 2 * held.gathered[main] + held.reducing[main]
-            assert point[Take.BESIDE] + point[Take.NEXT] <= beside * (1 + TOLERANCE)
-            assert point[Take.NEXT] <= held.gathered[main] * (1 + TOLERANCE)
-            assert point[Take.RECEIVED] == pytest.approx(received)
-            sharded += point[Take.NEXT] > 0
+            assert point[Component.BUFFERS] + point[Component.NEXT_BUFFERS] <= beside * (1 + TOLERANCE)
+            assert point[Component.NEXT_BUFFERS] <= held.gathered[main] * (1 + TOLERANCE)
+            assert point[Component.RECEIVED] == pytest.approx(received)
+            sharded += point[Component.NEXT_BUFFERS] > 0
         assert received > 0
     assert sharded
 
@@ -330,7 +330,7 @@ def test_consecutive_blocks_hold_more_where_a_group_has_more_blocks_than_stages(
 
     def seconds(blocks: int, follows: float) -> float:
         share = order.least_of_fullest(blocks)
-        point = _point(resident=0.5 / share, next=follows)
+        point = _point(resident=0.5 / share, next_buffers=follows)
         return CutLP(order, _blocks_only(blocks), share, is_most=True).solve_inner(point).seconds
 
     assert seconds(2 * chunks, 0.9) == pytest.approx(seconds(2 * chunks, 0.0))
@@ -376,17 +376,17 @@ def test_all_stages_have_one_choice_of_placements() -> None:
     found = program.solve_inner(points)
     taken = found.shares @ points
 
-    assert 0.1 * 4 < taken[:, Take.RESIDENT].sum() < 0.55 * 4
-    assert np.allclose(taken[:, Take.RESIDENT], taken[0, Take.RESIDENT], atol=1e-6)
-    assert np.allclose(taken[:, Take.GRADIENT], taken[0, Take.GRADIENT], atol=1e-6)
+    assert 0.1 * 4 < taken[:, Component.RESIDENT].sum() < 0.55 * 4
+    assert np.allclose(taken[:, Component.RESIDENT], taken[0, Component.RESIDENT], atol=1e-6)
+    assert np.allclose(taken[:, Component.GRADIENT], taken[0, Component.GRADIENT], atol=1e-6)
 
 
 def _point(**amounts: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """A point: a forward of 1, a backward of 2, and the given components."""
-    point = np.zeros((1, len(Take)))
-    point[0, [Take.FORWARD, Take.BACKWARD, Take.PLAIN]] = 1.0, 2.0, 3.0
+    point = np.zeros((1, len(Component)))
+    point[0, [Component.FORWARD, Component.BACKWARD, Component.PLAIN]] = 1.0, 2.0, 3.0
     for name, amount in amounts.items():
-        point[0, Take[name.upper()]] = amount
+        point[0, Component[name.upper()]] = amount
     return point
 
 
@@ -470,8 +470,8 @@ def test_each_stage_has_a_block_unless_it_may_have_other_blocks_alone() -> None:
     nothing = CutLP(order, _blocks_only(3)).solve_inner(points)
     assert nothing.seconds == math.inf
     assert not nothing.prices.any()
-    prices = np.zeros(len(Take))
-    prices[Take.PLAIN] = 1.0
+    prices = np.zeros(len(Component))
+    prices[Component.PLAIN] = 1.0
     cutting = CutLP(order, _blocks_only(3)).solve_outer([(prices, 1.0)], 1.0)
     assert cutting.seconds == math.inf
     assert cutting.is_binding.tolist() == [True]
@@ -488,7 +488,7 @@ def test_a_bound_at_the_cutoff_is_valid(schedule: str, chunks: int) -> None:
 
     assert 0 < spreader.bound(order, rest, 0.0).seconds <= bound * (1 + TOLERANCE)
     points, _ = spreader._points()
-    assert spreader._plain_seconds == pytest.approx(float(points[:, Take.PLAIN].min()), rel=1e-3)
+    assert spreader._plain_seconds == pytest.approx(float(points[:, Component.PLAIN].min()), rel=1e-3)
 
 
 def test_standard_prices_of_memory_have_none_for_traffic_after_the_last_pass() -> None:
@@ -501,8 +501,8 @@ def test_standard_prices_of_memory_have_none_for_traffic_after_the_last_pass() -
     spreader.price_memory(order, rest, levels_of(order))
 
     prices = np.array([own for own, _ in spreader._cuts[known:]])
-    assert not prices[:, [Take.GRADIENT, Take.ONCE]].any()
-    assert (prices[:, [Take.KEPT, Take.RESIDENT, Take.LINK, Take.UPDATE]] > 0).all()
+    assert not prices[:, [Component.GRADIENT, Component.LINK_ONCE]].any()
+    assert (prices[:, [Component.KEPT, Component.RESIDENT, Component.LINK, Component.UPDATE]] > 0).all()
 
 
 def test_levels_span_stages_with_many_and_few_microbatches() -> None:
@@ -526,7 +526,9 @@ def test_memory_is_cheaper_the_longer_a_step_is() -> None:
         order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
         spreader = _spreader(found, pipeline, 1e9, _choices(3))
         spreader.price_memory(order, rest, (2.0,))
-        dearest.append(max(own[Take.RESIDENT] / own[Take.FORWARD] for own, _ in spreader._cuts if own[Take.FORWARD]))
+        dearest.append(
+            max(own[Component.RESIDENT] / own[Component.FORWARD] for own, _ in spreader._cuts if own[Component.FORWARD])
+        )
     assert dearest[1] < 0.5 * dearest[0]
 
 
@@ -539,7 +541,7 @@ def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> Non
 
     assert program.solve_inner(_point(link=10.0)).seconds >= 4 * 10 * blocks / 2 * (1 - TOLERANCE)
     assert program.solve_inner(_point(update=10.0)).seconds >= (4 * 3 + 10) * blocks / 2 * (1 - TOLERANCE)
-    once = program.solve_inner(_point(once=100.0)).seconds
+    once = program.solve_inner(_point(link_once=100.0)).seconds
     assert once >= 100 * blocks / 2 * (1 - TOLERANCE)
     assert once > bare
     assert program.solve_inner(_point(gradient=100.0, link=0.0)).seconds > bare
@@ -556,12 +558,12 @@ def test_missing_memory_has_a_price() -> None:
     assert not costs(_blocks_only(blocks), resident=0.4)
     assert costs(_blocks_only(blocks), resident=0.6)
     assert costs(_blocks_only(blocks), kept=0.3)
-    assert not costs(_blocks_only(blocks), kept=0.1, beside=0.1)
-    assert costs(_blocks_only(blocks), kept=0.1, beside=0.9)
+    assert not costs(_blocks_only(blocks), kept=0.1, buffers=0.1)
+    assert costs(_blocks_only(blocks), kept=0.1, buffers=0.9)
     assert costs(_blocks_only(blocks, late=0.3))
     # Other blocks fill a group alone, and blocks that are alike the other one.
-    assert not costs(_blocks_only(blocks, resident=0.9, outer=(1, 0)), resident=0.2, beside=0.2)
-    assert costs(_blocks_only(blocks, resident=0.9), resident=0.2, beside=0.2)
+    assert not costs(_blocks_only(blocks, resident=0.9, outer=(1, 0)), resident=0.2, buffers=0.2)
+    assert costs(_blocks_only(blocks, resident=0.9), resident=0.2, buffers=0.2)
 
 
 def test_the_outer_program_is_below_the_inner_one() -> None:
@@ -571,7 +573,7 @@ def test_the_outer_program_is_below_the_inner_one() -> None:
     for schedule, chunks in OTHERS:
         program = CutLP(Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks))
         found = program.solve_inner(points)
-        prices = [*rng.random((5, len(Take))), *found.prices]
+        prices = [*rng.random((5, len(Component))), *found.prices]
         cuts = [(own, float((points @ own).min())) for own in prices]
         assert program.solve_outer(cuts[:5], 3.0).seconds <= found.seconds * (1 + TOLERANCE)
         assert program.solve_outer(cuts, 3.0).seconds == pytest.approx(found.seconds, rel=1e-4)
@@ -583,7 +585,7 @@ def test_warm_starts_reach_the_same_optimum(schedule: str, chunks: int) -> None:
     points = np.vstack([_point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0), _point(kept=0.2)])
     order, rest = Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks)
     program, more = CutLP(order, rest, 3 * chunks, is_most=True), CutLP(order, rest, 3 * chunks + 1)
-    prices = np.random.default_rng(2).random((8, len(Take)))
+    prices = np.random.default_rng(2).random((8, len(Component)))
     cuts = [(own, float((points @ own).min())) for own in prices]
     few, first = program.solve_outer(cuts[:3], 3.0), program.solve_inner(points[:2])
 
@@ -629,7 +631,7 @@ def test_no_group_has_a_choice_of_its_own() -> None:
 
     even = CutLP(order, _blocks_only(blocks), 2, is_most=True).solve_inner(points)
     taken = even.shares @ points
-    resident = taken[:, Take.RESIDENT]
+    resident = taken[:, Component.RESIDENT]
 
     assert even.shares.sum(axis=1) == pytest.approx(2.0)
     assert resident[0] == pytest.approx(resident[1])

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import Hull
-from autopar.bounds.cut_lp import Take
+from autopar.bounds.cut_lp import Component
 from autopar.bounds.memory_bound import Room, _fractional_knapsack
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.saved_values import deferred_values, main_kind, most_shards, resident_states, saved_by_main
@@ -320,7 +320,7 @@ def test_fewer_resident_bytes_cost_link_seconds_in_every_microbatch(samples: int
     assert len(ways) == 3, "parameters, sums of gradients, or both"
     assert all(0 < held < whole and link > 0 for held, link in ways)
     assert min(held for held, _ in ways) == pytest.approx(own)
-    held, link = points[:, Take.RESIDENT] * 80e9, points[:, Take.LINK]
+    held, link = points[:, Component.RESIDENT] * 80e9, points[:, Component.LINK]
     assert link.min() < 0.5 * link.max(), "random choices have little and much"
     for price in np.geomspace(1e6, 1e16, 40):  # bytes that a second is worth
         said = min(resident + price * seconds for resident, seconds in ((whole, 0.0), *ways))

@@ -1,4 +1,4 @@
-"""Linear program of one repeated block: what it needs (`Take`) as a function of its choice of placements.
+"""Linear program of one repeated block: what it needs (`Component`) as a function of its choice of placements.
 
 Look here for the pricing problem of the cut LP (`cut_lp.py`). At prices of the components, its optimum is the least
 that such a block needs, whatever its placements and its recompute: a cut, valid for every stage of every schedule that
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.bounds.cut_lp import Take
+from autopar.bounds.cut_lp import Component
 from autopar.bounds.master_rows import SHARE_VARIABLES, IntArray, RowWriter, SlotCounts, StepProgram, Variable
 from autopar.bounds.pass_rows import PassRows
 from autopar.bounds.reshard_buffers import BufferUse, buffers
@@ -28,20 +28,20 @@ class BlockProgram:
 
     Attributes:
         rows: The program, with a cost of zero.
-        takes: (takes,) numbers of the variables of the components.
+        components: (components,) numbers of their variables.
     """
 
     rows: StepProgram
-    takes: IntArray
+    components: IntArray
 
     def with_prices(self, prices: FloatArray) -> StepProgram:
-        """Return the program with a cost of `prices`, (takes,), per component."""
+        """Return the program with a cost of `prices`, (components,), per component."""
         cost = np.zeros(self.rows.lhs.shape[1])
-        cost[self.takes] = prices
+        cost[self.components] = prices
         return replace(self.rows, cost=cost)
 
     def points(self, columns: FloatArray) -> FloatArray:
-        """Evaluate what blocks of single choices need, (choices, takes).
+        """Evaluate what blocks of single choices need, (choices, components).
 
         Every row has one variable with a positive factor, and only variables of earlier rows with a negative one, so
         that values follow row by row.
@@ -54,7 +54,7 @@ class BlockProgram:
             (variable,) = np.flatnonzero(factors > 0)
             from_others = -np.where(factors < 0, factors, 0.0) @ values.T
             values[:, variable] = np.maximum(values[:, variable], self.rows.least[row] + columns[:, row] + from_others)
-        return np.asarray(values[:, self.takes])
+        return np.asarray(values[:, self.components])
 
 
 def block_program(
@@ -72,14 +72,14 @@ def block_program(
     rows, counting = RowWriter(tables, tuple(flavours)), SlotCounts(tables, tuple(flavours))
     passes = PassRows(tables, pipeline, rows, counting, fastest, HostRates(0.0, 0.0, 0.0)).write()
     main, count = counting.main, counting.counts[counting.main]
-    forward: dict[Variable, float] = {_name(Take.FORWARD): 1.0}
-    backward: dict[Variable, float] = {_name(Take.BACKWARD): 1.0}
+    forward: dict[Variable, float] = {_name(Component.FORWARD): 1.0}
+    backward: dict[Variable, float] = {_name(Component.BACKWARD): 1.0}
     for name, total in passes.items():
         if name[1] == main:
             forwards = 1.0 if name[0] == "forward" else 0.0
             forward[name], backward[name] = -forwards, forwards - total / count
     plain: dict[Variable, float] = {name: -1.0 for name in passes if name[1] == main and name[0] != "recompute"}
-    rows.add({_name(Take.PLAIN): 1.0, **plain})
+    rows.add({_name(Component.PLAIN): 1.0, **plain})
     rows.add(forward)
     rows.add(backward, counting.of_kind(main, {Slot.GRADIENT: pipeline.overlap.share}))
     kept, resident = np.zeros((2, len(flavours), len(tables.bytes)))
@@ -88,31 +88,29 @@ def block_program(
         if item.kind == main:
             kept[:, index] = [(item.memory in KEPT[flavour]) / limit_bytes for flavour in flavours]
             resident[:, index] = (item.memory in RESIDENT) / limit_bytes
-    rows.add({_name(Take.KEPT): 1.0}, amounts=kept)
-    rows.add({_name(Take.RESIDENT): 1.0}, amounts=resident)
-    rows.add({_name(Take.UPDATE): 1.0}, counting.of_kind(main, {Slot.UPDATE: 1.0}))
+    rows.add({_name(Component.KEPT): 1.0}, amounts=kept)
+    rows.add({_name(Component.RESIDENT): 1.0}, amounts=resident)
+    rows.add({_name(Component.UPDATE): 1.0}, counting.of_kind(main, {Slot.UPDATE: 1.0}))
     blocks = counting.counts * (np.arange(len(counting.counts)) == main)
-    gradient, forwards = (
-        counting.microbatch_reductions(blocks)[-1] / count,
-        counting.step_reductions(blocks)[-1] / count,
-    )
+    reductions = counting.microbatch_reductions(blocks)[-1] / count
+    step_reductions = counting.step_reductions(blocks)[-1] / count
     waits = (counting.forward_waits(blocks)[-1] + counting.backward_waits(blocks)[-1]) / count
-    rows.add({_name(Take.LINK): 1.0}, waits + gradient)
-    rows.add({_name(Take.GRADIENT): 1.0}, gradient)
-    rows.add({_name(Take.ONCE): 1.0}, forwards)
-    rows.buffers = tuple(flavour for flavour in buffers(tables) if flavour.kind == main)
+    rows.add({_name(Component.LINK): 1.0}, waits + reductions)
+    rows.add({_name(Component.GRADIENT): 1.0}, reductions)
+    rows.add({_name(Component.LINK_ONCE): 1.0}, step_reductions)
+    rows.buffers = tuple(buffer for buffer in buffers(tables) if buffer.kind == main)
     for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
-        gathered = [float(flavour.use in (use, BufferUse.REDUCING)) / limit_bytes for flavour in rows.buffers]
-        rows.add({_name(Take.BESIDE): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(gathered))
-        next_gathered = [float(flavour.use is use) / limit_bytes for flavour in rows.buffers]
-        rows.add({_name(Take.NEXT): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(next_gathered))
+        gathered = [float(buffer.use in (use, BufferUse.REDUCING)) / limit_bytes for buffer in rows.buffers]
+        rows.add({_name(Component.BUFFERS): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(gathered))
+        next_gathered = [float(buffer.use is use) / limit_bytes for buffer in rows.buffers]
+        rows.add({_name(Component.NEXT_BUFFERS): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(next_gathered))
     running = np.zeros_like(kept)
     running[:, _largest_transients(tables, main)] = 1 / limit_bytes
-    rows.add({_name(Take.RUNNING): 1.0}, amounts=running)
+    rows.add({_name(Component.RUNNING): 1.0}, amounts=running)
     received = [(item.kind == main and item.memory is Memory.RECEIVED) / limit_bytes for item in tables.bytes]
-    rows.add({_name(Take.RECEIVED): 1.0}, amounts=np.broadcast_to(np.array(received), kept.shape))
+    rows.add({_name(Component.RECEIVED): 1.0}, amounts=np.broadcast_to(np.array(received), kept.shape))
     program = rows.program({}, 0.0)
-    return BlockProgram(program, np.array([rows.names[_name(take)] for take in Take]))
+    return BlockProgram(program, np.array([rows.names[_name(component)] for component in Component]))
 
 
 def _largest_transients(tables: Tables, kind: int) -> list[int]:
@@ -140,6 +138,6 @@ def _largest_transients(tables: Tables, kind: int) -> list[int]:
     return best[1]
 
 
-def _name(take: Take) -> str:
+def _name(component: Component) -> str:
     """Name of the variable of a component."""
-    return SHARE_VARIABLES.get(take, f"block {take.name}")
+    return SHARE_VARIABLES.get(component, f"block {component.name}")

@@ -1,7 +1,7 @@
 """Cut LP: lower bound on the step time if repeated blocks are distributed over the stages of a pipeline.
 
 Look here for the bound on pipelines without a closed form under a memory limit, where a mean stage says too little.
-Stage s has n_s repeated blocks, which together need the vector Y_s (`Take`): seconds of passes, bytes kept per
+Stage s has n_s repeated blocks, which together need the vector Y_s (`Component`): seconds of passes, bytes kept per
 microbatch, resident bytes, link seconds. The set of possible vectors of a block is approximated from two sides:
 
 ```text
@@ -71,7 +71,7 @@ BINDING = 1e-6
 """Share of the highest dual of all cuts from which on a cut counts as binding."""
 
 
-class Take(IntEnum):
+class Component(IntEnum):
     """Components of the vector that one block needs."""
 
     FORWARD = 0
@@ -88,26 +88,33 @@ class Take(IntEnum):
     """Seconds that a microbatch occupies the outermost link."""
     GRADIENT = 6
     """Part of `LINK` that follows the last pass of the microbatch: gradient reductions."""
-    ONCE = 7
+    LINK_ONCE = 7
     """Seconds that the step occupies the link once, after the last pass."""
-    BESIDE = 8
+    BUFFERS = 8
     """Transient buffers of one running block, as a share of a device; equal for all repeated blocks."""
     PLAIN = 9
     """Seconds of forward and backward without recompute; equal for all repeated blocks."""
     RUNNING = 10
     """Least transient bytes of a running pass besides all kept bytes, as a share of a device, where backwards are not
     split; equal for all repeated blocks."""
-    NEXT = 11
+    NEXT_BUFFERS = 11
     """Further transient buffers where a stage has two consecutive blocks, as a share of a device; equal for all."""
     RECEIVED = 12
     """Bytes that a stage of such blocks receives from both neighbours, as a share of a device; equal for all."""
 
 
-COMMON = (Take.FORWARD, Take.RESIDENT, Take.UPDATE, Take.GRADIENT, Take.ONCE, Take.PLAIN)
+COMMON = (
+    Component.FORWARD,
+    Component.RESIDENT,
+    Component.UPDATE,
+    Component.GRADIENT,
+    Component.LINK_ONCE,
+    Component.PLAIN,
+)
 """Components that do not depend on recompute: equal for all repeated blocks, which have one choice of placements."""
 
 
-SHARED = (Take.BESIDE, Take.RUNNING, Take.NEXT, Take.RECEIVED)
+SHARED = (Component.BUFFERS, Component.RUNNING, Component.NEXT_BUFFERS, Component.RECEIVED)
 """Components that a group holds once, not per block: those of the mean block, as all blocks have one choice."""
 
 
@@ -200,7 +207,7 @@ class InnerSolution:
     Attributes:
         seconds: Optimal value; infinity if there are too few blocks for the stages.
         shares: (stages, points) blocks of each stage per point.
-        prices: (stages, takes) duals: seconds that the step rises per unit of each component.
+        prices: (stages, components) duals: seconds that the step rises per unit of each component.
         basis: Final basis; None after an interior point method.
     """
 
@@ -239,11 +246,11 @@ class CutLP:
         self._first_stage = len(graph.stage) + len(graph.aggregates)
         self._num_passes = len(order.schedule.passes)
         self._num_halves = 2 if order.schedule.splits else 0
-        self._stage_width = 1 + len(Take) + self._num_halves + self._num_passes
+        self._stage_width = 1 + len(Component) + self._num_halves + self._num_passes
         self._other_bytes = self._first_stage + num_stages * self._stage_width
         self._step_seconds = self._other_bytes + order.num_groups
         self._shortage = self._step_seconds + 1
-        self._shared = {take: self._shortage + 1 + number for number, take in enumerate(SHARED)}
+        self._shared = {component: self._shortage + 1 + number for number, component in enumerate(SHARED)}
         self._following = self._shortage + 1 + len(SHARED)
         self._first_common = self._following + order.num_groups
         self._num_fixed = self._first_common + len(COMMON)  # further variables are of points
@@ -259,7 +266,7 @@ class CutLP:
         """Minimise the step over convex combinations of points.
 
         Args:
-            points: (points, takes) what single blocks need.
+            points: (points, components) what single blocks need.
             start: Final basis of the program of the first of these points, of either case.
 
         Returns:
@@ -270,14 +277,16 @@ class CutLP:
         for stage in range(num_stages):
             # New points append variables, so that bases carry over.
             shares_of_stage = range(first_point + stage, end, num_stages)
-            for take, amounts in zip(Take, points.T.tolist(), strict=True):
+            for component, amounts in zip(Component, points.T.tolist(), strict=True):
                 row = {number: -amount for number, amount in zip(shares_of_stage, amounts, strict=True) if amount}
-                program.add({self._amount(stage, take): 1.0, **row}, least=0.0)
+                program.add({self._amount(stage, component): 1.0, **row}, least=0.0)
             program.add({self._num_blocks(stage): 1.0, **dict.fromkeys(shares_of_stage, -1.0)}, least=0.0, most=0.0)
         optimum = program.minimise(self._cost(points[:, :2].sum(axis=1).min()), end, start)
         if math.isinf(optimum.value):
-            return InnerSolution(math.inf, np.zeros((num_stages, len(points))), np.zeros((num_stages, len(Take))), None)
-        prices = optimum.duals[first_row:].reshape(num_stages, len(Take) + 1)[:, :-1]
+            return InnerSolution(
+                math.inf, np.zeros((num_stages, len(points))), np.zeros((num_stages, len(Component))), None
+            )
+        prices = optimum.duals[first_row:].reshape(num_stages, len(Component) + 1)[:, :-1]
         shares = optimum.values[first_point:].reshape(-1, num_stages).T
         return InnerSolution(optimum.value + self._rest.fixed, shares, np.maximum(0.0, prices), optimum.basis)
 
@@ -287,7 +296,7 @@ class CutLP:
         """Minimise the step over vectors that satisfy cuts.
 
         Args:
-            cuts: Prices, (takes,), and what a block needs at least at these prices.
+            cuts: Prices, (components,), and what a block needs at least at these prices.
             block: Approximate seconds of the passes of a block, which scale the price of missing memory.
             start: Final basis of the program of the first of these cuts, of either case.
 
@@ -297,9 +306,11 @@ class CutLP:
         program = self._program.copy()
         first_row = program.num_rows
         for prices, least in cuts:
-            priced_takes = [(take, price) for take, price in zip(Take, prices.tolist(), strict=True) if price]
+            priced_components = [
+                (component, price) for component, price in zip(Component, prices.tolist(), strict=True) if price
+            ]
             for stage in range(self._order.num_stages):
-                row = {self._amount(stage, take): price for take, price in priced_takes}
+                row = {self._amount(stage, component): price for component, price in priced_components}
                 program.add({**row, self._num_blocks(stage): -least}, least=0.0)
         optimum = program.minimise(self._cost(block), self._num_fixed, start, is_reducible=True)
         if math.isinf(optimum.value):
@@ -317,13 +328,13 @@ class CutLP:
         """Number of the variable n of a stage."""
         return self._first_stage + stage * self._stage_width
 
-    def _amount(self, stage: int, take: Take) -> int:
+    def _amount(self, stage: int, component: Component) -> int:
         """Number of the variable of a component of Y of a stage."""
-        return self._first_stage + stage * self._stage_width + 1 + take
+        return self._first_stage + stage * self._stage_width + 1 + component
 
     def _half_pass(self, stage: int, number: int) -> int:
         """Number of the variable of one half of a split backward of a stage."""
-        return self._first_stage + stage * self._stage_width + 1 + len(Take) + number
+        return self._first_stage + stage * self._stage_width + 1 + len(Component) + number
 
     def _other_pass(self, stage: int, number: int) -> int:
         """Number of the variable of the other seconds of a stage in one of its passes."""
@@ -335,7 +346,7 @@ class CutLP:
         stages = range(order.num_stages)
         durations = durations_of(graph, [self._pass_seconds(stage) for stage in stages])
         updates: list[Row] = [
-            {self._amount(stage, Take.UPDATE): 1.0 for stage in group_stages} for group_stages in order.stages_of
+            {self._amount(stage, Component.UPDATE): 1.0 for stage in group_stages} for group_stages in order.stages_of
         ]
         overlap = order.schedule.steps_overlap
         add_precedences(program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=rest.hop)
@@ -344,14 +355,14 @@ class CutLP:
             self._write_memory(group, group_stages)
         for stage in stages if self._num_halves else ():
             halves = [self._half_pass(stage, number) for number in range(2)]
-            program.add({**dict.fromkeys(halves, 1.0), self._amount(stage, Take.BACKWARD): -1.0}, least=0.0)
+            program.add({**dict.fromkeys(halves, 1.0), self._amount(stage, Component.BACKWARD): -1.0}, least=0.0)
             for number, least in zip(halves, rest.halves, strict=True):
                 program.add({number: 1.0, self._num_blocks(stage): -least}, least=0.0)
-        # An equation for NEXT: above the mean it would lower the interpolated rows of `_write_following`.
-        for take, number in self._shared.items():
-            mean = {self._amount(stage, take): -1.0 / rest.blocks for stage in stages}
-            program.add({number: 1.0, **mean}, least=0.0, most=0.0 if take is Take.NEXT else math.inf)
-        program.add({self._shared[Take.RECEIVED]: 1.0}, least=sum(rest.received))
+        # An equation for NEXT_BUFFERS: above the mean it would lower the interpolated rows of `_write_following`.
+        for component, number in self._shared.items():
+            mean = {self._amount(stage, component): -1.0 / rest.blocks for stage in stages}
+            program.add({number: 1.0, **mean}, least=0.0, most=0.0 if component is Component.NEXT_BUFFERS else math.inf)
+        program.add({self._shared[Component.RECEIVED]: 1.0}, least=sum(rest.received))
         self._write_whole_blocks()
         self._write_common()
         for stage, passes, together in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
@@ -363,7 +374,7 @@ class CutLP:
             [self._other_pass(stage, number) for stage in stages for number in range(self._num_passes)], 1.0
         )
         program.add(others, least=rest.seconds)
-        program.add({**others, **{self._amount(stage, Take.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
+        program.add({**others, **{self._amount(stage, Component.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
         program.fix_sum(range(self._other_bytes, self._step_seconds), rest.resident)
 
     def _write_whole_blocks(self) -> None:
@@ -376,8 +387,8 @@ class CutLP:
         for stage in stages[first : len(stages) - last]:
             program.add({self._num_blocks(stage): 1.0}, least=1.0)
         for stage in stages:
-            passes = {self._amount(stage, Take.FORWARD): 1.0, self._amount(stage, Take.BACKWARD): 1.0}
-            program.add({**passes, self._amount(stage, Take.PLAIN): -1.0}, least=0.0)
+            passes = {self._amount(stage, Component.FORWARD): 1.0, self._amount(stage, Component.BACKWARD): 1.0}
+            program.add({**passes, self._amount(stage, Component.PLAIN): -1.0}, least=0.0)
 
     def _write_fullest_group(self) -> None:
         """Write lower bounds on the step from the group with most blocks, with the passes it waits for.
@@ -392,8 +403,8 @@ class CutLP:
         has_waits = self._is_most and not order.schedule.steps_overlap
         waited_for = range(first_stages[max(0, order.num_groups - 1 - num_missing)] if has_waits else 0)
         per_block = rest.turns * order.num_microbatches * self._most / rest.blocks
-        work = {self._amount(stage, Take.PLAIN): -per_block for stage in stages}
-        update = {self._amount(stage, Take.UPDATE): -self._most / rest.blocks for stage in stages}
+        work = {self._amount(stage, Component.PLAIN): -per_block for stage in stages}
+        update = {self._amount(stage, Component.UPDATE): -self._most / rest.blocks for stage in stages}
         durations = [
             self._pass_seconds(stage)[: self._num_passes if not self._num_halves else 1] for stage in waited_for
         ]
@@ -413,17 +424,19 @@ class CutLP:
         """
         order, rest, program = self._order, self._rest, self._program
         num_stages, first, last = order.num_stages, *rest.outer
-        for number, take in enumerate(COMMON, self._first_common):
-            total = {self._amount(stage, take): -1.0 for stage in range(num_stages)}
+        for number, component in enumerate(COMMON, self._first_common):
+            total = {self._amount(stage, component): -1.0 for stage in range(num_stages)}
             program.add({number: float(rest.blocks), **total}, least=0.0, most=0.0)
         for group_stages in order.stages_of:
             fewest, most = self._block_range(group_stages)
-            for number, take in enumerate(COMMON, self._first_common):
-                amounts = {self._amount(stage, take): 1.0 for stage in group_stages}
+            for number, component in enumerate(COMMON, self._first_common):
+                amounts = {self._amount(stage, component): 1.0 for stage in group_stages}
                 program.add({**amounts, number: -float(fewest)}, least=0.0)
                 program.add({**amounts, number: -float(most)}, most=0.0 if most < rest.blocks else math.inf)
-            gradients = {self._amount(stage, Take.GRADIENT): -1.0 for stage in group_stages}
-            program.add({**{self._amount(stage, Take.LINK): 1.0 for stage in group_stages}, **gradients}, least=0.0)
+            gradients = {self._amount(stage, Component.GRADIENT): -1.0 for stage in group_stages}
+            program.add(
+                {**{self._amount(stage, Component.LINK): 1.0 for stage in group_stages}, **gradients}, least=0.0
+            )
             if len(group_stages) > 1:
                 self._write_common_of_stages(
                     [stage for stage in group_stages if first <= stage < num_stages - last], group_stages
@@ -436,27 +449,27 @@ class CutLP:
         """
         for stage in group_stages:
             fewest = int(stage in inner)
-            for number, take in enumerate(COMMON, self._first_common):
+            for number, component in enumerate(COMMON, self._first_common):
                 if fewest:
-                    self._program.add({self._amount(stage, take): 1.0, number: -1.0}, least=0.0)
+                    self._program.add({self._amount(stage, component): 1.0, number: -1.0}, least=0.0)
                 most = float(self._most - len(inner) + fewest)
-                row = {self._amount(stage, take): 1.0, number: -most}
+                row = {self._amount(stage, component): 1.0, number: -most}
                 self._program.add(row, most=0.0 if self._is_most else math.inf)
 
     def _pass_seconds(self, stage: int) -> list[Row]:
         """Duration of each pass of a stage, as linear expressions."""
-        forward = self._amount(stage, Take.FORWARD)
+        forward = self._amount(stage, Component.FORWARD)
         if self._num_halves:
             variables = [forward, self._half_pass(stage, 0), self._half_pass(stage, 1)]
         else:
-            variables = [forward, self._amount(stage, Take.BACKWARD)][: self._num_passes]
+            variables = [forward, self._amount(stage, Component.BACKWARD)][: self._num_passes]
         turns = self._rest.turns
         return [{variable: turns, self._other_pass(stage, number): turns} for number, variable in enumerate(variables)]
 
     def _write_link(self, graph: Excerpt, group: int, stages: Sequence[int], update: Row) -> None:
         """Write that the link of a group is busy for its traffic: of the whole step, and from each last pass on."""
         microbatches = float(self._order.num_microbatches)
-        links = {self._amount(stage, Take.LINK): -microbatches for stage in stages}
+        links = {self._amount(stage, Component.LINK): -microbatches for stage in stages}
         self._program.add({self._step_seconds: 1.0, **links, **{variable: -1.0 for variable in update}}, least=0.0)
         nodes, last_pass = graph.order_of_group[group].tolist(), self._num_passes - 1
         pending: dict[int, float] = {}
@@ -465,13 +478,13 @@ class CutLP:
             if node >= len(graph.stage):
                 for stage, count in enumerate(graph.aggregates[node - len(graph.stage), :, last_pass].tolist()):
                     if count:
-                        number = self._amount(stage, Take.GRADIENT)
+                        number = self._amount(stage, Component.GRADIENT)
                         pending[number] = pending.get(number, 0.0) - count
                 continue
             if graph.kind[node] != last_pass:
                 continue
             stage = int(graph.stage[node])
-            once, per_microbatch = self._amount(stage, Take.ONCE), self._amount(stage, Take.GRADIENT)
+            once, per_microbatch = self._amount(stage, Component.LINK_ONCE), self._amount(stage, Component.GRADIENT)
             pending[per_microbatch] = pending.get(per_microbatch, 0.0) - 1.0
             if once not in pending:
                 pending[once] = -1.0
@@ -488,17 +501,17 @@ class CutLP:
         transient: dict[int, float] = {}
         if inner:
             self._write_following(group, stages)
-            transient = {self._shared[Take.BESIDE]: 1.0, self._following + group: 1.0}
-            transient[self._shared[Take.RECEIVED]] = float(len(between))
+            transient = {self._shared[Component.BUFFERS]: 1.0, self._following + group: 1.0}
+            transient[self._shared[Component.RECEIVED]] = float(len(between))
         if len(inner) == num_chunks and not self._order.schedule.splits:  # any running stage has one
-            transient[self._shared[Take.RUNNING]] = 1.0
+            transient[self._shared[Component.RUNNING]] = 1.0
         arriving, returning = self._rest.received
         at_ends = arriving * (last_stage in inner and last_stage > 0) + returning * (0 in inner and last_stage > 0)
         for moment in self._order.held_at_peaks(group).tolist():
             row = {self._other_bytes + group: 1.0, self._shortage: -1.0, **transient}
             for stage, in_flight, late in zip(stages, moment[:num_chunks], moment[num_chunks:], strict=True):
-                row[self._amount(stage, Take.RESIDENT)] = 1.0
-                row[self._amount(stage, Take.KEPT)] = in_flight
+                row[self._amount(stage, Component.RESIDENT)] = 1.0
+                row[self._amount(stage, Component.KEPT)] = in_flight
                 row[self._num_blocks(stage)] = late * self._rest.late
             self._program.add(row, most=1.0 - at_ends)
 
@@ -508,12 +521,12 @@ class CutLP:
         Between as many blocks as stages and the upper bound on its blocks, a linear interpolation is valid.
         """
         num_stages, fewest, most = len(stages), *self._block_range(stages)
-        number, mean = self._following + group, self._shared[Take.NEXT]
+        number, mean = self._following + group, self._shared[Component.NEXT_BUFFERS]
         if fewest > num_stages:
             self._program.add({number: 1.0, mean: -1.0}, least=0.0)
         else:
             share = 1.0 / max(1, most - num_stages)
-            interpolated = {self._amount(stage, Take.NEXT): -share for stage in stages}
+            interpolated = {self._amount(stage, Component.NEXT_BUFFERS): -share for stage in stages}
             self._program.add({number: 1.0, mean: num_stages * share, **interpolated}, least=0.0)
 
     def _block_range(self, stages: Sequence[int]) -> tuple[int, int]:

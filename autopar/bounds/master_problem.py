@@ -189,9 +189,8 @@ class _MasterProblem:
         turns = self.pipeline.with_turns
         row: dict[Variable, float] = {"flow": 1.0}
         for name, count in passes.items():
-            forwards = (
-                self.counts[name[1]] if name[0] == "forward" else 0.0
-            )  # recomputed forwards belong to the backward
+            # Recomputed forwards belong to the backward.
+            forwards = self.counts[name[1]] if name[0] == "forward" else 0.0
             row[name] = -turns * (forward * forwards + backward * (count - forwards))
         return row
 
@@ -344,9 +343,8 @@ class _MasterProblem:
         least_kept = [Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL] * len(self.kinds)
         last = self.tables.folded.chain[-1]
         if self.pipeline.num_stages == 1 and not self.hosted and self.counts[last] == 1:
-            least_kept[last] = (
-                Recompute.NONE
-            )  # its backward runs first, when all its saved values exist, kept or recomputed
+            # The backward of the last block runs first, when all its saved values exist, kept or recomputed.
+            least_kept[last] = Recompute.NONE
         for flavour in self.flavours:
             kept_flavour = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # copied bytes are a variable
             keeps = [

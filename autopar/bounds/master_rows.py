@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.bounds.cut_lp import Take
+from autopar.bounds.cut_lp import Component
 from autopar.bounds.reshard_buffers import Buffer
 from autopar.bounds.saved_values import main_kind
 from autopar.cost.collectives import leaves_node
@@ -22,12 +22,12 @@ Mask = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
 SHARE_VARIABLES = {
-    Take.KEPT: "kept",
-    Take.RESIDENT: "resident",
-    Take.BESIDE: "beside",
-    Take.RUNNING: "running",
-    Take.NEXT: "next",
-    Take.RECEIVED: "received",
+    Component.KEPT: "kept",
+    Component.RESIDENT: "resident",
+    Component.BUFFERS: "beside",
+    Component.RUNNING: "running",
+    Component.NEXT_BUFFERS: "next",
+    Component.RECEIVED: "received",
 }
 """Variables of a single block's memory, which are shares of the limit."""
 

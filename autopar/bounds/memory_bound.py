@@ -240,11 +240,8 @@ class Room:
 
     def _message_seconds(self, configuration: Configuration) -> float:
         """Least seconds of a message between groups, wherever the chain is cut."""
-        folded, size, shape = (
-            self._folded(self._samples(configuration)),
-            configuration.mesh.size,
-            configuration.mesh.shape,
-        )
+        folded = self._folded(self._samples(configuration))
+        size, shape = configuration.mesh.size, configuration.mesh.shape
         last = (configuration.num_stages - 1) * size
         tiers = {self._costs.cluster.boundary_tier(start, size) for start in range(0, last, size)}
         least_bytes = min(
@@ -301,10 +298,8 @@ class Room:
         """Bytes of a block of the most frequent kind on the mesh and with the samples of a configuration."""
         shape, offload = configuration.mesh.shape, self._constraints.hosts_optimizer
         folded = self._folded(self._samples(configuration))
-        main, device_bytes = (
-            main_kind(folded),
-            max(1.0, self._limit - folded.buffer_bytes),
-        )  # at least a byte, to divide by
+        main = main_kind(folded)
+        device_bytes = max(1.0, self._limit - folded.buffer_bytes)  # at least a byte, to divide by
         least = sum(memory.least(shape) for memory in resident_states(folded, self._costs, offload=offload))
         deferred = sum(memory.least(shape) for memory in deferred_values(folded, self._costs))
         unsharded, alternatives = self._resident_options(configuration, least)
@@ -338,17 +333,17 @@ class Room:
         savings = []
         for collective in dict.fromkeys(state.collective for state in states):
             rate = self._costs.collective_seconds(collective, LARGE_MESSAGE, mesh.axes[0]) / LARGE_MESSAGE
-            saved_bytes = link = 0.0
+            freed = link = 0.0
             for state in states:
                 if state.collective is collective:
                     free = max(most_shards(shape, mesh.shape[1:]) for shape in state.storage.shapes)
-                    saved_bytes += state.storage.least(mesh.shape[1:]) - state.storage.least(mesh.shape)
+                    freed += state.storage.least(mesh.shape[1:]) - state.storage.least(mesh.shape)
                     link += rate * state.per_microbatch * state.wire / free
-            savings.append((saved_bytes, link))
-        unsharded = least + sum(saved_bytes for saved_bytes, _ in savings)
+            savings.append((freed, link))
+        unsharded = least + sum(freed for freed, _ in savings)
         subsets = [subset for size in range(1, len(savings) + 1) for subset in combinations(savings, size)]
         return unsharded, tuple(
-            (unsharded - sum(states[0] for states in subset), sum(states[1] for states in subset)) for subset in subsets
+            (unsharded - sum(saving[0] for saving in subset), sum(saving[1] for saving in subset)) for subset in subsets
         )
 
     def _resident_bytes(self, configuration: Configuration) -> float:

@@ -51,13 +51,8 @@ class PassRows:
         fastest: Sequence[Recompute],
         rates: HostRates,
     ) -> None:
-        self._tables, self._rows, self._slot_counts, self._fastest, self._rates = (
-            tables,
-            rows,
-            slot_counts,
-            fastest,
-            rates,
-        )
+        self._tables, self._rows, self._slot_counts = tables, rows, slot_counts
+        self._fastest, self._rates = fastest, rates
         self._overlap, self._least_copy = pipeline.overlap, pipeline.overlap.exposed(LEAST_COPY)
         schedule = SCHEDULES[pipeline.schedule]
         self._trains, self._splits = schedule.trains, schedule.splits

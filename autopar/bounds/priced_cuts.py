@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram
 from autopar.bounds.column_generation import Hull, Solve
-from autopar.bounds.cut_lp import CutLP, Order, Rest, Take
+from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
 from autopar.bounds.master_rows import SHARE_VARIABLES, StepProgram
 from autopar.bounds.task_lp import Basis
 from autopar.formulate.block_memory import FloatArray
@@ -57,7 +57,7 @@ NEGLIGIBLE = 1e-9
 SHARE = 1e-3
 """Blocks of a choice from which on it counts as used: an interior point gives every choice a little."""
 
-_SHARES = np.array([take in SHARE_VARIABLES for take in Take])
+_SHARES = np.array([component in SHARE_VARIABLES for component in Component])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Spreader:
         points, known = self._points()
         case = Case(order.least_of_fullest(rest.blocks), is_most=False) if case is None else case
         program = CutLP(order, self._in_units(rest), case.most, is_most=case.is_most, cap=case.cap)
-        self._work += ROW_WORK * (program.num_rows + len(Take) * order.num_stages)
+        self._work += ROW_WORK * (program.num_rows + len(Component) * order.num_stages)
         solution = program.solve_inner(points, start)
         is_new = False
         for prices in _merged_prices(solution.prices):
@@ -234,7 +234,7 @@ class Spreader:
             for index in np.argsort(-blocks_of_point, kind="stable").tolist()
             if blocks_of_point[index] > SHARE
         ]
-        rent = float(solution.prices[:, Take.RESIDENT].max()) * self._unit
+        rent = float(solution.prices[:, Component.RESIDENT].max()) * self._unit
         return InnerResult(solution.seconds * self._unit, tuple(dict.fromkeys(choices)), rent, is_new, solution.basis)
 
     def _in_units(self, rest: Rest) -> Rest:
@@ -248,8 +248,8 @@ class Spreader:
 
     def _add_first_cuts(self, order: Order) -> None:
         """Add cuts at prices without memory: of passes without recompute, and `_base_prices`."""
-        prices = np.zeros(len(Take))
-        prices[Take.PLAIN] = 1.0
+        prices = np.zeros(len(Component))
+        prices[Component.PLAIN] = 1.0
         self._add_cut(prices)
         _, self._plain_seconds = self._cuts[-1]
         self._add_cut(_base_prices(order))
@@ -275,7 +275,7 @@ class Spreader:
         points, _ = self._points()
         device_price = _least_pass_seconds(points) * rest.blocks / order.num_microbatches
         prices = _base_prices(order)
-        prices[Take.LINK], prices[Take.ONCE] = LINK_PRICE, 0.0
+        prices[Component.LINK], prices[Component.LINK_ONCE] = LINK_PRICE, 0.0
         fewest_of_fullest = order.least_of_fullest(rest.blocks)
         most_of_group = (
             self._cap(order, self._in_units(rest), enough / self._unit)
@@ -285,11 +285,11 @@ class Spreader:
         least_of_group = 0 if most_of_group is None else rest.blocks - most_of_group * (order.num_groups - 1)
         for level in levels:
             for share in MEMORY_PRICES:
-                prices[Take.RESIDENT] = share * device_price
-                prices[Take.KEPT] = level * prices[Take.RESIDENT]
-                prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
-                prices[Take.RUNNING] = 0.0 if order.schedule.splits else prices[Take.BESIDE]
-                prices[Take.NEXT] = prices[Take.BESIDE] * (least_of_group > order.num_chunks)
+                prices[Component.RESIDENT] = share * device_price
+                prices[Component.KEPT] = level * prices[Component.RESIDENT]
+                prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / rest.blocks
+                prices[Component.RUNNING] = 0.0 if order.schedule.splits else prices[Component.BUFFERS]
+                prices[Component.NEXT_BUFFERS] = prices[Component.BUFFERS] * (least_of_group > order.num_chunks)
                 self._add_cut(prices)
 
     def _add_cut(self, prices: FloatArray) -> bool:
@@ -310,7 +310,7 @@ class Spreader:
         return not is_known or len(hull.keys) > num_known
 
     def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
-        """Return undominated points, (points, takes), and the choice and flavour of each.
+        """Return undominated points, (points, components), and the choice and flavour of each.
 
         A point is dominated if a kept one is no greater in every component.
         """
@@ -353,15 +353,15 @@ def _merged_prices(prices: FloatArray) -> list[FloatArray]:
 
 def _base_prices(order: Order) -> FloatArray:
     """Prices of passes, and per microbatch of the update and of traffic once a step; no prices of memory."""
-    prices = np.zeros(len(Take))
-    prices[: Take.KEPT] = 1.0
-    prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
+    prices = np.zeros(len(Component))
+    prices[: Component.KEPT] = 1.0
+    prices[[Component.UPDATE, Component.LINK_ONCE]] = 1 / order.num_microbatches
     return prices
 
 
 def _least_pass_seconds(points: FloatArray) -> float:
     """Least seconds of the passes of a block over points."""
-    return float(points[:, : Take.KEPT].sum(axis=1).min())
+    return float(points[:, : Component.KEPT].sum(axis=1).min())
 
 
 def levels_of(order: Order) -> list[float]:

@@ -86,10 +86,8 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
         num_sufficient = schedule.enough(num_groups) + 2 * num_kept + num_groups
         if num_microbatches > num_sufficient:
             num_modelled -= int((num_microbatches - num_sufficient) // num_groups) * num_groups
-    num_skipped, keeps_all_passes = (
-        num_microbatches - num_modelled,
-        num_groups * num_chunks <= MOST_STAGES_WITH_ALL_PASSES,
-    )
+    num_skipped = num_microbatches - num_modelled
+    keeps_all_passes = num_groups * num_chunks <= MOST_STAGES_WITH_ALL_PASSES
     stages_of_group = chunks_of(schedule.groups(num_groups, num_chunks))
     stages, kinds, aggregates = list[int](), list[int](), list[Ints]()
     node_of: dict[tuple[int, Pass, int], int] = {}

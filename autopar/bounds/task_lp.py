@@ -24,7 +24,7 @@ LARGE = 1500
 method there, which gains nothing from a warm start at this size."""
 
 
-_STATUS = {int(own): own for own in highspy.HighsBasisStatus.__members__.values()}
+_STATUS = {int(status): status for status in highspy.HighsBasisStatus.__members__.values()}
 
 
 Row = Mapping[int, float]
@@ -173,13 +173,13 @@ def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, i
 
 def _extended_basis(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:
     """Return a HiGHS basis with further variables at their lower bound and further rows basic."""
-    found = highspy.HighsBasis()
-    found.col_status = [_STATUS[own] for own in start.variables.tolist()]
-    found.col_status += [highspy.HighsBasisStatus.kLower] * (num_variables - len(start.variables))
-    found.row_status = [_STATUS[own] for own in start.rows.tolist()]
-    found.row_status += [highspy.HighsBasisStatus.kBasic] * (num_rows - len(start.rows))
-    found.valid, found.alien = True, False
-    return found
+    basis = highspy.HighsBasis()
+    basis.col_status = [_STATUS[status] for status in start.variables.tolist()]
+    basis.col_status += [highspy.HighsBasisStatus.kLower] * (num_variables - len(start.variables))
+    basis.row_status = [_STATUS[status] for status in start.rows.tolist()]
+    basis.row_status += [highspy.HighsBasisStatus.kBasic] * (num_rows - len(start.rows))
+    basis.valid, basis.alien = True, False
+    return basis
 
 
 def add_precedences(

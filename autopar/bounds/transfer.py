@@ -203,13 +203,13 @@ class Carried:
 
         def raised_of(batch: Sequence[tuple[float, int]]) -> list[tuple[int, float]]:
             return [
-                (number, self._raised_bound(space[number], bound, transferred[number], cutoff, most, is_over))
+                (number, self._looked_at(space[number], bound, transferred[number], cutoff, most, is_over))
                 for bound, number in batch
             ]
 
         return dict(raised for batch in self._threads.map(raised_of, batches.values()) for raised in batch)
 
-    def _raised_bound(
+    def _looked_at(
         self,
         family: Family,
         bound: float,
