@@ -80,7 +80,7 @@ class LeastPath:
 
 
 def has_path_bound(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
-    """Whether `least_path` finds a bound: several groups, and at most `MOST_STAGES` stages."""
+    """Whether `least_path` bounds a step with work: several groups, and at most `MOST_STAGES` stages."""
     return num_groups > 1 and num_groups * num_chunks <= MOST_STAGES
 
 

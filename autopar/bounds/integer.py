@@ -1,12 +1,13 @@
 """Integer bound: the least step time of a single choice by the rows of the master problem.
 
 ```text
-x_is in {0, 1},   pairs y as in the local polytope,   V linear in x and y
+x_is in {0, 1},   pairs y as in the local polytope,   V linear in x and y,
+shares of recompute flavours a multiple of 1 / blocks
 ```
 
-Look here for the last and most expensive lower bound. Column generation may shard a parameter by halves; here
-strategies are binary. At the best prices, min-marginals fix every strategy and pair that would exceed the incumbent,
-and branch and bound decides the rest (`autopar.solvers.exact.aggregate_objective`).
+Look here for the last and most expensive lower bound. The optimum of column generation may be a convex combination that
+shards half of a parameter; here strategies are binary. At the best prices, min-marginals fix every strategy and pair
+that would exceed the incumbent, and branch and bound decides the rest (`autopar.solvers.exact.aggregate_objective`).
 """
 
 import math
@@ -46,9 +47,10 @@ class IntegerBound:
 
 
 def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> IntegerBound:
-    """Lower bound on all plans below a ceiling, and the choice that attains it.
+    """Lower bound on all plans below a ceiling, and the best choice found.
 
-    - *Relaxes*: gradients that blocks inside the chain reduce late; recompute flavours are shares of blocks.
+    - *Relaxes*: gradients that blocks inside the chain reduce late, and which blocks of a kind have which recompute
+      flavour: only the number of blocks of each flavour is integral.
     - *Valid when*: the rows of the hull are lower bounds of the step time.
     - *Cost*: branch and bound within the budget; skipped if more than `MOST_LEFT` strategies and pairs survive.
     - *Source*: branch and bound, Land and Doig, 1960; reduced-cost fixing, Dantzig, Fulkerson and Johnson, 1954.

@@ -143,7 +143,8 @@ def least_scheduled_step(
 ) -> float:
     """Lower bound on the step in block passes, with the precedences of a schedule without a closed form.
 
-    The linear program is solved at the next point of a grid of `rest`; its dual extends the bound to other values.
+    The linear program is solved in the middle of the grid interval that contains `rest`; its dual extends the bound
+    to `rest`.
 
     Args:
         schedule: The order of tasks.

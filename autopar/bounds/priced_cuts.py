@@ -153,8 +153,8 @@ class Spreader:
     def bound(self, order: Order, rest: Rest, enough: float = math.inf, known: CutBound | None = None) -> CutBound:
         """Lower bound on the step of a pipeline by all known cuts: the lesser of two cases.
 
-        Either no group has more than its share of whole blocks, or some group has one more, which takes longer. With
-        more than `MOST_WHOLE` blocks per group one program covers both cases.
+        Either no group has more than its share of whole blocks, or some group has at least one more, which takes
+        longer. With more than `MOST_WHOLE` blocks per group one program covers both cases.
 
         Args:
             order: The order of its tasks.
