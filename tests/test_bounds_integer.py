@@ -1,4 +1,4 @@
-"""The least step time of single choices: the rows of the hull with whole numbers, held against choices one by one."""
+"""Integer bound: the rows of the master problem with binary choices, compared with choices one by one."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.bounds.column_generation import Hull
-from autopar.bounds.integer import composite, least_whole
+from autopar.bounds.integer import least_whole, objective_of_rows
 from autopar.bounds.master_problem import step_program
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.step_time import Pipeline, Split, step_time
@@ -48,8 +48,8 @@ def _choices(found: Tables, model: str, seed: int, number: int) -> list[Choice]:
     return result
 
 
-def _only(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Survivors:
-    """Return what is left where only some strategies of each node are allowed."""
+def _survivors(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Survivors:
+    """Survivors if only some strategies of each node are allowed."""
     labels = []
     for node, own in zip(found.nodes, allowed, strict=True):
         mask = np.zeros(node.count, np.bool_)
@@ -66,8 +66,8 @@ def _only(found: Tables, allowed: Sequence[tuple[int, ...]]) -> Survivors:
 
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_of_one_choice_it_is_what_the_hull_says(model: str, limited: bool) -> None:
-    """The same rows and, of one choice, the same value: with a limit of memory in whole blocks, so no less."""
+def test_of_one_choice_it_is_the_master_problem_of_this_choice(model: str, limited: bool) -> None:
+    """Equal rows give an equal value without a memory limit, and no less with whole blocks under a limit."""
     found = tables(model)
     pipeline, stop = Pipeline(1, 4, "1f1b"), found.folded.num_blocks
     for choice in _choices(found, model, 3, 4):
@@ -83,8 +83,8 @@ def test_of_one_choice_it_is_what_the_hull_says(model: str, limited: bool) -> No
         hull.step(_solve, 0.0, lambda _: None, memory=limited)
         modes = list(range(len(rows.flavours))) if limited else [0]
 
-        function = composite(found, rows, modes, hull.value, memory=limited)
-        least = minimise(function, _only(found, [(own,) for own in choice]), math.inf, _budget(_instance(found)))
+        function = objective_of_rows(found, rows, modes, hull.value, memory=limited)
+        least = minimise(function, _survivors(found, [(own,) for own in choice]), math.inf, _budget(_instance(found)))
 
         assert least.bound * hull.value >= hull.value * (1 - TOLERANCE)
         if not limited:
@@ -94,8 +94,8 @@ def test_of_one_choice_it_is_what_the_hull_says(model: str, limited: bool) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_the_least_of_some_choices_is_that_of_all_of_them_one_by_one(model: str, seed: int) -> None:
-    """A few nodes may have any of three strategies: no such choice is faster, and the one found is as fast."""
+def test_the_optimum_is_that_of_enumeration(model: str, seed: int) -> None:
+    """With three strategies for a few nodes no choice is faster, and the one found is as fast."""
     found = tables(model)
     pipeline, chain = Pipeline(1, 3, "1f1b"), found.folded.chain
     whole = Split.uniform(((0, len(chain)),), (NONE,))
@@ -111,8 +111,8 @@ def test_the_least_of_some_choices_is_that_of_all_of_them_one_by_one(model: str,
             times[choice] = step_time(found.block_seconds(choice), chain, pipeline, whole, 0.0).seconds
     fastest = min(times.values())
 
-    function = composite(found, step_program(found, pipeline, np.inf), [0], fastest, memory=False)
-    least = minimise(function, _only(found, allowed), math.inf, _budget(_instance(found)))
+    function = objective_of_rows(found, step_program(found, pipeline, np.inf), [0], fastest, memory=False)
+    least = minimise(function, _survivors(found, allowed), math.inf, _budget(_instance(found)))
 
     assert least.choice is not None
     assert fastest * 0.98 <= least.bound * fastest <= fastest * (1 + TOLERANCE)
@@ -121,8 +121,8 @@ def test_the_least_of_some_choices_is_that_of_all_of_them_one_by_one(model: str,
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_no_choice_is_faster_than_the_bound_on_single_choices(model: str, num_microbatches: int) -> None:
-    """It is at least that of the hull, and below whatever is tried; the choice it is from is as fast as it says."""
+def test_no_choice_is_faster_than_the_integer_bound(model: str, num_microbatches: int) -> None:
+    """It is at least the hull's bound; its choice attains it up to late reductions."""
     found = tables(model)
     chain, pipeline = found.folded.chain, Pipeline(1, num_microbatches, "1f1b")
     whole = Split.uniform(((0, len(chain)),), (NONE,))

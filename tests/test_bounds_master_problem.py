@@ -1,4 +1,4 @@
-"""The step program: what it says of one choice is the step time, and no plan is faster than a bound from it."""
+"""Master problem: for one choice it is the step time, and no plan is faster than its bound."""
 
 from dataclasses import replace
 from functools import cache
@@ -83,8 +83,8 @@ def _mixed(ranges: tuple[tuple[int, int], ...], rng: np.random.Generator) -> Spl
 
 @pytest.mark.parametrize("stack", ["plain", "shared", "apart"])
 @pytest.mark.parametrize("num_microbatches", [1, 3])
-def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, num_microbatches: int) -> None:
-    """Nothing is lost but what blocks in the middle of the chain reduce late, and slowdown beside gathers."""
+def test_of_one_stage_and_one_choice_the_value_is_the_step_time(stack: str, num_microbatches: int) -> None:
+    """Except for late reductions of blocks inside the chain, and slowdown beside gathers."""
     found = _tables("gpt2", stack)
     pipeline = Pipeline(1, num_microbatches, "1f1b", Overlap.of(STACKS[stack]))
     whole = Split.uniform(((0, found.folded.num_blocks),), (NONE,))
@@ -104,7 +104,7 @@ def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, nu
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-h2"])
 @pytest.mark.parametrize(("model", "num_groups"), [("gpt2", 1), ("gpt2", 2), ("gpt2", 3), ("mixtral-8x7b", 2)])
 def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule: str, stack: str) -> None:
-    """Whatever the choice, the cut and the flavours, without memory limits: weak duality."""
+    """For any choice, cut and flavours without memory limits: weak duality."""
     found = _tables(model, stack)
     chain, overlap = found.folded.chain, Overlap.of(STACKS[stack])
     chunks = 2 if schedule == "interleaved" and 2 * num_groups <= len(chain) else 1
@@ -137,8 +137,8 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num_stages: int) -> None:
-    """The limit is what a plan needs, the tightest it fits: the bound at prices found for it is below the plan."""
+def test_no_plan_that_fits_is_faster_than_the_bound_under_a_limit(model: str, num_stages: int) -> None:
+    """The limit is the peak of a plan, the tightest that it fits."""
     found = tables(model)
     chain = found.folded.chain
     pipeline = Pipeline(num_stages, 4, "1f1b")
@@ -190,10 +190,10 @@ _SLOW = pytest.mark.slow(reason="ten seconds each, for what two groups show too"
         (6, "interleaved", 2),
     ],
 )
-def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_memory(
+def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound(
     num_groups: int, schedule: str, chunks: int
 ) -> None:
-    """Of plans that are cut for limits from what the loosest needs down to what none fits."""
+    """For plans cut for limits from what the loosest needs down to what none fits."""
     name = "gpt2" if num_groups * chunks <= 6 else "mlp-xs"
     found = tables(name) if name == "gpt2" else _deep()
     chain = found.folded.chain
@@ -224,7 +224,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
 
 
 def test_parts_of_a_long_pipeline_raise_its_bound_where_memory_is_short() -> None:
-    """Six stages of twelve layers: it says no more than the mean stage where there is room, and more where not."""
+    """With six stages of twelve layers: not with room, and by half a percent without."""
     model = open_workload("zoo:gpt2", mode="train")
     found, pipeline = (
         build_tables(model.folded(8), discover(model.probe), Mesh.of(inner=2), COSTS),
@@ -254,7 +254,7 @@ def test_parts_of_a_long_pipeline_raise_its_bound_where_memory_is_short() -> Non
 @pytest.mark.parametrize("speed", [1e8, 1e10])
 @pytest.mark.parametrize(("model", "num_stages"), [("mlp-xs", 1), ("mlp-xs", 2), ("mlp-xs", 3)])
 def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stages: int, speed: float) -> None:
-    """At the tightest limit a plan fits, on links of which copies take a part of a pass or several of them."""
+    """At the tightest limit of a plan, on links whose copies take a part of a pass or several passes."""
     rng = np.random.default_rng(num_stages)
     host = replace(COSTS.cluster.known_host(), to_host=speed, to_device=2 * speed, latency=0.0)
     costs = CostModel(replace(COSTS.cluster, host=host), COSTS.policy, STACKS["plain"])
@@ -284,13 +284,13 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
 @pytest.mark.parametrize(
     ("flavour", "away", "speed", "seen"), [(Recompute.OFFLOAD, False, 1e8, 0.08), (Recompute.NONE, True, 3e7, 0.5)]
 )
-def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
+def test_on_a_slow_host_link_the_bound_contains_part_of_the_copies(
     flavour: Recompute, away: bool, speed: float, seen: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of long chains most of what lies on the host has to, at the tightest limit that such a plan fits.
+    """In long chains most hosted bytes are forced to the host at the tightest limit of a plan.
 
-    So the bound is below the plan and sees part of what its copies take. Of activations that is little: each block
-    copies what arrives although the one before does, too, and as much as two blocks save is under way.
+    Of copies of activations the bound contains little: each block copies its inputs although the previous block does
+    too, and saved bytes of two blocks are in transit.
     """
     monkeypatch.setattr("autopar.cost.overlap.STATE_BUCKET_BYTES", 16.0)  # small beside the state of a small model
     monkeypatch.setattr("autopar.bounds.master_problem.SHORTAGE", 1e6)  # else memory is cheaper not to be there
@@ -320,8 +320,8 @@ def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])
-def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None:
-    """Whatever the choice and the flavour: at a limit of what it needs, no row is short."""
+def test_one_stage_satisfies_the_rows_of_memory(model: str) -> None:
+    """For any choice and flavour, at a limit of its peak, no row is short."""
     found = tables(model)
     pipeline, stop = Pipeline(1, 4, "1f1b"), found.folded.num_blocks
     buffered = 0
@@ -338,13 +338,13 @@ def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None
                     for edge, buffer in zip(edges, rows.buffers, strict=True)
                 ]
             )
-            assert (rows.held(index, amounts, held) + rows.least <= TOLERANCE).all()
+            assert (rows.memory_use(index, amounts, held) + rows.least <= TOLERANCE).all()
             buffered += bool((rows.pairs @ held).any())
     assert buffered, "some choices gather or reduce"
 
 
-def test_what_the_last_block_saves_is_there_whatever_the_layers_keep() -> None:
-    """Its backward is the first one, so that under every flavour one stage holds what it saves, and no less."""
+def test_the_saved_values_of_the_last_block_count_under_every_flavour() -> None:
+    """Its backward runs first, when they all exist."""
     found, pipeline = tables("gpt2"), Pipeline(1, 4, "1f1b")
     choice, stop = good_choice("gpt2", "train"), found.folded.num_blocks
     rows, memory = step_program(found, pipeline, 1.0), lowered_bytes(found, choice)
@@ -355,18 +355,18 @@ def test_what_the_last_block_saves_is_there_whatever_the_layers_keep() -> None:
     between = np.zeros(len(rows.buffers))
     assert amounts[saved].any()
     for index, flavour in enumerate(rows.flavours):
-        held = rows.held(index, amounts, between)[rows.memory_rows]
-        without = rows.held(index, np.where(saved, 0.0, amounts), between)[rows.memory_rows]
+        held = rows.memory_use(index, amounts, between)[rows.memory_rows]
+        without = rows.memory_use(index, np.where(saved, 0.0, amounts), between)[rows.memory_rows]
         assert held - without == pytest.approx(amounts[saved].sum())
         assert (held <= memory.peak(0, stop, 1, (flavour,) * stop)).all()
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_each_part_holds_no_less_than_its_rows_of_memory_say(model: str, num_stages: int) -> None:
-    """At a limit of what the fullest stage needs no row is short, and the fullest one's says a good part of it.
+def test_each_part_satisfies_its_rows_of_memory(model: str, num_stages: int) -> None:
+    """At a limit of the fullest stage no row is short, and the fullest part's row is a good part of the limit.
 
-    Up to four stages are apart, then parts of one or two of them, of which two means are told.
+    Up to four stages have a part each; beyond, parts of one or two stages have two rows.
     """
     found, rng = tables(model), np.random.default_rng(2)
     pipeline, chain = Pipeline(num_stages, 4, "1f1b"), np.asarray(found.folded.chain)
@@ -398,8 +398,8 @@ def test_each_part_holds_no_less_than_its_rows_of_memory_say(model: str, num_sta
     assert fullest > 0.3
 
 
-def test_no_price_counts_less_than_nothing() -> None:
-    """Weights below zero would be cut off by `problem`, and the optimum would be no bound."""
+def test_no_slot_has_a_negative_factor() -> None:
+    """`problem` would cut off negative weights, and the optimum would be no bound."""
     program = step_program(tables("gpt2"), replace(Pipeline(2, 4, "1f1b"), overlap=Overlap(1.3, 0.2)), 1e9)
 
     base = np.delete(program.seconds, list(OUTSIDE.values()), axis=-1)

@@ -1,4 +1,4 @@
-"""What is held and has to run again at least where memory is short: bytes, mixtures, and no plan below it."""
+"""Memory bound: bytes that any placement holds, mixtures of flavours, and no plan below the bound."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +8,10 @@ import pytest
 
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import Hull
-from autopar.bounds.cut_lp import Take
-from autopar.bounds.memory_bound import Room, _least_again
+from autopar.bounds.cut_lp import Component
+from autopar.bounds.memory_bound import Room, _fractional_knapsack
 from autopar.bounds.microbatch import UNKNOWN
-from autopar.bounds.saved_values import kept, main_kind, most_shards, put_off, states
+from autopar.bounds.saved_values import deferred_values, main_kind, most_shards, resident_states, saved_by_main
 from autopar.bounds.transfer import Carried
 from autopar.configuration import Configuration, Family
 from autopar.describe.block_decisions import assemble_blocks
@@ -46,11 +46,11 @@ def _tables(name: str, mesh: Mesh) -> Tables:
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
-def test_no_placement_keeps_less_than_is_said(name: str, mesh: Mesh) -> None:
+def test_no_placement_keeps_less_than_the_bound(name: str, mesh: Mesh) -> None:
     """Of a block of the most frequent kind, for each purpose; on free axes some placements keep all of it."""
     own = folded(name)
     tables = _tables(name, mesh)
-    found, main = kept(own, COSTS), main_kind(own).id
+    found, main = saved_by_main(own, COSTS), main_kind(own).id
     for memory in {memory for memories in KEPT.values() for memory in memories}:
         least = sum(
             item.bytes / (mesh.size if item.shape is None else most_shards(item.shape, mesh.shape))
@@ -68,11 +68,11 @@ def test_no_placement_keeps_less_than_is_said(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
-def test_no_placement_puts_off_less_than_is_said(name: str, mesh: Mesh) -> None:
-    """What a lowered block of the most frequent kind keeps until its weight pass, beside others of its stage."""
+def test_no_placement_defers_less_than_the_bound(name: str, mesh: Mesh) -> None:
+    """Bytes that a lowered block of the most frequent kind retains until its weight pass, with its neighbours."""
     own = folded(name)
     tables = _tables(name, mesh)
-    least = sum(memory.least(mesh.shape) for memory in put_off(own, COSTS))
+    least = sum(memory.least(mesh.shape) for memory in deferred_values(own, COSTS))
     assert least > 0
     block = main_kind(own).instances[-1]
     instance = problem(
@@ -91,8 +91,8 @@ def test_no_placement_puts_off_less_than_is_said(name: str, mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b"])
-def test_nearly_all_that_is_put_off_is_said(name: str) -> None:
-    """On one device, where nothing depends on placements."""
+def test_the_bound_on_deferred_bytes_is_close(name: str) -> None:
+    """On one device, where placements do not matter."""
     own, mesh = folded(name), Mesh.of(inner=1)
     tables = Constraints().tables(own, rules(name), mesh, COSTS)
     assert tables is not None
@@ -103,20 +103,20 @@ def test_nearly_all_that_is_put_off_is_said(name: str) -> None:
     lowered = lower_blocks(assemble_blocks(tables, choice), own, tables.resharder, splits=True)
     first, *_, last = main_kind(own).instances
     late, _ = chain_bytes(lowered, own, trains=True).put_off(first, last + 1)
-    said = sum(memory.least(mesh.shape) for memory in put_off(own, COSTS))
+    said = sum(memory.least(mesh.shape) for memory in deferred_values(own, COSTS))
     assert 0.75 * late <= said * (last + 1 - first) <= late * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
-def test_no_placement_holds_less_through_the_step_than_is_said(name: str, mesh: Mesh) -> None:
-    """Of a block of the most frequent kind, with and without its moments; all of it on free axes."""
+def test_no_placement_has_fewer_resident_bytes_than_the_bound(name: str, mesh: Mesh) -> None:
+    """Of a block of the most frequent kind, with and without moments; all of it on free axes."""
     own = folded(name)
     tables = _tables(name, mesh)
     for offload in (False, True):
         memories = [memory for memory in RESIDENT if not offload or memory is not Memory.OPTIMIZER]
         items = [item for item in tables.bytes if item.kind == main_kind(own).id and item.memory in memories]
-        said = states(own, COSTS, offload=offload)
+        said = resident_states(own, COSTS, offload=offload)
         assert (
             0
             < sum(memory.least(mesh.shape) for memory in said)
@@ -127,15 +127,15 @@ def test_no_placement_holds_less_through_the_step_than_is_said(name: str, mesh: 
             assert whole == pytest.approx(sum(float(item.amounts.max()) for item in items))
 
 
-def test_the_least_mixture_by_enumeration() -> None:
-    """Of any flavours, also where a slower one keeps more; a tenth of the blocks at a time."""
+def test_the_fractional_knapsack_by_enumeration() -> None:
+    """Of any flavours, also if a slower one keeps more; in steps of a tenth of the blocks."""
     rng = np.random.default_rng(0)
     shares = [(a / 10, b / 10, 1 - (a + b) / 10) for a in range(11) for b in range(11 - a)]
     for _ in range(50):
         blocks = [(float(rng.uniform(0, 10)), float(rng.uniform(0, 3))) for _ in range(3)]
         room = float(rng.uniform(0, 12))
 
-        least = _least_again(room, blocks)
+        least = _fractional_knapsack(room, blocks)
 
         seconds = [
             sum(share * block[1] for share, block in zip(own, blocks, strict=True))
@@ -201,7 +201,7 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
         if attempt.best is not None:
             again = any(flavour is not Recompute.NONE for own in attempt.best.split.recompute for flavour in own)
             found += again
-            assert again or not room.again(configuration)
+            assert again or not room.recompute_seconds(configuration)
             assert least <= attempt.best.objective * (1 + CLOSE)
 
     assert raised or len(configuration.mesh.axes) == 3, "recompute is little there beside parameters"
@@ -209,8 +209,8 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     assert before == np.inf, "parameters alone do not fit"
 
 
-def test_what_follows_is_looked_for_no_longer_than_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step for one family may be a linear program of a second: after each it is asked, and what is known holds."""
+def test_the_ladder_stops_between_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rung may be a linear program of a second: the clock is asked after each rung, and bounds stay valid."""
     search = _search(1e9)
     family = tuple(own for own in CONFIGURATIONS if own.schedule == "zb-h1" and own.mesh.size == 4)
     steps = list[str]()
@@ -222,7 +222,7 @@ def test_what_follows_is_looked_for_no_longer_than_there_is_time(monkeypatch: py
 
         return step
 
-    for name in ("crowded", "again", "ordered"):
+    for name in ("step_that_fits", "recompute_seconds", "scheduled_step_that_fits"):
         monkeypatch.setattr(Room, name, told(name, getattr(Room, name)))
 
     def raised(most: float) -> float:
@@ -233,7 +233,7 @@ def test_what_follows_is_looked_for_no_longer_than_there_is_time(monkeypatch: py
         return waiting[0][0]
 
     full = raised(np.inf)
-    assert {*steps} == {"crowded", "again", "ordered"}
+    assert {*steps} == {"step_that_fits", "recompute_seconds", "scheduled_step_that_fits"}
     for most in range(len(steps)):
         assert raised(most) <= full
         assert len(steps) == most
@@ -273,31 +273,31 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
     assert together == pytest.approx(apart, rel=5e-3)
 
 
-def test_nothing_runs_again_where_there_is_room_or_it_may_lie_elsewhere() -> None:
-    """Without limits, with enough memory, and where what blocks save may lie on the host; what is forbidden is not."""
+def test_nothing_is_recomputed_with_room_or_with_offload() -> None:
+    """Without limits, with enough memory, and where activations may be offloaded; forbidden flavours count."""
     configuration = CONFIGURATIONS[0]
     short = _search(1e9)
-    assert _room(short).again(configuration) > 0
-    assert _room(_search()).again(configuration) == 0
-    assert _room(_search(80e9)).again(configuration) == 0
+    assert _room(short).recompute_seconds(configuration) > 0
+    assert _room(_search()).recompute_seconds(configuration) == 0
+    assert _room(_search(80e9)).recompute_seconds(configuration) == 0
 
     hosted = replace(short, constraints=replace(short.constraints, hosted=frozenset({Hosted.ACTIVATIONS})))
     only_full = frozenset({Recompute.FULL})
     forced = replace(short, memory_limit=80e9, constraints=replace(short.constraints, keeps=(only_full,) * 8))
 
-    assert _room(hosted).again(configuration) == 0
-    assert _room(forced).again(configuration) > _room(short).again(configuration) > 0
+    assert _room(hosted).recompute_seconds(configuration) == 0
+    assert _room(forced).recompute_seconds(configuration) > _room(short).recompute_seconds(configuration) > 0
 
 
-def test_nothing_fits_beside_buffers_that_take_all_there_is() -> None:
-    """Nor where they take more."""
+def test_nothing_fits_if_buffers_take_all_memory() -> None:
+    """Nor if they take more."""
     for limit in (0.0, -1e9):
-        assert _room(_search(limit)).crowded(CONFIGURATIONS[2], UNKNOWN) == np.inf
+        assert _room(_search(limit)).step_that_fits(CONFIGURATIONS[2], UNKNOWN) == np.inf
 
 
 @pytest.mark.parametrize("samples", [4, 16])
-def test_no_placement_holds_less_unless_a_link_has_it_in_every_microbatch(samples: int) -> None:
-    """Where data parallelism leaves nodes: parameters that it shards are gathered, and so are gradients reduced."""
+def test_fewer_resident_bytes_cost_link_seconds_in_every_microbatch(samples: int) -> None:
+    """Where data parallelism leaves nodes: sharded parameters are gathered, and gradients reduced."""
     search = _search(80e9, gpus=32)
     configuration = Configuration(2, Mesh.of(dp=2, outer=2, inner=4), 64 // samples, "zb-h1")
     tables = search.tables((configuration,))
@@ -312,17 +312,21 @@ def test_no_placement_holds_less_unless_a_link_has_it_in_every_microbatch(sample
         hull.add(choice)
         choice = random_choice(instance, rng, near=choice)
     points = program.points(hull.columns)
-    own = sum(memory.least(configuration.mesh.shape) for memory in states(folded_, search.costs, offload=False))
+    own = sum(
+        memory.least(configuration.mesh.shape) for memory in resident_states(folded_, search.costs, offload=False)
+    )
 
-    whole, ways = _room(search)._ways(configuration, own)
+    whole, ways = _room(search)._resident_options(configuration, own)
 
     assert len(ways) == 3, "parameters, sums of gradients, or both"
     assert all(0 < held < whole and link > 0 for held, link in ways)
     assert min(held for held, _ in ways) == pytest.approx(own)
-    held, link = points[:, Take.RESIDENT] * 80e9, points[:, Take.LINK]
+    held, link = points[:, Component.RESIDENT] * 80e9, points[:, Component.LINK]
     assert link.min() < 0.5 * link.max(), "random choices have little and much"
     for price in np.geomspace(1e6, 1e16, 40):  # bytes that a second is worth
         said = min(resident + price * seconds for resident, seconds in ((whole, 0.0), *ways))
         assert said <= (held + price * link).min() * (1 + 1e-9)
-    near = _room(search)._ways(Configuration(4, Mesh.of(dp=2, outer=2, inner=2), 64 // samples, "zb-h1"), own)
+    near = _room(search)._resident_options(
+        Configuration(4, Mesh.of(dp=2, outer=2, inner=2), 64 // samples, "zb-h1"), own
+    )
     assert near == (own, ()), "within a node no link between nodes has it"

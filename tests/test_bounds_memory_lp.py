@@ -1,4 +1,4 @@
-"""Steps where what tasks hold has to fit: no spread of blocks that does is faster than the bound, and excerpts hold."""
+"""Memory LP: no distribution of blocks that fits is faster than the bound, and excerpts are valid."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autopar.bounds import critical_path, memory_lp, task_lp
 from autopar.bounds import task_graph as excerpts
 from autopar.bounds.critical_path import least_path
-from autopar.bounds.memory_lp import Load, fits_evenly, least_crowded, least_ordered
+from autopar.bounds.memory_lp import Load, fits_evenly, least_scheduled_step, least_step
 from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.schedule import SCHEDULES, Pass, Schedule, Task, chunks_of
 from autopar.schedule.holding import fullest, least_held, moments
@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 
 
 def _peak(order: Sequence[tuple[Pass, int, int]], kept: Sequence[float], late: Sequence[float], last: Pass) -> float:
-    """Return what a group holds at most of microbatches, task after task: what is kept, and what is put off."""
+    """Greatest bytes of a group over its tasks: kept and deferred."""
     held = dict[tuple[int, int], float]()
     peak = 0.0
     for kind, microbatch, chunk in order:
@@ -36,12 +36,12 @@ def _peak(order: Sequence[tuple[Pass, int, int]], kept: Sequence[float], late: S
 
 
 def _work(seconds: Sequence[float]) -> StageWork:
-    """Return a stage whose passes take so long."""
+    """A stage with these pass seconds."""
     return StageWork(seconds[0], seconds[1], seconds[2] if len(seconds) > 2 else 0.0)
 
 
-def _closed(works: Sequence[StageWork], microbatches: int, links: Sequence[float] = ()) -> float:
-    """Return what a step takes by the formula of schedules that have one, whose links are busy for so long."""
+def _closed_form(works: Sequence[StageWork], microbatches: int, links: Sequence[float] = ()) -> float:
+    """Step by the formula of schedules with a closed form, with links that are busy for `links` seconds."""
     each = [work.forward + work.backward for work in works]
     each = [max(both) for both in zip(each, links, strict=True)] if links else each
     return sum(each) + (microbatches - 1) * max(each)
@@ -49,7 +49,7 @@ def _closed(works: Sequence[StageWork], microbatches: int, links: Sequence[float
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
-    """Return a schedule, its size and a load of which about a device is full."""
+    """A schedule, its size, and a load that fills about a device."""
     name, chunks = draw(st.sampled_from(SCHEDULED))
     groups = draw(st.integers(2, 3))
     microbatches = groups * draw(st.integers(1, 4))
@@ -58,12 +58,12 @@ def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
     load = Load(
         blocks=12,
         rest=draw(st.sampled_from([0.0, 1.5])),
-        again=(0.0, draw(st.sampled_from([0.05, 0.3]))),
+        recompute=(0.0, draw(st.sampled_from([0.05, 0.3]))),
         kept=(scale, scale * draw(st.sampled_from([0.1, 0.6]))),
         late=scale * draw(st.sampled_from([0.0, 0.5, 1.0])) if splits_backward else 0.0,
         resident=draw(st.sampled_from([0.0, 0.04])),
         others=draw(st.sampled_from([0.0, 0.3])),
-        thrifty=draw(st.sampled_from([(), ((0.01, 0.4),), ((0.02, 0.1), (0.0, 1.6))])),
+        alternatives=draw(st.sampled_from([(), ((0.01, 0.4),), ((0.02, 0.1), (0.0, 1.6))])),
         received=draw(st.sampled_from([(0.0, 0.0), (0.04, 0.02)])),
         outer=draw(st.sampled_from([(0, 0), (1, 1)])),
     )
@@ -72,13 +72,13 @@ def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
 
 @settings(max_examples=150, deadline=None)
 @given(loads(), st.integers(0, 2**32 - 1))
-def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int, Load], seed: int) -> None:
-    """Of random ones, each with some flavour in each stage, by the order of tasks itself."""
+def test_no_distribution_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int, Load], seed: int) -> None:
+    """Random distributions, each with flavours per stage, timed by the order of tasks."""
     name, groups, microbatches, chunks, load = size
     schedule, rng = SCHEDULES[name], np.random.default_rng(seed)
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
-    least = least_crowded(schedule, groups, microbatches, chunks, load)
-    ordered = least_ordered(schedule, groups, microbatches, chunks, load, passes)
+    least = least_step(schedule, groups, microbatches, chunks, load)
+    ordered = least_scheduled_step(schedule, groups, microbatches, chunks, load, passes)
     stages_of = chunks_of(schedule.groups(groups, chunks))
     orders = schedule.orders(groups, microbatches, chunks)
     if fits_evenly(schedule, groups, microbatches, chunks, load):
@@ -88,7 +88,7 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
         blocks = rng.multinomial(load.blocks, rng.dirichlet(np.full(count, 2.0)))
         again = rng.binomial(blocks, rng.random()) if rng.random() < 0.8 else np.zeros(count, dtype=np.int64)
         flavours = np.stack([blocks - again, again], axis=1)
-        lies = np.array([(load.resident, 0.0), *load.thrifty])
+        lies = np.array([(load.resident, 0.0), *load.alternatives])
         ways = rng.multinomial(blocks, rng.dirichlet(np.ones(len(lies))))
         rest = load.rest * rng.dirichlet(np.ones(count * len(passes))).reshape(count, -1)
         others = load.others * rng.dirichlet(np.ones(groups))
@@ -106,18 +106,18 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
         works = []
         for stage in range(count):
             seconds = [float(blocks[stage]) * own + float(more) for own, more in zip(passes, rest[stage], strict=True)]
-            seconds[1] += float(flavours[stage] @ load.again)
+            seconds[1] += float(flavours[stage] @ load.recompute)
             works.append(_work(seconds))
         links = [sum(float(ways[stage] @ lies[:, 1]) for stage in own) for own in stages_of]
         ends = max(scheduled_step(name, groups, microbatches, works), microbatches * max(links))
         assert ordered <= ends * (1 + 1e-9)
-        step = _closed(works, microbatches, links) if name in ("1f1b", "gpipe") else ends
+        step = _closed_form(works, microbatches, links) if name in ("1f1b", "gpipe") else ends
         assert least <= step * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
 def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
-    """Of few stages with few blocks, of which all cuts and shares of recompute are tried; without room, infinite."""
+    """Of few stages with few blocks, by enumeration of cuts and recompute; infinite if nothing fits."""
     schedule, groups, microbatches, count = SCHEDULES[name], 2, 4, 2 * chunks
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     blocks = 8 if chunks < 3 else 9
@@ -147,62 +147,64 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
                 for group, own in enumerate(stages_of)
             )
             if fits:
-                own = _closed(works, microbatches) if name in ("1f1b", "gpipe") else None
+                own = _closed_form(works, microbatches) if name in ("1f1b", "gpipe") else None
                 best = min(best, own or scheduled_step(name, groups, microbatches, works))
 
     order = schedule, groups, microbatches, chunks
-    bound = max(least_crowded(*order, load), least_ordered(*order, load, passes))
+    bound = max(least_step(*order, load), least_scheduled_step(*order, load, passes))
     assert bound <= best < np.inf
     assert bound >= 0.85 * best, "blocks are divided between stages, and little else is left out"
     full = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), 0.0, 0.3, 0.0)
-    assert least_crowded(*order, full) == np.inf
-    assert least_ordered(*order, full, passes) == np.inf
+    assert least_step(*order, full) == np.inf
+    assert least_scheduled_step(*order, full, passes) == np.inf
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
-def test_prices_of_a_program_serve_for_more_and_less_of_the_rest(
+def test_duals_of_a_grid_point_bound_other_values_of_the_rest(
     name: str, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bound between two programs is hardly below that of a program of its own, and never above it."""
+    """A bound between grid points is within a percent of its own program, and never above it."""
     schedule = SCHEDULES[name]
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     late = 0.02 if schedule.splits else 0.0
     for rest in (0.0, 0.4, 1.5, 2.1, 7.0, 20.0):
         load = Load(12, rest, (0.0, 0.3), (0.06, 0.01), late, 0.01, 0.1)
-        monkeypatch.setattr(memory_lp, "RESTS", 16)
-        between = least_ordered(schedule, 3, 9, chunks, load, passes)
-        monkeypatch.setattr(memory_lp, "RESTS", 1 << 20)
-        own = least_ordered(schedule, 3, 9, chunks, load, passes)
+        monkeypatch.setattr(memory_lp, "REST_GRID", 16)
+        between = least_scheduled_step(schedule, 3, 9, chunks, load, passes)
+        monkeypatch.setattr(memory_lp, "REST_GRID", 1 << 20)
+        own = least_scheduled_step(schedule, 3, 9, chunks, load, passes)
         assert 0.99 * own < between <= own * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
 @pytest.mark.parametrize("kept", [0.01, 0.06, 0.5])
-def test_an_interior_point_and_a_vertex_are_equally_good(
+def test_interior_point_and_simplex_have_equal_optima(
     name: str, chunks: int, kept: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is none both say so; what a path counts of passes is as good for what it was looked for."""
+    """Both prove infeasibility; duals of a path are equally tight at the point they are for."""
     schedule = SCHEDULES[name]
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     load = Load(12, 1.5, (0.0, 0.3), (kept, 0.8 * kept), 0.02, 0.01, 0.1)
     found = []
     for large in (0, 1 << 30):
         monkeypatch.setattr(task_lp, "LARGE", large)
-        for known in (memory_lp._least, memory_lp._least_ordered, critical_path._counts):
+        for known in (memory_lp._solve_step, memory_lp._solve_scheduled_step, critical_path._solve_path_lp):
             known.cache_clear()
         order = schedule, 3, 9, chunks
         path = least_path(*order, tuple(12 * own for own in passes), (0.3, 0.6))
         assert path is not None
         ends = path.step(12 * passes[0] + 0.3, 12 * sum(passes[1:]) + 0.6)
-        found.append((least_crowded(*order, load), least_ordered(*order, load, passes), ends))
+        found.append((least_step(*order, load), least_scheduled_step(*order, load, passes), ends))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     if kept == 0.5:
         assert found[0][1] == np.inf
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
-def test_fewer_tasks_of_many_stages_say_little_less(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the backwards of the first microbatches and the forwards of the last ones a step is no longer."""
+def test_fewer_tasks_of_many_stages_lower_the_bound_little(
+    name: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without backwards of the first and forwards of the last microbatches it is 3 % lower at most."""
     schedule = SCHEDULES[name]
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     load = Load(12, 1.5, (0.0, 0.3), (0.05, 0.01), 0.02 if schedule.splits else 0.0, 0.01, 0.1)
@@ -211,20 +213,20 @@ def test_fewer_tasks_of_many_stages_say_little_less(name: str, chunks: int, monk
     monkeypatch.setattr(excerpts, "KEPT_TASKS", 0)
     found = []
     for whole in (256, 0):
-        monkeypatch.setattr(excerpts, "MOST_WHOLE", whole)
-        for known in (excerpts.excerpt, memory_lp._least_ordered):
+        monkeypatch.setattr(excerpts, "MOST_STAGES_WITH_ALL_PASSES", whole)
+        for known in (excerpts.excerpt, memory_lp._solve_scheduled_step):
             known.cache_clear()
-        found.append((least_ordered(*order, load, passes), len(excerpts.excerpt(*order).stage)))
+        found.append((least_scheduled_step(*order, load, passes), len(excerpts.excerpt(*order).stage)))
     (most, tasks), (least_of_both, fewer) = found
     assert 2 * fewer <= tasks
     assert 0.97 * most <= least_of_both <= most * (1 + 1e-6)
     excerpts.excerpt.cache_clear()
-    memory_lp._least_ordered.cache_clear()
+    memory_lp._solve_scheduled_step.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
-def test_the_fullest_moments(name: str, chunks: int) -> None:
-    """Each is one of the order of tasks, and none of the others holds more of anything than all of these."""
+def test_fullest_moments_dominate_all_others(name: str, chunks: int) -> None:
+    """Each is a moment of the order of tasks, and no other moment holds more of anything than every one."""
     schedule = SCHEDULES[name]
     for groups, microbatches in ((1, 2), (2, 4), (3, 9)):
         for group in range(groups):
@@ -245,8 +247,8 @@ def test_the_fullest_moments(name: str, chunks: int) -> None:
                 assert not found[:, chunks:].any()
 
 
-class _Endless(Schedule):
-    """Another schedule, of which it is not known that more microbatches change nothing."""
+class _Aperiodic(Schedule):
+    """A schedule that does not know that it is periodic."""
 
     def __init__(self, known: Schedule) -> None:
         self._known = known
@@ -261,11 +263,9 @@ class _Endless(Schedule):
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
-def test_more_microbatches_make_the_middle_longer_and_nothing_else(
-    name: str, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What groups hold, and who waits for whom in an excerpt, is that of all tasks looked at one by one."""
-    schedule, endless = SCHEDULES[name], _Endless(SCHEDULES[name])
+def test_more_microbatches_only_lengthen_an_aggregate(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of groups, and precedences of an excerpt, are those of all tasks, one by one."""
+    schedule, endless = SCHEDULES[name], _Aperiodic(SCHEDULES[name])
     monkeypatch.setattr(excerpts, "MOST_TASKS", 0)
     for kept in (0, 60):
         monkeypatch.setattr(excerpts, "KEPT_TASKS", kept)
@@ -277,25 +277,25 @@ def test_more_microbatches_make_the_middle_longer_and_nothing_else(
                     own, all_of_them = (moments(each, group, *size) for each in (schedule, endless))
                     np.testing.assert_array_equal(own, all_of_them)
                 found, whole = (excerpts.excerpt(each, *size) for each in (schedule, endless))
-                for part in ("stage", "kind", "middles", "first", "second"):
+                for part in ("stage", "kind", "aggregates", "predecessors", "successors"):
                     np.testing.assert_array_equal(getattr(found, part), getattr(whole, part))
-                for run, other in zip(found.runs, whole.runs, strict=True):
+                for run, other in zip(found.order_of_group, whole.order_of_group, strict=True):
                     np.testing.assert_array_equal(run, other)
     excerpts.excerpt.cache_clear()
 
 
 @settings(max_examples=60, deadline=None)
 @given(loads(), st.integers(1, 3))
-def test_groups_that_count_as_one_take_no_longer(size: tuple[str, int, int, int, Load], most: int) -> None:
-    """And no less than the mean of all of them, without what does not fit."""
+def test_merged_groups_have_a_lower_bound(size: tuple[str, int, int, int, Load], most: int) -> None:
+    """And no less than the mean of all groups without a memory limit."""
     name, groups, microbatches, chunks, load = size
     order = SCHEDULES[name], groups, microbatches, chunks
-    apart = least_crowded(*order, load)
+    apart = least_step(*order, load)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_lp, "MOST_GROUPS", most)
-        memory_lp._least.cache_clear()
-        together = least_crowded(*order, load)
-    memory_lp._least.cache_clear()
+        memory_lp._solve_step.cache_clear()
+        together = least_step(*order, load)
+    memory_lp._solve_step.cache_clear()
 
     assert together <= apart * (1 + TOLERANCE)
     assert together >= microbatches * (load.blocks + load.rest) / groups * (1 - 1e-2)

@@ -1,4 +1,4 @@
-"""Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
+"""Submesh bounds: tables and microbatch bounds of the free axes, and what follows for meshes of three axes."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -41,7 +41,7 @@ SIZES = [(8, (2, 2, 2)), (4, (2, 2, 2)), (2, (2, 2, 2)), (8, (4, 2, 2)), (8, (2,
 
 @cache
 def _whole(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
-    """Return the tables of a mesh of three axes."""
+    """Tables of a mesh of three axes."""
     mesh = Mesh.of(**dict(zip(("dp", "outer", "inner"), shape, strict=True)))
     found = Constraints(batch=workload(name, mode).batch_dims_of).tables(
         folded(name, mode, samples), rules(name, mode), mesh, COSTS
@@ -51,8 +51,8 @@ def _whole(name: str, samples: int, shape: tuple[int, ...], mode: str = "train")
 
 
 @cache
-def _alone(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
-    """Return what is left of the tables of its free axes."""
+def _restricted(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
+    """Tables of its free axes, restricted to the terms that are valid for every dp."""
     dp, outer, inner = shape
     own = folded(name, mode, samples // dp)
     found = Constraints().tables(own, rules(name, mode), Mesh.of(outer=outer, inner=inner), COSTS)
@@ -84,14 +84,14 @@ def _places(tables: Tables, node: Node, *, minor: bool) -> list[tuple[int, ...]]
     ("name", "mode"),
     [("gpt2", "train"), ("llama3-8b", "train"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("gpt2", "infer")],
 )
-def test_whatever_three_axes_do_their_free_ones_do_in_no_more_time(
+def test_no_strategy_of_three_axes_costs_less_than_on_the_free_axes(
     name: str, mode: str, samples: int, shape: tuple[int, ...]
 ) -> None:
-    """Strategy by strategy and pair by pair: so the sum of all of them is no more, for every choice."""
+    """For every strategy and pair, hence for every choice."""
     if not scales(folded(name, mode, samples // shape[0]), folded(name, mode, samples), (samples // shape[0], samples)):
         assert samples == shape[0], "one sample may be imported otherwise"
         return
-    three, two = _whole(name, samples, shape, mode), _alone(name, samples, shape, mode)
+    three, two = _whole(name, samples, shape, mode), _restricted(name, samples, shape, mode)
     priced = {(edge.first, edge.second, edge.consumer, edge.slot, edge.kind): edge for edge in two.edges}
     used = {number for edge in two.edges for number in (edge.first, edge.second)}
     onto: dict[int, IntArray] = {}
@@ -114,9 +114,9 @@ def test_whatever_three_axes_do_their_free_ones_do_in_no_more_time(
     assert checked == len(two.edges) > 5
 
 
-def test_what_is_left_out_is_what_the_major_axis_may_split_otherwise() -> None:
-    """Ways of parameters, sums of gradients and updates; every other op of a pass of a transformer counts in full."""
-    found = _alone("llama3-8b", 8, (2, 2, 2))
+def test_only_terms_that_the_major_axis_may_shard_are_left_out() -> None:
+    """Reshards of parameters, gradient sums and updates; all other ops of a transformer's passes count in full."""
+    found = _restricted("llama3-8b", 8, (2, 2, 2))
     whole = Constraints().tables(found.folded, rules("llama3-8b"), found.mesh, COSTS)
     assert whole is not None
     gradients = {state.output for state in found.folded.graph.states if state.role is Role.GRADIENT}
@@ -132,12 +132,12 @@ def test_what_is_left_out_is_what_the_major_axis_may_split_otherwise() -> None:
 
 
 @pytest.mark.parametrize("samples", [4, 2])
-def test_prices_are_those_of_the_tables_where_the_batch_can_be_split(samples: int) -> None:
-    """Of 4 samples on 2 × 2, pair by pair, from both sides of each edge; of 2, which cannot, they are no more."""
+def test_prices_are_those_of_the_tables_if_the_batch_is_divisible(samples: int) -> None:
+    """Of 4 samples on 2 × 2, for every pair; of 2 samples, which are not, prices are no higher."""
     whole = Constraints().tables(folded("gpt2", samples=samples), rules("gpt2"), Mesh.of(outer=2, inner=2), COSTS)
     assert whole is not None
     _, wire = element_bytes(whole.folded, COSTS.policy)
-    alone = _alone("gpt2", 2 * samples, (2, 2, 2))
+    alone = _restricted("gpt2", 2 * samples, (2, 2, 2))
     by_nodes = {(edge.first, edge.second, edge.consumer): edge for edge in whole.edges}
     for edge in alone.edges:
         known = by_nodes[edge.first, edge.second, edge.consumer]
@@ -164,8 +164,8 @@ def _space() -> tuple[Family, ...]:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool) -> None:
-    """Against the same problem on all three axes, for every mesh and number of samples; mostly it is about as much."""
+def test_no_microbatch_is_faster_than_its_share_on_the_free_axes(splits: bool) -> None:
+    """Compared with the placement problem on three axes, for every mesh and number of samples; mostly close."""
     task = _task()
     search = task.context(Effort())
     near = 0

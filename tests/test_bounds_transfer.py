@@ -1,4 +1,4 @@
-"""Bounds that need no problem of their own: from paths, from whole blocks, and from other configurations."""
+"""Bounds without placement problems: critical paths, whole blocks, and transfer between configurations."""
 
 from collections import Counter
 from dataclasses import replace
@@ -47,7 +47,7 @@ SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), 
 @pytest.mark.parametrize("size", [(2, 2), (2, 4), (3, 6), (4, 8)])
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
 def test_no_step_is_shorter_than_its_longest_path(name: str, chunks: int, size: tuple[int, int]) -> None:
-    """Whatever shares stages have of what is alike, down to one with everything, and wherever the rest is."""
+    """For any shares of repeated blocks, down to one stage with all, and any distribution of the rest."""
     groups, microbatches = size
     schedule, count = SCHEDULES[name], groups * chunks
     alike = np.array([0.32, 0.42, 0.26] if schedule.splits else [0.32, 0.68])
@@ -66,27 +66,27 @@ def test_no_step_is_shorter_than_its_longest_path(name: str, chunks: int, size: 
 
 @pytest.mark.parametrize("size", [(2, 4), (3, 6), (4, 12), (4, 16)])
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
-def test_no_step_is_shorter_than_a_path_cut_short(
+def test_no_step_is_shorter_than_a_path_through_its_excerpt(
     name: str, chunks: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of steps with many microbatches, of which the first and the last ones say where groups wait."""
+    """Of steps with many microbatches, whose first and last ones contain the bubble."""
     monkeypatch.setattr(excerpts, "MOST_TASKS", 0)
     monkeypatch.setattr(excerpts, "KEPT_TASKS", 0)
     excerpts.excerpt.cache_clear()
-    critical_path._counts.cache_clear()
+    critical_path._solve_path_lp.cache_clear()
     groups, microbatches = size
-    assert len(excerpts.excerpt(SCHEDULES[name], groups, microbatches, chunks).middles) >= groups
+    assert len(excerpts.excerpt(SCHEDULES[name], groups, microbatches, chunks).aggregates) >= groups
     try:
         test_no_step_is_shorter_than_its_longest_path(name, chunks, size)
     finally:
         excerpts.excerpt.cache_clear()
-        critical_path._counts.cache_clear()
+        critical_path._solve_path_lp.cache_clear()
 
 
-def test_a_path_cut_short_sees_most_of_the_bubble() -> None:
-    """Of 32 groups that take turns at two stages each, with as few microbatches as may be."""
+def test_a_path_through_an_excerpt_contains_most_of_the_bubble() -> None:
+    """With 32 groups of two stages each, and as few microbatches as possible."""
     schedule = SCHEDULES["interleaved"]
-    assert excerpts.is_cut_short(schedule, 32, 32, 2)
+    assert excerpts.is_truncated(schedule, 32, 32, 2)
 
     found = least_path(schedule, 32, 32, 2, (0.5, 0.5), (0.0, 0.0))
 
@@ -97,8 +97,8 @@ def test_a_path_cut_short_sees_most_of_the_bubble() -> None:
 @pytest.mark.parametrize(
     ("name", "groups", "seen"), [("zb-h1", 2, 0.95), ("zb-h1", 4, 0.95), ("zb-h2", 4, 0.7), ("zb-v", 4, 0.7)]
 )
-def test_the_longest_path_sees_the_bubble(name: str, groups: int, seen: float) -> None:
-    """That of equal stages, whose weight passes are shorter than their backwards; uneven ones have less of it."""
+def test_the_longest_path_contains_most_of_the_bubble(name: str, groups: int, seen: float) -> None:
+    """Of equal stages whose weight passes are shorter than their backwards; uneven stages have a smaller bubble."""
     chunks, microbatches = 2 if name == "zb-v" else 1, 2 * groups
     alike = (0.32, 0.42, 0.26)
     found = least_path(SCHEDULES[name], groups, microbatches, chunks, alike, (0.0, 0.0))
@@ -111,8 +111,8 @@ def test_the_longest_path_sees_the_bubble(name: str, groups: int, seen: float) -
     assert found.step(0.32, 0.68) - microbatches / groups >= seen * bubble > 0
 
 
-def test_many_stages_and_single_groups_have_no_path() -> None:
-    """Nothing is looked at that takes long and says little."""
+def test_many_stages_and_single_groups_have_no_path_bound() -> None:
+    """The linear program would take long, or be trivial."""
     assert least_path(SCHEDULES["zb-h1"], 1, 4, 1, (1.0, 1.0, 1.0), (0.0, 0.0)) is None
     assert least_path(SCHEDULES["interleaved"], 64, 64, 8, (1.0, 1.0), (0.0, 0.0)) is None
 
@@ -122,7 +122,7 @@ def test_many_stages_and_single_groups_have_no_path() -> None:
     "sizes", [(1.0,) * 6, (1.0,) * 5 + (2.4, 0.3), (0.5, 2.0, 2.0, 2.0), (3.0, 1.0, 1.0, 1.0, 0.0)]
 )
 def test_the_fullest_group_by_enumeration(sizes: tuple[float, ...], groups: int) -> None:
-    """All ways to put blocks on groups; blocks of one size and a few others."""
+    """All assignments of blocks to groups; blocks of one size and a few others."""
     best = min(
         max(sum(size for size, own in zip(sizes, places, strict=True) if own == group) for group in range(groups))
         for places in product(range(groups), repeat=len(sizes))
@@ -155,7 +155,7 @@ def _pace(model: str, mesh: str, samples: int) -> float:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "mlp-xs"])
-def test_more_samples_at_once_take_no_longer_each(model: str, mesh: str) -> None:
+def test_more_samples_at_once_take_no_longer_per_sample(model: str, mesh: str) -> None:
     """Under the best placements of each number, where the graphs differ in the samples only."""
     compared = 0
     for few, many in ((2, 4), (3, 6), (2, 12)):
@@ -165,7 +165,7 @@ def test_more_samples_at_once_take_no_longer_each(model: str, mesh: str) -> None
     assert compared
 
 
-def test_other_ops_or_dims_do_not_scale() -> None:
+def test_graphs_with_other_ops_or_dims_do_not_scale() -> None:
     """A microbatch of one sample has no Expand; three samples are no multiple of two."""
     llama, gpt = (
         {samples: folded(name, "train", samples) for samples in (1, 2, 3, 4)} for name in ("llama3-8b", "gpt2")
@@ -174,8 +174,8 @@ def test_other_ops_or_dims_do_not_scale() -> None:
     assert not scales(llama[1], llama[4], (1, 4))
     assert scales(gpt[2], gpt[4], (2, 4))
     assert not scales(gpt[2], gpt[4], (2, 6)), "dims are no such multiples"
-    assert floor(gpt[2], gpt[4], (2, 4), COSTS).is_usual(3)
-    assert not floor(gpt[2], gpt[4], (2, 4), COSTS).is_usual(1)
+    assert floor(gpt[2], gpt[4], (2, 4), COSTS).is_generic(3)
+    assert not floor(gpt[2], gpt[4], (2, 4), COSTS).is_generic(1)
 
 
 @cache
@@ -209,8 +209,8 @@ def _random_plans(task: Task, family: Family, number: int) -> list[float]:
 
 
 @pytest.mark.parametrize("host", [0.0, 20e-6])
-def test_no_plan_is_faster_than_what_others_say(host: float) -> None:
-    """Whatever the schedule: from bounds of all kinds of schedules with larger microbatches; with a slow host, too."""
+def test_no_plan_is_faster_than_the_transfer_bound(host: float) -> None:
+    """For any schedule, from bounds of larger microbatches; with a slow host, too."""
     task = _task()
     task = replace(task, costs=replace(task.costs, stack=Stack("slow host", scalars=(("host_launch", host),))))
     search = task.context(Effort())
@@ -268,8 +268,8 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
         assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 
 
-def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
-    """ZB-H1 beside ZB-H2: what is left is bounded by itself, and the bound says no more than holds for both."""
+def test_pruned_schedules_are_left_out_of_the_bound() -> None:
+    """ZB-H1 beside ZB-H2: the remaining schedule has its own bound; before, the bound is valid for both."""
     task = _task()
     search = task.context(Effort())
     (family,) = (
@@ -296,8 +296,8 @@ def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
     assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 
 
-def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
-    """Equal stages take no less than the least path says, so that what they take is enough to know."""
+def test_a_path_bound_is_skipped_only_where_it_prunes_nothing() -> None:
+    """The step with equal stages is never below the path bound."""
     task = _task()
     search = task.context(Effort())
     under = replace(search.floor, chain=())  # cuts say more of a chain as short as this
@@ -313,7 +313,7 @@ def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
         assert least <= min(evenly) * (1 + CLOSE)
 
 
-def test_cuts_say_nothing_of_graphs_with_other_blocks() -> None:
+def test_cuts_of_graphs_with_other_blocks_are_not_bounded() -> None:
     """As few samples may have, whose graph is simplified."""
     task = _task()
     search = task.context(Effort())
@@ -323,5 +323,5 @@ def test_cuts_say_nothing_of_graphs_with_other_blocks() -> None:
         for under in (search.floor, replace(search.floor, chain=(*search.floor.chain, 0)))
     )
 
-    assert known._cut(own, UNKNOWN) > 0
-    assert other._cut(own, UNKNOWN) == 0.0
+    assert known._cuts_step(own, UNKNOWN) > 0
+    assert other._cuts_step(own, UNKNOWN) == 0.0

@@ -1,7 +1,8 @@
-"""What one block of the most frequent kind takes and holds (`Take`), as a linear program over its choices.
+"""Linear program of one repeated block: what it needs (`Component`) as a function of its choice of placements.
 
-At prices of what is taken its optimum is what such a block costs at least, whatever its placements and its recompute:
-a cut of `autopar.bounds.cut_lp`, which holds for every stage of every schedule of the same microbatches on a mesh.
+Look here for the pricing problem of the cut LP (`cut_lp.py`). At prices of the components, its optimum is the least
+that such a block needs, whatever its placements and its recompute: a cut, valid for every stage of every schedule that
+splits the backward alike, on one mesh and microbatch size.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.bounds.cut_lp import Take
-from autopar.bounds.master_rows import SHARES, Counting, IntArray, Name, Rows, StepProgram
+from autopar.bounds.cut_lp import Component
+from autopar.bounds.master_rows import SHARE_VARIABLES, IntArray, RowWriter, SlotCounts, StepProgram, Variable
 from autopar.bounds.pass_rows import PassRows
 from autopar.bounds.reshard_buffers import BufferUse, buffers
 from autopar.formulate.block_memory import KEPT, RESIDENT, FloatArray
@@ -26,111 +27,117 @@ class BlockProgram:
     """The rows of a block.
 
     Attributes:
-        rows: The program; nothing costs anything.
-        takes: (takes,) the variables that are what a block takes.
+        rows: The program, with a cost of zero.
+        components: (components,) numbers of their variables.
     """
 
     rows: StepProgram
-    takes: IntArray
+    components: IntArray
 
-    def priced(self, prices: FloatArray) -> StepProgram:
-        """Return the program at prices of what is taken, (takes,)."""
+    def with_prices(self, prices: FloatArray) -> StepProgram:
+        """Return the program with a cost of `prices`, (components,), per component."""
         cost = np.zeros(self.rows.lhs.shape[1])
-        cost[self.takes] = prices
+        cost[self.components] = prices
         return replace(self.rows, cost=cost)
 
     def points(self, columns: FloatArray) -> FloatArray:
-        """Return what blocks of single choices take, (choices, takes), given what these add to rows, (choices, rows).
+        """Evaluate what blocks of single choices need, (choices, components).
 
-        Every row has one variable on its left, and what that follows from on its right, which has rows before.
+        Every row has one variable with a positive factor, and only variables of earlier rows with a negative one, so
+        that values follow row by row.
+
+        Args:
+            columns: (choices, rows) what each choice adds to the rows.
         """
-        found = np.zeros((len(columns), self.rows.lhs.shape[1]))
+        values = np.zeros((len(columns), self.rows.lhs.shape[1]))
         for row, factors in enumerate(self.rows.lhs):
-            (own,) = np.flatnonzero(factors > 0)
-            from_others = -np.where(factors < 0, factors, 0.0) @ found.T
-            found[:, own] = np.maximum(found[:, own], self.rows.least[row] + columns[:, row] + from_others)
-        return np.asarray(found[:, self.takes])
+            (variable,) = np.flatnonzero(factors > 0)
+            from_others = -np.where(factors < 0, factors, 0.0) @ values.T
+            values[:, variable] = np.maximum(values[:, variable], self.rows.least[row] + columns[:, row] + from_others)
+        return np.asarray(values[:, self.components])
 
 
 def block_program(
     tables: Tables, pipeline: Pipeline, limit: float, flavours: Sequence[Recompute], fastest: Sequence[Recompute]
 ) -> BlockProgram:
-    """Return the program of a block.
+    """Write the program of a block.
 
     Args:
-        tables: The decisions.
-        pipeline: The schedule, whose passes they are.
-        limit: Bytes per device, of which what is held is a share.
-        flavours: What blocks may recompute, from fastest to slowest.
-        fastest: By kind the least that blocks of other kinds recompute.
+        tables: The placement problem's tables.
+        pipeline: The schedule, which says whether backwards are split and what overlaps.
+        limit: Bytes per device; bytes of the block are shares of what buffers leave.
+        flavours: Recompute flavours, from fastest to slowest.
+        fastest: For each kind, the least that blocks of other kinds recompute.
     """
-    rows, each = Rows(tables, tuple(flavours)), Counting(tables, tuple(flavours))
-    passes = PassRows(tables, pipeline, rows, each, fastest, HostRates(0.0, 0.0, 0.0)).write()
-    main, count = each.main, each.counts[each.main]
-    forward: dict[Name, float] = {_name(Take.FORWARD): 1.0}
-    backward: dict[Name, float] = {_name(Take.BACKWARD): 1.0}
+    rows, counting = RowWriter(tables, tuple(flavours)), SlotCounts(tables, tuple(flavours))
+    passes = PassRows(tables, pipeline, rows, counting, fastest, HostRates(0.0, 0.0, 0.0)).write()
+    main, count = counting.main, counting.counts[counting.main]
+    forward: dict[Variable, float] = {_name(Component.FORWARD): 1.0}
+    backward: dict[Variable, float] = {_name(Component.BACKWARD): 1.0}
     for name, total in passes.items():
         if name[1] == main:
-            once = 1.0 if name[0] == "forward" else 0.0
-            forward[name], backward[name] = -once, once - total / count
-    plain: dict[Name, float] = {name: -1.0 for name in passes if name[1] == main and name[0] != "again"}
-    rows.add({_name(Take.PLAIN): 1.0, **plain})
+            forwards = 1.0 if name[0] == "forward" else 0.0
+            forward[name], backward[name] = -forwards, forwards - total / count
+    plain: dict[Variable, float] = {name: -1.0 for name in passes if name[1] == main and name[0] != "recompute"}
+    rows.add({_name(Component.PLAIN): 1.0, **plain})
     rows.add(forward)
-    rows.add(backward, each.prices(main, {Slot.GRADIENT: pipeline.overlap.share}))
+    rows.add(backward, counting.of_kind(main, {Slot.GRADIENT: pipeline.overlap.share}))
     kept, resident = np.zeros((2, len(flavours), len(tables.bytes)))
-    room = limit - tables.folded.buffer_bytes
+    limit_bytes = limit - tables.folded.buffer_bytes
     for index, item in enumerate(tables.bytes):
         if item.kind == main:
-            kept[:, index] = [(item.memory in KEPT[own]) / room for own in flavours]
-            resident[:, index] = (item.memory in RESIDENT) / room
-    rows.add({_name(Take.KEPT): 1.0}, amounts=kept)
-    rows.add({_name(Take.RESIDENT): 1.0}, amounts=resident)
-    rows.add({_name(Take.UPDATE): 1.0}, each.prices(main, {Slot.UPDATE: 1.0}))
-    blocks = each.counts * (np.arange(len(each.counts)) == main)
-    gradient, once = each.gradients(blocks)[-1] / count, each.reduced(blocks)[-1] / count
-    waits = (each.ahead(blocks)[-1] + each.behind(blocks)[-1]) / count
-    rows.add({_name(Take.LINK): 1.0}, waits + gradient)
-    rows.add({_name(Take.GRADIENT): 1.0}, gradient)
-    rows.add({_name(Take.ONCE): 1.0}, once)
-    rows.buffers = tuple(own for own in buffers(tables) if own.kind == main)
+            kept[:, index] = [(item.memory in KEPT[flavour]) / limit_bytes for flavour in flavours]
+            resident[:, index] = (item.memory in RESIDENT) / limit_bytes
+    rows.add({_name(Component.KEPT): 1.0}, amounts=kept)
+    rows.add({_name(Component.RESIDENT): 1.0}, amounts=resident)
+    rows.add({_name(Component.UPDATE): 1.0}, counting.of_kind(main, {Slot.UPDATE: 1.0}))
+    blocks = counting.counts * (np.arange(len(counting.counts)) == main)
+    reductions = counting.microbatch_reductions(blocks)[-1] / count
+    step_reductions = counting.step_reductions(blocks)[-1] / count
+    waits = (counting.forward_waits(blocks)[-1] + counting.backward_waits(blocks)[-1]) / count
+    rows.add({_name(Component.LINK): 1.0}, waits + reductions)
+    rows.add({_name(Component.GRADIENT): 1.0}, reductions)
+    rows.add({_name(Component.LINK_ONCE): 1.0}, step_reductions)
+    rows.buffers = tuple(buffer for buffer in buffers(tables) if buffer.kind == main)
     for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
-        held = [float(own.use in (use, BufferUse.REDUCING)) / room for own in rows.buffers]
-        rows.add({_name(Take.BESIDE): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(held))
-        more = [float(own.use is use) / room for own in rows.buffers]
-        rows.add({_name(Take.NEXT): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(more))
+        gathered = [float(buffer.use in (use, BufferUse.REDUCING)) / limit_bytes for buffer in rows.buffers]
+        rows.add({_name(Component.BUFFERS): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(gathered))
+        next_gathered = [float(buffer.use is use) / limit_bytes for buffer in rows.buffers]
+        rows.add({_name(Component.NEXT_BUFFERS): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(next_gathered))
     running = np.zeros_like(kept)
-    running[:, _fullest(tables, main)] = 1 / room
-    rows.add({_name(Take.RUNNING): 1.0}, amounts=running)
-    comes = [(item.kind == main and item.memory is Memory.RECEIVED) / room for item in tables.bytes]
-    rows.add({_name(Take.RECEIVED): 1.0}, amounts=np.broadcast_to(np.array(comes), kept.shape))
+    running[:, _largest_transients(tables, main)] = 1 / limit_bytes
+    rows.add({_name(Component.RUNNING): 1.0}, amounts=running)
+    received = [(item.kind == main and item.memory is Memory.RECEIVED) / limit_bytes for item in tables.bytes]
+    rows.add({_name(Component.RECEIVED): 1.0}, amounts=np.broadcast_to(np.array(received), kept.shape))
     program = rows.program({}, 0.0)
-    return BlockProgram(program, np.array([rows.names[_name(take)] for take in Take]))
+    return BlockProgram(program, np.array([rows.names[_name(component)] for component in Component]))
 
 
-def _fullest(tables: Tables, kind: int) -> list[int]:
-    """Return items that are there at one moment of a backward of a kind beside all that it keeps: what one op makes.
+def _largest_transients(tables: Tables, kind: int) -> list[int]:
+    """Items of the largest op output that exists besides all kept values at one moment of a backward.
 
-    It is the largest before the second op that reads what the forward has kept. Until then nothing of that is gone.
+    Only ops up to the first one that reads a value saved by the forward are considered: until then, all saved values
+    still exist.
     """
     ops = tables.folded.kinds[kind].ops
-    made = {name for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS) for name in op.outputs if name}
-    made.update(arrival.value for arrival in tables.folded.kinds[kind].arrivals if arrival.saved)
-    found: dict[int, list[int]] = {}
+    saved = {name for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS) for name in op.outputs if name}
+    saved.update(arrival.value for arrival in tables.folded.kinds[kind].arrivals if arrival.saved)
+    transients: dict[int, list[int]] = {}
     for index, item in enumerate(tables.bytes):
         if item.kind == kind and item.memory is Memory.TRANSIENT:
-            found.setdefault(item.start, []).append(index)
+            transients.setdefault(item.start, []).append(index)
     best: tuple[float, list[int]] = 0.0, []
     for position, op in enumerate(ops):
         if op.phase is not Phase.BACKWARD:
             continue
-        own = found.get(position, [])
-        largest = sum(float(tables.bytes[index].amounts.max()) for index in own)
-        best = max(best, (largest, own))
-        if made.intersection(op.inputs):
+        items = transients.get(position, [])
+        largest = sum(float(tables.bytes[index].amounts.max()) for index in items)
+        best = max(best, (largest, items))
+        if saved.intersection(op.inputs):
             break
     return best[1]
 
 
-def _name(take: Take) -> str:
-    """Return the name of the variable."""
-    return SHARES.get(take, f"block {take.name}")
+def _name(component: Component) -> str:
+    """Name of the variable of a component."""
+    return SHARE_VARIABLES.get(component, f"block {component.name}")

@@ -1,7 +1,20 @@
-"""The best prices for the rows of a step program: column generation between a small linear program and placements.
+"""Column generation for the master problem of a configuration: lower bound on the step time over mixtures of choices.
 
-The linear program (`autopar.bounds.master_problem`) knows the choices found so far, its duals price the rows, and the
-placement problem at these prices gives a bound and, if the bound is not yet what the program says, a new choice.
+```text
+master:    min over shares a of T(sum_i a_i V_i)  <=  min_i T(V_i)                  linear program over known choices
+pricing:   step >= pi least + min over choices and flavours of pi (C V + host)      placement problem per flavour
+```
+
+Look here for the loop between the two. The duals pi of the master's rows price the slots of a choice; the pricing
+problem gives a Lagrangian lower bound and, if the bound is below the master's value, a new column. `master_problem.py`
+writes the rows.
+
+- *Relaxes*: integrality: convex combinations of choices and flavours.
+- *Valid when*: prices are nonnegative, the rows are lower bounds of the step time (`master_problem.py`), and the
+  solver's bound of the pricing problem is proven.
+- *Cost*: one linear program and one placement problem per flavour and iteration.
+- *Source*: Dantzig and Wolfe, 1960, Oper. Res. 8; Gilmore and Gomory, 1961 (pricing); smoothing of the duals, Wentges,
+  1997.
 """
 
 import math
@@ -17,187 +30,193 @@ from autopar.formulate.tables import Tables
 from autopar.problem import Choice, Problem, Solution
 
 SMOOTHING = 0.5
-"""How near to the prices of the best bound the next ones are; duals of a program that knows few choices jump."""
+"""Weight of the best prices in the next ones (Wentges smoothing): duals of a master with few columns oscillate."""
 
-SHARE = 1e-6
-"""What counts as part of a mean of choices."""
+WEIGHT = 1e-6
+"""Least weight in the master's optimum for a choice to count as part of it."""
 
 CLOSE = 1e-4
-"""The bound is not raised further when it is this close, relative, to what the known choices allow."""
+"""Relative gap to the master's value at which the bound is not raised further."""
 
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
 
 class Hull:
-    """The step program of a configuration and the choices known to it.
+    """Master problem of one configuration, and its known columns.
 
     Attributes:
         bound: Lower bound on the step seconds of every plan of the configuration.
-        value: What the program says of the choices known; the bound cannot be raised above it without others.
-        steps: Prices tried.
+        value: Optimum of the master problem over known columns, which the bound does not exceed without further ones.
+        steps: Number of prices tried.
     """
 
     def __init__(self, tables: Tables, rows: StepProgram) -> None:
         self._tables, self.rows = tables, rows
         self.bound, self.value, self.steps = 0.0, math.inf, 0
         self._unit = 0.0
-        self._known: dict[tuple[Choice, int], None] = {}
+        self._columns_of: dict[tuple[Choice, int], None] = {}
         self._columns: list[FloatArray] = []
-        self._best: FloatArray | None = None
+        self._best_prices: FloatArray | None = None
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
 
     def priced(self, flavour: int = 0) -> tuple[Problem, float]:
-        """Return the placement problem of a flavour at the prices of the bound, and its constant."""
-        assert self._best is not None, "prices were tried"
-        paid = np.where(self._memory, self._unit, 1.0) * self._best
-        factors = np.tensordot(paid, self.rows.seconds[:, flavour], axes=1)
-        constant = float(paid @ (self.rows.least + self.rows.host[:, flavour])) + self.rows.fixed
-        return self._priced(factors, self.rows.item_prices(flavour, paid), self.rows.pair_prices(paid)), constant
+        """Pricing problem of a flavour at the best prices, and its constant."""
+        assert self._best_prices is not None, "a bound has prices"
+        row_prices = np.where(self._memory, self._unit, 1.0) * self._best_prices
+        factors = np.tensordot(row_prices, self.rows.seconds[:, flavour], axes=1)
+        constant = float(row_prices @ (self.rows.least + self.rows.host[:, flavour])) + self.rows.fixed
+        return self._pricing_problem(
+            factors, self.rows.item_prices(flavour, row_prices), self.rows.pair_prices(row_prices)
+        ), constant
 
     @property
     def unit(self) -> float:
-        """The seconds that prices of memory are counted in; 0 before the first choice."""
+        """Seconds per unit of the master problem's rows of time; 0 before the first column."""
         return self._unit
 
     @property
-    def known(self) -> list[tuple[Choice, int]]:
-        """The choices known, each with the number of a flavour."""
-        return list(self._known)
+    def keys(self) -> list[tuple[Choice, int]]:
+        """Choice and flavour of every column."""
+        return list(self._columns_of)
 
     @property
     def columns(self) -> FloatArray:
-        """What these add to the rows, (choices, rows)."""
+        """What each column adds to the rows, (columns, rows)."""
         return np.array(self._columns)
 
-    def reweigh(self, rows: StepProgram) -> None:
-        """Begin again with another cost of the same variables; costs of shares of memory are in units."""
-        self.rows, self.bound, self.value, self._best = rows, 0.0, math.inf, None
+    def reset_costs(self, rows: StepProgram) -> None:
+        """Reset the bound and the prices for a program with the same rows and another cost."""
+        self.rows, self.bound, self.value, self._best_prices = rows, 0.0, math.inf, None
 
     @property
     def has_prices(self) -> bool:
-        """Whether there is a bound that prices prove."""
-        return self._best is not None
+        """Whether some prices have proven a bound."""
+        return self._best_prices is not None
 
     @property
     def pays_for_memory(self) -> bool:
-        """Whether the bound has a price on memory; else no flavour is faster than the first."""
-        return self._best is not None and bool(self._best[self._memory].any())
+        """Whether the best prices include memory; otherwise no flavour is cheaper than the first."""
+        return self._best_prices is not None and bool(self._best_prices[self._memory].any())
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The choices known, the latest first."""
-        return tuple(dict.fromkeys(choice for choice, _ in reversed(self._known)))
+        """Distinct choices of all columns, the latest first."""
+        return tuple(dict.fromkeys(choice for choice, _ in reversed(self._columns_of)))
 
     def add(self, choice: Choice, flavour: int | None = None) -> bool:
-        """Make a choice known, under one flavour or under all; return whether it is new."""
+        """Add a choice as a column, under one flavour or under all; return whether any column is new."""
         totals = self._tables.kind_totals(choice)
         if not np.isfinite(totals).all():
             return False
         amounts = self._tables.flat.held(choice)
         edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
-        held = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
-        new = False
+        pair_bytes = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
+        is_new = False
         for index in range(len(self.rows.flavours)) if flavour is None else (flavour,):
-            if (choice, index) in self._known:
+            if (choice, index) in self._columns_of:
                 continue
-            self._known[choice, index] = None
+            self._columns_of[choice, index] = None
             seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
-            self._columns.append(seconds + self.rows.held(index, amounts, held))
+            self._columns.append(seconds + self.rows.memory_use(index, amounts, pair_bytes))
             self._unit = self._unit or max(float(seconds[~self._memory].max()), 1e-12)
-            new = True
-        return new
+            is_new = True
+        return is_new
 
     def alone(self, choice: Choice) -> float:
-        """Return what the program says of one choice: no plan that has it takes less."""
+        """Lower bound on the step of plans with this choice: the master problem of its columns alone."""
         only = Hull(self._tables, self.rows)
         if not only.add(choice):
             return math.inf
-        only._solved(memory=True)
+        only._solve_master(memory=True)
         return only.value
 
-    def step(self, solve: Solve, cutoff: float, seen: Callable[[Choice], None], *, memory: bool) -> bool:
-        """Try one set of prices, and return whether another one could raise the bound further.
+    def step(self, solve: Solve, cutoff: float, on_choice: Callable[[Choice], None], *, memory: bool) -> bool:
+        """Do one iteration: solve the master and the pricing problem; return whether another may raise the bound.
 
         Args:
             solve: Solves placement problems.
             cutoff: A bound that is enough.
-            seen: Told of the choices that the best mean known consists of.
+            on_choice: Called with each choice that has weight in the master's optimum.
             memory: Whether memory is limited.
         """
         self.steps += 1
-        prices, mixed = self._program(memory=memory)
-        for choice in mixed:
-            seen(choice)
+        prices, support = self._master_prices(memory=memory)
+        for choice in support:
+            on_choice(choice)
         if self.bound >= self.value * (1 - CLOSE):
             return False
-        smoothing = self._smoothing if self._best is not None else 0.0
-        tried = prices if self._best is None else smoothing * self._best + (1 - smoothing) * prices
-        new = self._price(solve, tried, cutoff)
-        self._smoothing = SMOOTHING if new else 0.0
-        return new or smoothing > 0.0
+        smoothing = self._smoothing if self._best_prices is not None else 0.0
+        smoothed = prices if self._best_prices is None else smoothing * self._best_prices + (1 - smoothing) * prices
+        is_new = self._solve_pricing(solve, smoothed, cutoff)
+        self._smoothing = SMOOTHING if is_new else 0.0
+        return is_new or smoothing > 0.0
 
-    def _program(self, *, memory: bool) -> tuple[FloatArray, list[Choice]]:
-        """Solve the linear program of the known choices; return the prices of its rows, and what it is a mean of."""
+    def _master_prices(self, *, memory: bool) -> tuple[FloatArray, list[Choice]]:
+        """Solve the master problem; return the prices of its rows, and the choices with weight."""
         rows = self.rows
-        duals, found = self._solved(memory=memory)
-        known, weights = list(self._known), found[rows.lhs.shape[1] :]
-        return duals, [known[index][0] for index in np.flatnonzero(weights >= SHARE).tolist()]
+        duals, values = self._solve_master(memory=memory)
+        keys, weights = list(self._columns_of), values[rows.lhs.shape[1] :]
+        return duals, [keys[index][0] for index in np.flatnonzero(weights >= WEIGHT).tolist()]
 
-    def _solved(self, *, memory: bool) -> tuple[FloatArray, FloatArray]:
-        """Solve the linear program; return its prices and its variables."""
+    def _solve_master(self, *, memory: bool) -> tuple[FloatArray, FloatArray]:
+        """Solve the master problem, set `value`, and return its row prices and variables."""
         rows = self.rows
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
         columns = np.array(self._columns).T * scale[:, None]
-        # Seconds are counted in units, shares of memory are not.
-        own = np.where(rows.shares & ~self._memory[:, None], 1.0 / self._unit, 1.0)
+        # Rows and variables of seconds are scaled by the unit, shares of memory are not.
+        variable_scale = np.where(rows.are_shares & ~self._memory[:, None], 1.0 / self._unit, 1.0)
         convex = np.concatenate([np.zeros(num_variables), np.ones(num_columns)])
-        matrix = np.vstack([np.hstack([rows.lhs * own, -columns]), convex])
+        matrix = np.vstack([np.hstack([rows.lhs * variable_scale, -columns]), convex])
         least = np.concatenate([rows.least * scale, [1.0]])
         if not memory:
             least[: len(rows.least)][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
-        value, duals, found = _minimise(cost, matrix, least)
+        value, duals, values = _solve_lp(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
-        return np.maximum(0.0, duals[: len(rows.least)]), found
+        return np.maximum(0.0, duals[: len(rows.least)]), values
 
-    def _price(self, solve: Solve, prices: FloatArray, cutoff: float) -> bool:
-        """Solve the placement problem of each flavour at prices, take the bound, and return whether a choice is new."""
-        rows, new = self.rows, False
-        paid = np.where(self._memory, self._unit, 1.0) * prices
-        constant = float(paid @ rows.least) + rows.fixed
-        lowest = math.inf
-        tried = set()
+    def _solve_pricing(self, solve: Solve, prices: FloatArray, cutoff: float) -> bool:
+        """Solve the pricing problem of each flavour, raise the bound, and return whether a column is new."""
+        rows, is_new = self.rows, False
+        row_prices = np.where(self._memory, self._unit, 1.0) * prices
+        constant = float(row_prices @ rows.least) + rows.fixed
+        bound = math.inf
+        priced = set()
         for index, flavour in enumerate(rows.flavours):
-            factors = np.tensordot(paid, rows.seconds[:, index], axes=1)
-            items = rows.item_prices(index, paid)
-            base = constant + float(paid @ rows.host[:, index])
+            factors = np.tensordot(row_prices, rows.seconds[:, index], axes=1)
+            items = rows.item_prices(index, row_prices)
+            flavour_constant = constant + float(row_prices @ rows.host[:, index])
             if flavour is not rows.flavours[0] and not items.any():
-                continue  # memory is free: no flavour is faster than the first
-            if (factors.tobytes(), items.tobytes(), base) in tried:
-                continue  # parts are alike
-            tried.add((factors.tobytes(), items.tobytes(), base))
-            instance = self._priced(factors, items, rows.pair_prices(paid))
-            solution = solve(instance, min(lowest, max(cutoff, self.value)) - base)
-            lowest = min(lowest, solution.bound + base)
+                continue  # without a price of memory no flavour is cheaper than the first
+            if (factors.tobytes(), items.tobytes(), flavour_constant) in priced:
+                continue  # parts with equal prices
+            priced.add((factors.tobytes(), items.tobytes(), flavour_constant))
+            instance = self._pricing_problem(factors, items, rows.pair_prices(row_prices))
+            solution = solve(instance, min(bound, max(cutoff, self.value)) - flavour_constant)
+            bound = min(bound, solution.bound + flavour_constant)
             if solution.choice is not None:
-                new |= self.add(solution.choice, index)
-        if lowest > self.bound:
-            self.bound, self._best = lowest, prices
-        return new
+                is_new |= self.add(solution.choice, index)
+        if bound > self.bound:
+            self.bound, self._best_prices = bound, prices
+        return is_new
 
-    def _priced(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
-        """Return the placement problem in which bytes of items and of pairs have a price."""
+    def _pricing_problem(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
+        """Placement problem at prices of slots, of item bytes and of pair bytes."""
         edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
-        priced = zip(edges, pairs.tolist(), strict=True) if pairs.any() else ()
-        between = [(edge.first, edge.second, buffer.amounts, price) for (edge, buffer), price in priced if price]
-        return problem(self._tables, Weights(factors, True), prices=items, pairs=between)
+        with_price = zip(edges, pairs.tolist(), strict=True) if pairs.any() else ()
+        edge_bytes = [(edge.first, edge.second, buffer.amounts, price) for (edge, buffer), price in with_price if price]
+        return problem(self._tables, Weights(factors, True), prices=items, pairs=edge_bytes)
 
 
-def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-    """Return the least cost x with x >= 0, matrix x >= least (the last row equal), the duals of its rows, and x."""
+def _solve_lp(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    """Minimise `cost x` over x >= 0 with `matrix x >= least`, the last row being an equation.
+
+    Returns:
+        Optimal value, row duals, x.
+    """
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
@@ -209,17 +228,17 @@ def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[
     upper = np.full(num_rows, highspy.kHighsInf)
     upper[-1] = least[-1]
     model.row_lower_, model.row_upper_ = least, upper
-    filled = matrix != 0
+    nonzero = matrix != 0
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(filled.sum(axis=1))]).astype(np.int32)
-    model.a_matrix_.index_ = np.nonzero(filled)[1].astype(np.int32)
-    model.a_matrix_.value_ = matrix[filled]
+    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(nonzero.sum(axis=1))]).astype(np.int32)
+    model.a_matrix_.index_ = np.nonzero(nonzero)[1].astype(np.int32)
+    model.a_matrix_.value_ = matrix[nonzero]
     highs.passModel(model)
     highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:  # a factorisation may be found too inexact
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:  # presolve may lead to an inexact factorisation
         highs.setOptionValue("presolve", "off")
         highs.clearSolver()
         highs.run()
-    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"
+    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "the master problem is always feasible"
     solution = highs.getSolution()
     return float(highs.getInfo().objective_function_value), np.array(solution.row_dual), np.array(solution.col_value)

@@ -1,19 +1,22 @@
-"""How often the passes of all stages count at least in a step, however unevenly the stages are cut.
+"""Critical path bound: the step time from below, by the best convex combination of paths through its tasks.
 
-The time of a step is that of its longest path, so each path is a lower bound: a sum over stages of how often the path
-has their forwards and backwards. A mean of several paths is one, too. If each stage has at least f forwards and b
-backwards in such a mean, a step takes at least f times the forwards of all stages and b times their backwards, for one
-microbatch: a bound that knows the bubble, but neither where the chain is cut nor what a stage takes.
+```text
+min T   such that   start_v >= start_u + duration_u              v waits for u
+                    duration_u linear in the shares of its stage,   shares of all stages sum to the whole
+step >= seconds + forward (F - A_f) + backward (B - A_b)
+```
 
-Of blocks that are alike a stage has a share, of all their passes the same one. What these blocks take at least is work
-that is alike; a mean of paths has at least c times all of it if it has so much of each stage. That says more of a
-schedule that splits the backward: its bubble is gone where one stage has nothing but passes of weights.
+Look here for the bound on schedules whose bubble has no closed form. A step takes at least as long as any path of
+tasks, hence at least as long as a convex combination of paths. The duals of the linear program are the best
+combination: how often it contains the forwards (F) and the backwards with weight passes (B) of all stages, wherever
+the chain is cut. Repeated blocks need the same ratio of passes everywhere, so that each stage has one share of their
+work A; this tightens the bound for schedules that split the backward.
 
-Where steps overlap, a step takes what the slowest group takes from its first task to its last one, and paths count that
-begin and end there.
-
-The best mean is the dual of a linear program: seconds of stages, with given sums, and starts of tasks that make the
-step short.
+- *Relaxes*: placements and memory; work is divisible between stages.
+- *Valid when*: several groups wait for each other, and the stages are at most `MOST_STAGES`. Where steps overlap, paths
+  run from the first to the last task of one group.
+- *Cost*: one linear program per schedule and rounded ratio of passes, cached for all meshes.
+- *Source*: critical path method as a linear program, Kelley and Walker, 1959; linear programming duality.
 """
 
 from collections.abc import Sequence
@@ -23,25 +26,25 @@ from functools import lru_cache
 import numpy as np
 
 from autopar.bounds.task_graph import excerpt
-from autopar.bounds.task_lp import SLACK, LeastProgram, add_order, durations_of
+from autopar.bounds.task_lp import SLACK, LeastProgram, add_precedences, durations_of
 from autopar.schedule.base import Schedule
 
 MOST_STAGES = 256
-"""Of a step whose paths are looked at: for more, the linear program takes seconds."""
+"""Stages of a step up to which its paths are bounded; beyond, the linear program takes seconds."""
 
 PARTS = 600
-"""Shares of passes are rounded to so many parts, so that one program serves many meshes."""
+"""Resolution of the ratio of passes: shares are rounded to this many parts, so that one program serves many meshes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastPath:
-    """A lower bound on a step: work that is alike, and the rest wherever it is.
+    """A lower bound on the step time that is linear in the work of the stages.
 
     Attributes:
-        seconds: What the step takes for the work that is alike.
-        forward: How often a second counts that the forwards of all stages take besides, for one microbatch.
-        backward: The same of backwards.
-        alike: The work that is alike, for one microbatch: its forwards, and its backwards with passes of weights.
+        seconds: The bound for the repeated blocks alone.
+        forward: Seconds that it rises per second of other forwards of a microbatch, summed over all stages.
+        backward: Seconds that it rises per second of other backwards and weight passes of a microbatch.
+        alike: Seconds of the repeated blocks for one microbatch: forwards, and backwards with weight passes.
     """
 
     seconds: float
@@ -51,18 +54,23 @@ class LeastPath:
 
     @property
     def constant(self) -> float:
-        """What is left of the step's seconds when all forwards and backwards are counted, alike or not."""
+        """The bound less its terms for all forwards and backwards, those of repeated blocks included."""
         return self.seconds - self.forward * self.alike[0] - self.backward * self.alike[1]
 
     def step(self, forward: float, backward: float) -> float:
-        """Return the least seconds of a step whose forwards and backwards take so long together, for one microbatch."""
-        assert forward >= self.alike[0] * (1 - SLACK), "the work that is alike is part of it"
-        assert backward >= self.alike[1] * (1 - SLACK), "the work that is alike is part of it"
+        """Lower bound on the step time.
+
+        Args:
+            forward: Seconds of all forwards of one microbatch, those of repeated blocks included.
+            backward: Seconds of all backwards and weight passes of one microbatch.
+        """
+        assert forward >= self.alike[0] * (1 - SLACK), "all forwards include those of repeated blocks"
+        assert backward >= self.alike[1] * (1 - SLACK), "all backwards include those of repeated blocks"
         return self.constant + self.forward * forward + self.backward * backward
 
     def joined(self, other: "LeastPath") -> "LeastPath":
-        """Return what holds for steps for which this or the other one holds, of which the same work is alike."""
-        assert self.alike == other.alike, "they differ in the schedule"
+        """Return a bound that is valid wherever `self` or `other` is; both have the same repeated blocks."""
+        assert self.alike == other.alike, "both bounds are on the same work"
         return LeastPath(
             min(self.seconds, other.seconds),
             min(self.forward, other.forward),
@@ -71,8 +79,8 @@ class LeastPath:
         )
 
 
-def is_looked_at(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
-    """Whether the paths through a step are looked at: several groups wait for each other, with not too many stages."""
+def has_path_bound(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
+    """Whether `least_path` bounds a step with work: several groups, and at most `MOST_STAGES` stages."""
     return num_groups > 1 and num_groups * num_chunks <= MOST_STAGES
 
 
@@ -84,15 +92,15 @@ def least_path(
     alike: Sequence[float],
     rest: Sequence[float],
 ) -> LeastPath | None:
-    """Return a lower bound on the seconds of a step, or None if there are too many tasks.
+    """Critical path bound on the step time, or None if there is one group or too many stages.
 
     Args:
         schedule: The order of tasks.
         num_groups: Groups of devices.
         num_microbatches: Microbatches per step.
         num_chunks: Stages per group.
-        alike: Seconds of each pass of one microbatch through all stages that every stage has the same share of.
-        rest: About the seconds of forwards and of backwards besides, for which the bound is best. It holds for any.
+        alike: Seconds of each pass of the repeated blocks for one microbatch, summed over all stages.
+        rest: Estimated seconds of the other forwards and backwards. The bound is best for these, and valid for any.
 
     >>> from autopar.schedule import SCHEDULES
     >>> found = least_path(SCHEDULES["zb-h1"], 2, 4, 1, alike=(2.0, 2.0, 2.0), rest=(0.0, 0.0))
@@ -101,18 +109,20 @@ def least_path(
     """
     assert len(alike) == len(schedule.passes), "one number per pass"
     total = sum(alike)
-    if not is_looked_at(schedule, num_groups, num_microbatches, num_chunks) or total <= 0:
+    if not has_path_bound(schedule, num_groups, num_microbatches, num_chunks) or total <= 0:
         return None
-    parts = tuple(int(part / total * PARTS) for part in alike)
-    besides = tuple(round(part / total * PARTS) for part in rest)
-    seconds, forward, backward = _counts(schedule, num_groups, num_microbatches, num_chunks, parts, besides)
-    whole = total / PARTS
-    held = whole * parts[0], whole * sum(parts[1:])
-    return LeastPath(whole * seconds, forward, backward, held)
+    rounded_alike = tuple(int(part / total * PARTS) for part in alike)
+    rounded_rest = tuple(round(part / total * PARTS) for part in rest)
+    seconds, forward, backward = _solve_path_lp(
+        schedule, num_groups, num_microbatches, num_chunks, rounded_alike, rounded_rest
+    )
+    unit = total / PARTS
+    alike_seconds = unit * rounded_alike[0], unit * sum(rounded_alike[1:])
+    return LeastPath(unit * seconds, forward, backward, alike_seconds)
 
 
 @lru_cache(maxsize=4096)
-def _counts(
+def _solve_path_lp(
     schedule: Schedule,
     num_groups: int,
     num_microbatches: int,
@@ -120,26 +130,29 @@ def _counts(
     alike: tuple[float, ...],
     rest: tuple[float, ...],
 ) -> tuple[float, float, float]:
-    """Solve the linear program and return its duals, a little lowered: of all that is alike, and of the rest by pass.
+    """Solve the linear program; return its duals, lowered by `SLACK`: of repeated blocks, other forwards and backwards.
 
-    Variables are the starts of tasks, the share of every stage in what is alike, the rest of each of its passes, and
-    the seconds of the step.
+    Variables are the starts of the nodes, each stage's share of the repeated blocks, each stage's other seconds by
+    pass, and the seconds of the step.
     """
-    found = excerpt(schedule, num_groups, num_microbatches, num_chunks)
-    num_nodes = len(found.stage) + len(found.middles)
+    graph = excerpt(schedule, num_groups, num_microbatches, num_chunks)
+    num_nodes = len(graph.stage) + len(graph.aggregates)
     num_stages, num_passes = num_groups * num_chunks, len(schedule.passes)
-    besides = num_nodes + num_stages
-    step = besides + num_stages * num_passes
+    first_rest = num_nodes + num_stages
+    step = first_rest + num_stages * num_passes
     stages = [
-        [{num_nodes + stage: own, besides + num_passes * stage + kind: 1.0} for kind, own in enumerate(alike)]
+        [
+            {num_nodes + stage: per_share, first_rest + num_passes * stage + kind: 1.0}
+            for kind, per_share in enumerate(alike)
+        ]
         for stage in range(num_stages)
     ]
     program = LeastProgram()
-    add_order(program, found, durations_of(found, stages), step, overlap=schedule.steps_overlap)
-    program.total(range(num_nodes, besides), 1.0)
-    passes = range(besides, step)
-    program.total(passes[::num_passes], rest[0])  # that are counted as forwards
-    program.total([number for kind in range(1, num_passes) for number in passes[kind::num_passes]], rest[1])
-    optimum = program.minimised({step: 1.0}, step + 1)
+    add_precedences(program, graph, durations_of(graph, stages), step, overlap=schedule.steps_overlap)
+    program.fix_sum(range(num_nodes, first_rest), 1.0)
+    rest_variables = range(first_rest, step)
+    program.fix_sum(rest_variables[::num_passes], rest[0])
+    program.fix_sum([number for kind in range(1, num_passes) for number in rest_variables[kind::num_passes]], rest[1])
+    optimum = program.minimise({step: 1.0}, step + 1)
     seconds, forward, backward = np.maximum(0.0, optimum.duals[-3:]) * (1 - SLACK)
     return float(seconds), float(forward), float(backward)

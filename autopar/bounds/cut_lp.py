@@ -1,28 +1,46 @@
-"""What a step takes at least, whose blocks are spread over stages, whatever each of them takes and holds.
+"""Cut LP: lower bound on the step time if repeated blocks are distributed over the stages of a pipeline.
 
-Of blocks that are alike stage s has n_s. What they take together is a vector Y_s (`Take`): seconds of passes, bytes
-that a microbatch keeps, bytes that stay, seconds of links. What is known of single blocks is one of
+Look here for the bound on pipelines without a closed form under a memory limit, where a mean stage says too little.
+Stage s has n_s repeated blocks, which together need the vector Y_s (`Component`): seconds of passes, bytes kept per
+microbatch, resident bytes, link seconds. The set of possible vectors of a block is approximated from two sides:
 
-    what some take        Y_s >= sum_i n_si P_i,  sum_i n_si = n_s       points: the step of these, in any mixture
-    what none goes below  C_k . Y_s >= c_k n_s                           cuts: no step is shorter
+```text
+inner:  Y_s >= sum_i n_si P_i,   sum_i n_si = n_s         convex combinations of known points P_i
+outer:  C_k . Y_s >= c_k n_s                              cuts k: no block is below c_k at prices C_k
+```
 
-and the rest follows from the order of tasks:
+Both programs have these rows:
 
-    min T   such that   the later task of two begins no earlier than the first one ends, nor is T before a task's end
-                        T >= m sum_s link_s + sum_s update_s                      of the stages of a group
-                        T >= start_i + gradients and reductions from task i on + sum_s update_s
-                        others_g + beside + sum_s (resident_s + x_js kept_s + y_js late n_s) <= 1 + short   at moments j
-                        beside >= sum_s (beside_s + running_s + stages_g received_s) / blocks + next_g
-                        next_g >= sum_s next_s / blocks             of groups that have more blocks than stages
-                        sum n = blocks,   sum rest >= rest,   sum rest + sum_s plain_s >= whole,   sum others = others
+```text
+min T   such that   start_v >= start_u + duration_u (+ hop)                       v waits for u
+                    T >= end of the last task of group g + sum_s update_s
+                    T >= m sum_s link_s + sum_s update_s                          stages of a group
+                    T >= start_i + gradients and reductions from task i on + sum_s update_s
+                    others_g + transient_g + sum_s (resident_s + X_sj kept_s + Y_sj late n_s) <= 1 + shortage
+                                                                                  moments j of a group
+                    transient_g >= sum_s (beside_s + running_s + stages_g received_s) / blocks + following_g
+                    following_g >= sum_s next_s / blocks                          more blocks than stages in g
+                    sum n = blocks,   sum rest_s >= rest,   sum rest_s + sum plain_s >= whole,   sum others_g = others
+```
 
-Blocks are whole, which a linear program knows of two cases: the group that has most has w >= ceil(blocks / groups), and
-no group has more, or some group has w + 1:
+A linear program divides blocks. Two cases restore some integrality, with w = ceil(blocks / groups): no group has more
+than w blocks, or some group has at least w + 1.
 
-                        T >= m w sum_s plain_s / blocks + waits,   sum_s n_s <= w         of the stages of a group
-                        n_s >= 1                                            of stages that have no other blocks alone
+```text
+                    T >= m w' sum_s plain_s / blocks + waits                      w' = w or w + 1, by case
+                    sum_s n_s <= w                                                stages of a group, in the first case
+                    n_s >= 1                                                      stages without other blocks alone
+```
 
-Prices of Y_s in the first program say what points are missing. What a block takes at least at these prices is a cut.
+The duals of Y_s in the inner program price the next cut.
+
+- *Relaxes*: integrality of placements, as stages hold convex combinations of choices; other blocks are known by lower
+  bounds only.
+- *Valid when*: cuts and `Rest` are lower bounds, and repeated blocks have one choice of placements. Used where memory
+  is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
+- *Cost*: linear programs, warm started; cuts are shared by all schedules of a mesh and microbatch size.
+- *Source*: outer linearisation, Kelley, 1960, with cuts from a priced subproblem as in Benders, 1962; inner
+  linearisation, Dantzig and Wolfe, 1960.
 """
 
 import math
@@ -35,68 +53,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.task_graph import Excerpt, excerpt
-from autopar.bounds.task_lp import SLACK, Basis, LeastProgram, Row, add_order, durations_of
+from autopar.bounds.task_lp import SLACK, Basis, LeastProgram, Row, add_precedences, durations_of
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.holding import some_fullest
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-MOST_SPREAD = 192
-"""Stages that blocks are spread over: for more, the linear programs take seconds."""
+MOST_CUT_STAGES = 192
+"""Stages up to which blocks are distributed by linear programs; beyond, these take seconds."""
 
 SHORTAGE = 10.0
-"""Price of memory that is not there, in times of all that blocks take at least, for a whole device: enough to prefer
-whatever fits."""
+"""Price of one missing device of memory, in step times of evenly distributed blocks: high enough to prefer whatever
+fits."""
+
+BINDING = 1e-6
+"""Share of the highest dual of all cuts from which on a cut counts as binding."""
 
 
-HOLDS = 1e-6
-"""Of the highest dual of a cut: one with less says nothing."""
-
-
-class Take(IntEnum):
-    """What a block takes."""
+class Component(IntEnum):
+    """Components of the vector that one block needs."""
 
     FORWARD = 0
-    """Seconds of a forward."""
+    """Seconds of the forward pass."""
     BACKWARD = 1
-    """Seconds of a backward, with what runs again, and of the weight pass."""
+    """Seconds of the backward, with recompute, and of the weight pass."""
     KEPT = 2
-    """What it keeps of a microbatch, a share of a device."""
+    """Bytes kept per microbatch between forward and backward, as a share of a device."""
     RESIDENT = 3
-    """What it holds through the step, the same."""
+    """Resident bytes, as a share of a device."""
     UPDATE = 4
-    """Seconds of its update."""
+    """Seconds of the optimizer update."""
     LINK = 5
-    """Seconds that a microbatch has the outermost link."""
+    """Seconds that a microbatch occupies the outermost link."""
     GRADIENT = 6
-    """Of these, what follows its last pass."""
-    ONCE = 7
-    """Seconds that a step has it once, after the last pass."""
-    BESIDE = 8
-    """What is there beside where such blocks run, a share of a device; it is the same of all that are alike."""
+    """Part of `LINK` that follows the last pass of the microbatch: gradient reductions."""
+    LINK_ONCE = 7
+    """Seconds that the step occupies the link once, after the last pass."""
+    BUFFERS = 8
+    """Transient buffers of one running block, as a share of a device; equal for all repeated blocks."""
     PLAIN = 9
-    """Seconds of a forward and a backward without what runs again; it is the same of all, too."""
+    """Seconds of forward and backward without recompute; equal for all repeated blocks."""
     RUNNING = 10
-    """What is there at least while a pass of it runs, besides all that it keeps, a share of a device, where backwards
-    are not split; the same of all, too."""
-    NEXT = 11
-    """What is there besides where a stage has two of them in a row, a share of a device; the same of all, too."""
+    """Least transient bytes of a running pass besides all kept bytes, as a share of a device, where backwards are not
+    split; equal for all repeated blocks."""
+    NEXT_BUFFERS = 11
+    """Further transient buffers where a stage has two consecutive blocks, as a share of a device; equal for all."""
     RECEIVED = 12
-    """What a stage of such blocks receives meanwhile from both of its neighbours, the same."""
+    """Bytes that a stage of such blocks receives from both neighbours, as a share of a device; equal for all."""
 
 
-COMMON = (Take.FORWARD, Take.RESIDENT, Take.UPDATE, Take.GRADIENT, Take.ONCE, Take.PLAIN)
-"""What blocks that are alike take whatever runs again: as much each, for they have one choice of placements."""
+COMMON = (
+    Component.FORWARD,
+    Component.RESIDENT,
+    Component.UPDATE,
+    Component.GRADIENT,
+    Component.LINK_ONCE,
+    Component.PLAIN,
+)
+"""Components that do not depend on recompute: equal for all repeated blocks, which have one choice of placements."""
 
 
-MEANS = (Take.BESIDE, Take.RUNNING, Take.NEXT, Take.RECEIVED)
-"""What is there as often as it is for one block, not for each: of the mean one, for they have one choice."""
+SHARED = (Component.BUFFERS, Component.RUNNING, Component.NEXT_BUFFERS, Component.RECEIVED)
+"""Components that a group holds once, not per block: those of the mean block, as all blocks have one choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which task follows which.
+    """The schedule of a pipeline and its size, which fix the order of tasks.
 
     Attributes:
         schedule: The schedule.
@@ -112,12 +136,12 @@ class Order:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return self.num_groups * self.num_chunks
 
     @property
     def excerpt(self) -> Excerpt:
-        """Who waits for whom."""
+        """Precedence graph of the tasks."""
         return excerpt(self.schedule, self.num_groups, self.num_microbatches, self.num_chunks)
 
     @property
@@ -125,35 +149,40 @@ class Order:
         """The stages of each group."""
         return chunks_of(self.schedule.groups(self.num_groups, self.num_chunks))
 
-    def share(self, blocks: int) -> int:
-        """Return how many whole blocks some group has at least."""
+    def least_of_fullest(self, blocks: int) -> int:
+        """Lower bound on the number of whole blocks of the fullest group."""
         return math.ceil(blocks / self.num_groups)
 
-    def fullest(self, group: int) -> FloatArray:
-        """Return what a group holds at some of its fullest moments, (moments, 2 chunks)."""
+    def held_at_peaks(self, group: int) -> FloatArray:
+        """Microbatches in flight and waiting for their weight pass at some peaks of a group, (moments, 2 chunks).
+
+        The first half of the columns counts microbatches between forward and backward by chunk, the second half those
+        between backward and weight pass.
+        """
         return some_fullest(self.schedule, group, self.num_groups, self.num_microbatches, self.num_chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What there is besides what blocks that are alike take.
+    """What a step needs besides its repeated blocks, and lower bounds on these blocks that hold for any placement.
 
     Attributes:
-        blocks: Number of blocks that are alike.
-        late: What one of them puts off of a microbatch until its weight pass, a share of a device, whatever runs again.
-        halves: The least seconds of the halves of its backward, if that is split.
-        seconds: Of all other blocks, for a microbatch.
-        resident: What they hold, shares of a device together.
-        whole: Of all blocks, without what runs again.
-        outer: How many of the first and of the last stages may have none of the blocks that are alike.
-        ends: The least seconds of each pass of the first and of the last block, which the first and the last stage
-            have; part of those of all other blocks, and 0 of blocks that are alike.
-        edges: The least seconds of all passes of these two blocks together, where more is known of them.
-        received: What a stage of blocks that are alike receives meanwhile from the one before, and from the next one,
-            shares of a device.
-        hop: The least seconds of a message from one group to another.
-        turns: How many times as long a pass is as said.
+        blocks: Number of repeated blocks.
+        late: Bytes that a block retains per microbatch until its weight pass, whatever it recomputes; share of a
+            device.
+        halves: Least seconds of input-gradient and weight pass of a block, if the backward is split.
+        seconds: Least seconds of all other blocks for a microbatch.
+        resident: Resident bytes of all other blocks together, as shares of a device.
+        whole: Least seconds of all blocks for a microbatch, without recompute.
+        outer: Number of first and of last stages that may have no repeated block.
+        turns: Factor on the seconds of every pass.
         fixed: Seconds added to every step.
+        ends: Least seconds of each pass of the first and of the last block, which belong to the first and the last
+            stage; part of `seconds`, and 0 for repeated blocks.
+        edges: Least seconds of all passes of the first and of the last block together, if tighter than `ends`.
+        received: Bytes that a stage of repeated blocks receives from the previous and from the next stage; shares of a
+            device.
+        hop: Least seconds of a message between groups.
     """
 
     blocks: int
@@ -172,14 +201,14 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spreading:
-    """How blocks of some points are spread best.
+class InnerSolution:
+    """Optimum over convex combinations of known points: an upper estimate of the bound, and prices.
 
     Attributes:
-        seconds: Of the step.
-        shares: (stages, points) how many blocks of each stage are like each point.
-        prices: (stages, takes) what more of each would add to the step.
-        basis: Where the program has its optimum.
+        seconds: Optimal value; infinity if there are too few blocks for the stages.
+        shares: (stages, points) blocks of each stage per point.
+        prices: (stages, components) duals: seconds that the step rises per unit of each component.
+        basis: Final basis; None after an interior point method.
     """
 
     seconds: float
@@ -188,287 +217,325 @@ class Spreading:
     basis: Basis | None
 
 
-class Cutting(NamedTuple):
-    """A step that none is shorter than, in seconds, where its program has its optimum, and which cuts say so."""
+class OuterSolution(NamedTuple):
+    """Optimum over cuts: a lower bound on the step in seconds, the final basis, and which cuts are binding."""
 
     seconds: float
     basis: Basis | None
-    holding: Mask
+    is_binding: Mask
 
 
-class Spread:
-    """Spreads blocks over stages.
+class CutLP:
+    """The linear program that distributes repeated blocks over stages.
 
     Args:
         order: The order of tasks.
-        rest: What is known besides.
-        most: Blocks that some group has; its share if not given.
-        is_most: Whether no group has more.
-        cap: Blocks that no group has more of, if that is known besides.
+        rest: What the step needs besides repeated blocks.
+        most: Blocks of the fullest group at least; `Order.least_of_fullest` if not given.
+        is_most: Whether no group has more than `most`.
+        cap: Upper bound on the blocks of a group, if one is known.
     """
 
     def __init__(
         self, order: Order, rest: Rest, most: int | None = None, *, is_most: bool = False, cap: int | None = None
     ) -> None:
         self._order, self._rest = order, rest
-        self._most, self._is_most = order.share(rest.blocks) if most is None else most, is_most
+        self._most, self._is_most = order.least_of_fullest(rest.blocks) if most is None else most, is_most
         self._cap = self._most if is_most else rest.blocks if cap is None else max(cap, self._most)
-        found, stages = order.excerpt, order.num_stages
-        self._first = len(found.stage) + len(found.middles)
-        self._passes = len(order.schedule.passes)
-        self._halves = 2 if order.schedule.splits else 0
-        self._width = 1 + len(Take) + self._halves + self._passes
-        self._others = self._first + stages * self._width
-        self._step = self._others + order.num_groups
-        self._short = self._step + 1
-        self._mean_of = {take: self._short + 1 + number for number, take in enumerate(MEANS)}
-        self._next = self._short + 1 + len(MEANS)
-        self._means = self._next + order.num_groups
-        self._fixed = self._means + len(COMMON)  # further variables are of points
+        graph, num_stages = order.excerpt, order.num_stages
+        self._first_stage = len(graph.stage) + len(graph.aggregates)
+        self._num_passes = len(order.schedule.passes)
+        self._num_halves = 2 if order.schedule.splits else 0
+        self._stage_width = 1 + len(Component) + self._num_halves + self._num_passes
+        self._other_bytes = self._first_stage + num_stages * self._stage_width
+        self._step_seconds = self._other_bytes + order.num_groups
+        self._shortage = self._step_seconds + 1
+        self._shared = {component: self._shortage + 1 + number for number, component in enumerate(SHARED)}
+        self._following = self._shortage + 1 + len(SHARED)
+        self._first_common = self._following + order.num_groups
+        self._num_fixed = self._first_common + len(COMMON)  # further variables are of points
         self._program = LeastProgram()
-        self._write(found)
+        self._write(graph)
 
     @property
     def num_rows(self) -> int:
-        """Rows of its programs that do not depend on blocks."""
+        """Number of rows that do not depend on points or cuts."""
         return self._program.num_rows
 
-    def of_points(self, points: FloatArray, start: Basis | None = None) -> Spreading:
-        """Return the least step of blocks that are like points, (points, takes), in any mixture.
-
-        It takes forever, at no prices, if there are too few blocks for the stages.
+    def solve_inner(self, points: FloatArray, start: Basis | None = None) -> InnerSolution:
+        """Minimise the step over convex combinations of points.
 
         Args:
-            points: The points.
-            start: Where the program of the first ones has its optimum, blocks as whole as here or not.
+            points: (points, components) what single blocks need.
+            start: Final basis of the program of the first of these points, of either case.
+
+        Returns:
+            The optimum; infinite seconds and no prices if there are too few blocks for the stages.
         """
-        program, count, first = self._program.copy(), self._order.num_stages, self._fixed
-        begins, end = program.num_rows, first + count * len(points)
-        for stage in range(count):
-            own = range(first + stage, end, count)  # further points are further variables
-            for take, amounts in zip(Take, points.T.tolist(), strict=True):
-                row = {number: -amount for number, amount in zip(own, amounts, strict=True) if amount}
-                program.add({self._of(stage, take): 1.0, **row}, least=0.0)
-            program.add({self._blocks(stage): 1.0, **dict.fromkeys(own, -1.0)}, least=0.0, most=0.0)
-        found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), end, start)
-        if math.isinf(found.value):
-            return Spreading(math.inf, np.zeros((count, len(points))), np.zeros((count, len(Take))), None)
-        prices = found.duals[begins:].reshape(count, len(Take) + 1)[:, :-1]
-        shares = found.values[first:].reshape(-1, count).T
-        return Spreading(found.value + self._rest.fixed, shares, np.maximum(0.0, prices), found.basis)
+        program, num_stages, first_point = self._program.copy(), self._order.num_stages, self._num_fixed
+        first_row, end = program.num_rows, first_point + num_stages * len(points)
+        for stage in range(num_stages):
+            # New points append variables, so that bases carry over.
+            shares_of_stage = range(first_point + stage, end, num_stages)
+            for component, amounts in zip(Component, points.T.tolist(), strict=True):
+                row = {number: -amount for number, amount in zip(shares_of_stage, amounts, strict=True) if amount}
+                program.add({self._amount(stage, component): 1.0, **row}, least=0.0)
+            program.add({self._num_blocks(stage): 1.0, **dict.fromkeys(shares_of_stage, -1.0)}, least=0.0, most=0.0)
+        optimum = program.minimise(self._cost(points[:, :2].sum(axis=1).min()), end, start)
+        if math.isinf(optimum.value):
+            return InnerSolution(
+                math.inf, np.zeros((num_stages, len(points))), np.zeros((num_stages, len(Component))), None
+            )
+        prices = optimum.duals[first_row:].reshape(num_stages, len(Component) + 1)[:, :-1]
+        shares = optimum.values[first_point:].reshape(-1, num_stages).T
+        return InnerSolution(optimum.value + self._rest.fixed, shares, np.maximum(0.0, prices), optimum.basis)
 
-    def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float, start: Basis | None = None) -> Cutting:
-        """Return a step that none is shorter than whose blocks are above cuts.
-
-        It takes forever, whatever the cuts, if there are too few blocks for the stages.
+    def solve_outer(
+        self, cuts: Sequence[tuple[FloatArray, float]], block: float, start: Basis | None = None
+    ) -> OuterSolution:
+        """Minimise the step over vectors that satisfy cuts.
 
         Args:
-            cuts: Prices, (takes,), and what a block takes at least at these.
-            block: About what passes of a block take, for the price of memory that is not there.
-            start: Where the program of the first ones has its optimum, blocks as whole as here or not.
+            cuts: Prices, (components,), and what a block needs at least at these prices.
+            block: Approximate seconds of the passes of a block, which scale the price of missing memory.
+            start: Final basis of the program of the first of these cuts, of either case.
+
+        Returns:
+            The lower bound; infinite if there are too few blocks for the stages.
         """
         program = self._program.copy()
-        begins = program.num_rows
+        first_row = program.num_rows
         for prices, least in cuts:
-            own = [(take, price) for take, price in zip(Take, prices.tolist(), strict=True) if price]
+            priced_components = [
+                (component, price) for component, price in zip(Component, prices.tolist(), strict=True) if price
+            ]
             for stage in range(self._order.num_stages):
-                row = {self._of(stage, take): price for take, price in own}
-                program.add({**row, self._blocks(stage): -least}, least=0.0)
-        found = program.minimised(self._cost(block), self._fixed, start, is_reducible=True)
-        if math.isinf(found.value):
-            return Cutting(math.inf, None, np.ones(len(cuts), dtype=bool))
-        duals = np.abs(found.duals[begins:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)
-        holding = np.asarray(duals > HOLDS * duals.max(initial=0.0))
-        return Cutting(found.value * (1 - SLACK) + self._rest.fixed, found.basis, holding)
+                row = {self._amount(stage, component): price for component, price in priced_components}
+                program.add({**row, self._num_blocks(stage): -least}, least=0.0)
+        optimum = program.minimise(self._cost(block), self._num_fixed, start, is_reducible=True)
+        if math.isinf(optimum.value):
+            return OuterSolution(math.inf, None, np.ones(len(cuts), dtype=bool))
+        duals = np.abs(optimum.duals[first_row:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)
+        is_binding = np.asarray(duals > BINDING * duals.max(initial=0.0))
+        return OuterSolution(optimum.value * (1 - SLACK) + self._rest.fixed, optimum.basis, is_binding)
 
     def _cost(self, block: float) -> dict[int, float]:
-        whole = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
-        return {self._step: 1.0, self._short: SHORTAGE * whole}
+        """Objective: the step, and the price of missing memory given the seconds of a block."""
+        even_step = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
+        return {self._step_seconds: 1.0, self._shortage: SHORTAGE * even_step}
 
-    def _blocks(self, stage: int) -> int:
-        return self._first + stage * self._width
+    def _num_blocks(self, stage: int) -> int:
+        """Number of the variable n of a stage."""
+        return self._first_stage + stage * self._stage_width
 
-    def _of(self, stage: int, take: Take) -> int:
-        return self._first + stage * self._width + 1 + take
+    def _amount(self, stage: int, component: Component) -> int:
+        """Number of the variable of a component of Y of a stage."""
+        return self._first_stage + stage * self._stage_width + 1 + component
 
-    def _half(self, stage: int, number: int) -> int:
-        return self._first + stage * self._width + 1 + len(Take) + number
+    def _half_pass(self, stage: int, number: int) -> int:
+        """Number of the variable of one half of a split backward of a stage."""
+        return self._first_stage + stage * self._stage_width + 1 + len(Component) + number
 
-    def _besides(self, stage: int, number: int) -> int:
-        return self._first + (stage + 1) * self._width - self._passes + number
+    def _other_pass(self, stage: int, number: int) -> int:
+        """Number of the variable of the other seconds of a stage in one of its passes."""
+        return self._first_stage + (stage + 1) * self._stage_width - self._num_passes + number
 
-    def _write(self, found: Excerpt) -> None:
-        """Write all that does not depend on blocks: the same rows in each case, so that one goes on from another."""
+    def _write(self, graph: Excerpt) -> None:
+        """Write all rows that do not depend on points or cuts: as many in every case, so that bases carry over."""
         order, rest, program = self._order, self._rest, self._program
         stages = range(order.num_stages)
-        durations = durations_of(found, [self._lasting(stage) for stage in stages])
-        updates: list[Row] = [{self._of(stage, Take.UPDATE): 1.0 for stage in own} for own in order.stages_of]
+        durations = durations_of(graph, [self._pass_seconds(stage) for stage in stages])
+        updates: list[Row] = [
+            {self._amount(stage, Component.UPDATE): 1.0 for stage in group_stages} for group_stages in order.stages_of
+        ]
         overlap = order.schedule.steps_overlap
-        add_order(program, found, durations, self._step, overlap=overlap, after=updates, hop=rest.hop)
-        for group, own in enumerate(order.stages_of):
-            self._carry(found, group, own, updates[group])
-            self._fit(group, own)
-        for stage in stages if self._halves else ():
-            each = [self._half(stage, number) for number in range(2)]
-            program.add({**dict.fromkeys(each, 1.0), self._of(stage, Take.BACKWARD): -1.0}, least=0.0)
-            for number, least in zip(each, rest.halves, strict=True):
-                program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
-        for take, number in self._mean_of.items():  # more than the mean would leave less for those who hold two
-            every = {self._of(stage, take): -1.0 / rest.blocks for stage in stages}
-            program.add({number: 1.0, **every}, least=0.0, most=0.0 if take is Take.NEXT else math.inf)
-        program.add({self._mean_of[Take.RECEIVED]: 1.0}, least=sum(rest.received))
-        self._write_whole()
-        self._write_alike()
-        for stage, passes, all_passes in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
+        add_precedences(program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=rest.hop)
+        for group, group_stages in enumerate(order.stages_of):
+            self._write_link(graph, group, group_stages, updates[group])
+            self._write_memory(group, group_stages)
+        for stage in stages if self._num_halves else ():
+            halves = [self._half_pass(stage, number) for number in range(2)]
+            program.add({**dict.fromkeys(halves, 1.0), self._amount(stage, Component.BACKWARD): -1.0}, least=0.0)
+            for number, least in zip(halves, rest.halves, strict=True):
+                program.add({number: 1.0, self._num_blocks(stage): -least}, least=0.0)
+        # An equation for NEXT_BUFFERS: above the mean it would lower the interpolated rows of `_write_following`.
+        for component, number in self._shared.items():
+            mean = {self._amount(stage, component): -1.0 / rest.blocks for stage in stages}
+            program.add({number: 1.0, **mean}, least=0.0, most=0.0 if component is Component.NEXT_BUFFERS else math.inf)
+        program.add({self._shared[Component.RECEIVED]: 1.0}, least=sum(rest.received))
+        self._write_whole_blocks()
+        self._write_common()
+        for stage, passes, together in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
             for number, least in enumerate(passes):
-                program.add({self._besides(stage, number): 1.0}, least=least)
-            program.add({self._besides(stage, number): 1.0 for number in range(self._passes)}, least=all_passes)
-        program.total([self._blocks(stage) for stage in stages], rest.blocks)
-        besides = dict.fromkeys([self._besides(stage, own) for stage in stages for own in range(self._passes)], 1.0)
-        program.add(besides, least=rest.seconds)
-        program.add({**besides, **{self._of(stage, Take.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
-        program.total(range(self._others, self._step), rest.resident)
+                program.add({self._other_pass(stage, number): 1.0}, least=least)
+            program.add({self._other_pass(stage, number): 1.0 for number in range(self._num_passes)}, least=together)
+        program.fix_sum([self._num_blocks(stage) for stage in stages], rest.blocks)
+        others = dict.fromkeys(
+            [self._other_pass(stage, number) for stage in stages for number in range(self._num_passes)], 1.0
+        )
+        program.add(others, least=rest.seconds)
+        program.add({**others, **{self._amount(stage, Component.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
+        program.fix_sum(range(self._other_bytes, self._step_seconds), rest.resident)
 
-    def _write_whole(self) -> None:
-        """Write that blocks are whole: how many some group has, and that stages have one."""
+    def _write_whole_blocks(self) -> None:
+        """Write integrality of blocks: those of the fullest group, upper bounds, and one per inner stage."""
         order, rest, program = self._order, self._rest, self._program
         stages, (first, last) = range(order.num_stages), rest.outer
-        self._write_most()
-        for own in order.stages_of:
-            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._cap)
+        self._write_fullest_group()
+        for group_stages in order.stages_of:
+            program.add({self._num_blocks(stage): 1.0 for stage in group_stages}, most=self._cap)
         for stage in stages[first : len(stages) - last]:
-            program.add({self._blocks(stage): 1.0}, least=1.0)
+            program.add({self._num_blocks(stage): 1.0}, least=1.0)
         for stage in stages:
-            passes = {self._of(stage, Take.FORWARD): 1.0, self._of(stage, Take.BACKWARD): 1.0}
-            program.add({**passes, self._of(stage, Take.PLAIN): -1.0}, least=0.0)
+            passes = {self._amount(stage, Component.FORWARD): 1.0, self._amount(stage, Component.BACKWARD): 1.0}
+            program.add({**passes, self._amount(stage, Component.PLAIN): -1.0}, least=0.0)
 
-    def _write_most(self) -> None:
-        """Write how long the group with most blocks takes: before it others run forwards, and after it backwards.
+    def _write_fullest_group(self) -> None:
+        """Write lower bounds on the step from the group with most blocks, with the passes it waits for.
 
-        If no group has more, all but a few have as many: one of the last of those that may have, at least.
+        Before its first task, groups before it run forwards, and after its last task their backwards. If no group has
+        more than `most` blocks, at most `num_missing` groups have fewer, so that one of the last `num_missing + 1`
+        groups has `most`.
         """
         order, rest = self._order, self._rest
-        stages, begins = range(order.num_stages), sorted(own[0] for own in order.stages_of)
-        fewer = self._most * order.num_groups - rest.blocks
-        is_apart = self._is_most and not order.schedule.steps_overlap
-        before = range(begins[max(0, order.num_groups - 1 - fewer)] if is_apart else 0)
-        whole = rest.turns * order.num_microbatches * self._most / rest.blocks
-        work = {self._of(stage, Take.PLAIN): -whole for stage in stages}
-        update = {self._of(stage, Take.UPDATE): -self._most / rest.blocks for stage in stages}
-        lasting = [self._lasting(stage)[: self._passes if not self._halves else 1] for stage in before]
+        stages, first_stages = range(order.num_stages), sorted(group_stages[0] for group_stages in order.stages_of)
+        num_missing = self._most * order.num_groups - rest.blocks
+        has_waits = self._is_most and not order.schedule.steps_overlap
+        waited_for = range(first_stages[max(0, order.num_groups - 1 - num_missing)] if has_waits else 0)
+        per_block = rest.turns * order.num_microbatches * self._most / rest.blocks
+        work = {self._amount(stage, Component.PLAIN): -per_block for stage in stages}
+        update = {self._amount(stage, Component.UPDATE): -self._most / rest.blocks for stage in stages}
+        durations = [
+            self._pass_seconds(stage)[: self._num_passes if not self._num_halves else 1] for stage in waited_for
+        ]
         for passes, after in ((1, update), (len(order.schedule.passes), {})):
-            waits = {each: -once for own in lasting for row in own[:passes] for each, once in row.items()}
-            self._program.add({self._step: 1.0, **work, **waits, **after}, least=0.0)
+            waits = {
+                number: -factor
+                for pass_durations in durations
+                for row in pass_durations[:passes]
+                for number, factor in row.items()
+            }
+            self._program.add({self._step_seconds: 1.0, **work, **waits, **after}, least=0.0)
 
-    def _write_alike(self) -> None:
-        """Write that blocks have one choice: what a group takes is as often that of a mean one as it has blocks.
+    def _write_common(self) -> None:
+        """Write that all blocks have one choice: a group of n blocks needs n times the mean of components in `COMMON`.
 
-        A choice that is a mean of several for all stages could else be one for some stages and another for others.
+        Otherwise a convex combination over all stages could be one choice on some stages and another choice on others.
         """
         order, rest, program = self._order, self._rest, self._program
-        count, first, last = order.num_stages, *rest.outer
-        for number, take in enumerate(COMMON, self._means):
-            every = {self._of(stage, take): -1.0 for stage in range(count)}
-            program.add({number: float(rest.blocks), **every}, least=0.0, most=0.0)
-        for own in order.stages_of:
-            fewest, most = self._numbers(own)
-            for number, take in enumerate(COMMON, self._means):
-                taken = {self._of(stage, take): 1.0 for stage in own}
-                program.add({**taken, number: -float(fewest)}, least=0.0)
-                program.add({**taken, number: -float(most)}, most=0.0 if most < rest.blocks else math.inf)
-            gradients = {self._of(stage, Take.GRADIENT): -1.0 for stage in own}
-            program.add({**{self._of(stage, Take.LINK): 1.0 for stage in own}, **gradients}, least=0.0)
-            if len(own) > 1:
-                self._write_stages_alike([stage for stage in own if first <= stage < count - last], own)
+        num_stages, first, last = order.num_stages, *rest.outer
+        for number, component in enumerate(COMMON, self._first_common):
+            total = {self._amount(stage, component): -1.0 for stage in range(num_stages)}
+            program.add({number: float(rest.blocks), **total}, least=0.0, most=0.0)
+        for group_stages in order.stages_of:
+            fewest, most = self._block_range(group_stages)
+            for number, component in enumerate(COMMON, self._first_common):
+                amounts = {self._amount(stage, component): 1.0 for stage in group_stages}
+                program.add({**amounts, number: -float(fewest)}, least=0.0)
+                program.add({**amounts, number: -float(most)}, most=0.0 if most < rest.blocks else math.inf)
+            gradients = {self._amount(stage, Component.GRADIENT): -1.0 for stage in group_stages}
+            program.add(
+                {**{self._amount(stage, Component.LINK): 1.0 for stage in group_stages}, **gradients}, least=0.0
+            )
+            if len(group_stages) > 1:
+                self._write_common_of_stages(
+                    [stage for stage in group_stages if first <= stage < num_stages - last], group_stages
+                )
 
-    def _write_stages_alike(self, inner: Sequence[int], own: Sequence[int]) -> None:
-        """Write the same of each stage of a group: those inside have a block at least, and leave one to each other."""
-        for stage in own:
+    def _write_common_of_stages(self, inner: Sequence[int], group_stages: Sequence[int]) -> None:
+        """Write that each stage of a group needs as many means of components in `COMMON` as it has blocks.
+
+        Inner stages have at least one block, which limits what is left for each other stage of the group.
+        """
+        for stage in group_stages:
             fewest = int(stage in inner)
-            for number, take in enumerate(COMMON, self._means):
+            for number, component in enumerate(COMMON, self._first_common):
                 if fewest:
-                    self._program.add({self._of(stage, take): 1.0, number: -1.0}, least=0.0)
+                    self._program.add({self._amount(stage, component): 1.0, number: -1.0}, least=0.0)
                 most = float(self._most - len(inner) + fewest)
-                row = {self._of(stage, take): 1.0, number: -most}
+                row = {self._amount(stage, component): 1.0, number: -most}
                 self._program.add(row, most=0.0 if self._is_most else math.inf)
 
-    def _lasting(self, stage: int) -> list[Row]:
-        """Return what each pass of a stage takes."""
-        forward = self._of(stage, Take.FORWARD)
-        if self._halves:
-            own = [forward, self._half(stage, 0), self._half(stage, 1)]
+    def _pass_seconds(self, stage: int) -> list[Row]:
+        """Duration of each pass of a stage, as linear expressions."""
+        forward = self._amount(stage, Component.FORWARD)
+        if self._num_halves:
+            variables = [forward, self._half_pass(stage, 0), self._half_pass(stage, 1)]
         else:
-            own = [forward, self._of(stage, Take.BACKWARD)][: self._passes]
+            variables = [forward, self._amount(stage, Component.BACKWARD)][: self._num_passes]
         turns = self._rest.turns
-        return [{each: turns, self._besides(stage, number): turns} for number, each in enumerate(own)]
+        return [{variable: turns, self._other_pass(stage, number): turns} for number, variable in enumerate(variables)]
 
-    def _carry(self, found: Excerpt, group: int, stages: Sequence[int], update: Row) -> None:
-        """Write what the link of a group carries: all of a step, and what is left from the last pass of a stage on."""
-        count = float(self._order.num_microbatches)
-        links = {self._of(stage, Take.LINK): -count for stage in stages}
-        self._program.add({self._step: 1.0, **links, **{own: -1.0 for own in update}}, least=0.0)
-        run, last = found.runs[group].tolist(), self._passes - 1
-        left: dict[int, float] = {}
-        begins = {run[0]: 1.0} if self._order.schedule.steps_overlap else {}
-        for node in reversed(run):
-            if node >= len(found.stage):
-                for stage, done in enumerate(found.middles[node - len(found.stage), :, last].tolist()):
-                    if done:
-                        number = self._of(stage, Take.GRADIENT)
-                        left[number] = left.get(number, 0.0) - done
+    def _write_link(self, graph: Excerpt, group: int, stages: Sequence[int], update: Row) -> None:
+        """Write that the link of a group is busy for its traffic: of the whole step, and from each last pass on."""
+        microbatches = float(self._order.num_microbatches)
+        links = {self._amount(stage, Component.LINK): -microbatches for stage in stages}
+        self._program.add({self._step_seconds: 1.0, **links, **{variable: -1.0 for variable in update}}, least=0.0)
+        nodes, last_pass = graph.order_of_group[group].tolist(), self._num_passes - 1
+        pending: dict[int, float] = {}
+        minus_first_start = {nodes[0]: 1.0} if self._order.schedule.steps_overlap else {}
+        for node in reversed(nodes):
+            if node >= len(graph.stage):
+                for stage, count in enumerate(graph.aggregates[node - len(graph.stage), :, last_pass].tolist()):
+                    if count:
+                        number = self._amount(stage, Component.GRADIENT)
+                        pending[number] = pending.get(number, 0.0) - count
                 continue
-            if found.kind[node] != last:
+            if graph.kind[node] != last_pass:
                 continue
-            stage = int(found.stage[node])
-            once, each = self._of(stage, Take.ONCE), self._of(stage, Take.GRADIENT)
-            left[each] = left.get(each, 0.0) - 1.0
-            if once not in left:
-                left[once] = -1.0
-                row = {self._step: 1.0, **left, **{own: -1.0 for own in update}}
-                for number, factor in ((node, -1.0), *begins.items()):
+            stage = int(graph.stage[node])
+            once, per_microbatch = self._amount(stage, Component.LINK_ONCE), self._amount(stage, Component.GRADIENT)
+            pending[per_microbatch] = pending.get(per_microbatch, 0.0) - 1.0
+            if once not in pending:
+                pending[once] = -1.0
+                row = {self._step_seconds: 1.0, **pending, **{variable: -1.0 for variable in update}}
+                for number, factor in ((node, -1.0), *minus_first_start.items()):
                     row[number] = row.get(number, 0.0) + factor
                 self._program.add(row, least=0.0)
 
-    def _fit(self, group: int, stages: Sequence[int]) -> None:
-        """Write that a group holds no more than there is room for, but for what is short."""
-        count, (first, last), end = len(stages), self._rest.outer, self._order.num_stages - 1
-        inner = [stage for stage in stages if first <= stage <= end - last]
-        between = [stage for stage in inner if 0 < stage < end]
-        beside: dict[int, float] = {}
+    def _write_memory(self, group: int, stages: Sequence[int]) -> None:
+        """Write that a group fits into its devices at each of its peaks, up to the shortage."""
+        num_chunks, (first, last), last_stage = len(stages), self._rest.outer, self._order.num_stages - 1
+        inner = [stage for stage in stages if first <= stage <= last_stage - last]
+        between = [stage for stage in inner if 0 < stage < last_stage]
+        transient: dict[int, float] = {}
         if inner:
-            self._follow(group, stages)
-            beside = {self._mean_of[Take.BESIDE]: 1.0, self._next + group: 1.0}
-            beside[self._mean_of[Take.RECEIVED]] = float(len(between))
-        if len(inner) == count and not self._order.schedule.splits:  # whichever stage runs, it has such a block
-            beside[self._mean_of[Take.RUNNING]] = 1.0
+            self._write_following(group, stages)
+            transient = {self._shared[Component.BUFFERS]: 1.0, self._following + group: 1.0}
+            transient[self._shared[Component.RECEIVED]] = float(len(between))
+        if len(inner) == num_chunks and not self._order.schedule.splits:  # any running stage has one
+            transient[self._shared[Component.RUNNING]] = 1.0
         arriving, returning = self._rest.received
-        received = arriving * (end in inner and end > 0) + returning * (0 in inner and end > 0)
-        for held in self._order.fullest(group).tolist():
-            row = {self._others + group: 1.0, self._short: -1.0, **beside}
-            for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
-                row[self._of(stage, Take.RESIDENT)] = 1.0
-                row[self._of(stage, Take.KEPT)] = flying
-                row[self._blocks(stage)] = late * self._rest.late
-            self._program.add(row, most=1.0 - received)
+        at_ends = arriving * (last_stage in inner and last_stage > 0) + returning * (0 in inner and last_stage > 0)
+        for moment in self._order.held_at_peaks(group).tolist():
+            row = {self._other_bytes + group: 1.0, self._shortage: -1.0, **transient}
+            for stage, in_flight, late in zip(stages, moment[:num_chunks], moment[num_chunks:], strict=True):
+                row[self._amount(stage, Component.RESIDENT)] = 1.0
+                row[self._amount(stage, Component.KEPT)] = in_flight
+                row[self._num_blocks(stage)] = late * self._rest.late
+            self._program.add(row, most=1.0 - at_ends)
 
-    def _follow(self, group: int, stages: Sequence[int]) -> None:
-        """Write what a group holds where a block follows another one: with more blocks than stages, one does.
+    def _write_following(self, group: int, stages: Sequence[int]) -> None:
+        """Write the transient bytes of consecutive blocks of a group, which occur if it has more blocks than stages.
 
-        How many it has is not said: between as many as it has stages and the most it may have, a share is there.
+        Between as many blocks as stages and the upper bound on its blocks, a linear interpolation is valid.
         """
-        count, fewest, most = len(stages), *self._numbers(stages)
-        number, mean = self._next + group, self._mean_of[Take.NEXT]
-        if fewest > count:
+        num_stages, fewest, most = len(stages), *self._block_range(stages)
+        number, mean = self._following + group, self._shared[Component.NEXT_BUFFERS]
+        if fewest > num_stages:
             self._program.add({number: 1.0, mean: -1.0}, least=0.0)
         else:
-            share = 1.0 / max(1, most - count)
-            every = {self._of(stage, Take.NEXT): -share for stage in stages}
-            self._program.add({number: 1.0, mean: count * share, **every}, least=0.0)
+            share = 1.0 / max(1, most - num_stages)
+            interpolated = {self._amount(stage, Component.NEXT_BUFFERS): -share for stage in stages}
+            self._program.add({number: 1.0, mean: num_stages * share, **interpolated}, least=0.0)
 
-    def _numbers(self, stages: Sequence[int]) -> tuple[int, int]:
-        """Return how many blocks a group of these stages has at least and at most."""
+    def _block_range(self, stages: Sequence[int]) -> tuple[int, int]:
+        """Least and greatest number of blocks of a group with these stages."""
         order, rest = self._order, self._rest
-        first, last, end = *rest.outer, order.num_stages
-        own = sum(first <= stage < end - last for stage in stages)  # which have one each, as those of the others do
-        others = max(0, end - first - last) - own
-        return max(own, rest.blocks - self._cap * (order.num_groups - 1)), min(rest.blocks - others, self._cap)
+        first, last, num_stages = *rest.outer, order.num_stages
+        # Every inner stage has at least one block.
+        inner = sum(first <= stage < num_stages - last for stage in stages)
+        inner_of_others = max(0, num_stages - first - last) - inner
+        return max(inner, rest.blocks - self._cap * (order.num_groups - 1)), min(
+            rest.blocks - inner_of_others, self._cap
+        )

@@ -1,45 +1,46 @@
-"""The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
+"""The order in which the pipelines of one mesh and microbatch size are bounded by the cut LP.
 
-The first one, which has most stages per group, is bounded by cuts at prices of no memory, and, where that is not
-enough, by some at usual prices of it, which all others have from the start. Large programs have these at once. Then
-more is found out of the one with the least bound, until that rises no more, by its own cuts or by those of others; of
-others it is still looked up what the choices known allow, for they may have the best plan.
+Look here for which pipeline is worked on next, and when the loop ends. The pipeline with most stages per group comes
+first, for it mostly has the least bound. It is bounded by cuts without memory prices; where that is below the cutoff,
+cuts at standard memory prices follow, which serve all other pipelines. Large programs get these cuts at once. Then the
+pipeline with the least bound is worked on until its bound stops rising. Finally the inner program of every other
+pipeline below the cutoff is solved once, for its choices may have the best plan.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 from autopar.bounds.cut_lp import Order, Rest
-from autopar.bounds.priced_cuts import Bounded, Spreaded, Spreader
+from autopar.bounds.priced_cuts import CutBound, InnerResult, Spreader
 from autopar.bounds.task_lp import Basis
 from autopar.configuration import Configuration
 
-NEAR = 2e-3
-"""A bound as near to what the choices known allow, relative, is not raised further."""
+CLOSE = 2e-3
+"""Relative gap between the outer and the inner program at which a pipeline is done."""
 
 RISE, IDLE = 1e-3, 2
-"""Nor is one that, like what these allow, has moved by no more than a share of itself so many times in a row."""
+"""The loop also ends after `IDLE` rounds in a row in which neither program moved by more than a share `RISE`."""
 
-SOON = 32
-"""Stages of a pipeline whose program is solved sooner than the placement problems of two prices: with no more, it is
-looked at after each level of memory prices whether others are needed."""
+SMALL_STAGES = 32
+"""Stages up to which the cut LP takes less time than the placement problems of two prices: the bound is then recomputed
+after each level of memory prices."""
 
 TaskOf = Callable[[Configuration], tuple[Order, Rest]]
-"""Returns the order of the tasks of a pipeline, and what there is besides blocks."""
+"""Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks."""
 
 
 class Rounds:
-    """Knows how far each pipeline is.
+    """Best-bound selection among pipelines that share cuts.
 
     Args:
-        spreader: Spreads blocks.
+        spreader: Bounds pipelines by cuts.
         pipelines: The pipelines.
-        task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
-        enough: A bound that need not be raised further.
+        task_of: Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks.
+        enough: Cutoff: a bound that need not be raised further.
         should_stop: Whether to leave bounds as they are.
 
     Attributes:
-        spreader: The same.
+        spreader: Bounds pipelines by cuts.
     """
 
     def __init__(
@@ -51,83 +52,94 @@ class Rounds:
         should_stop: Callable[[], bool],
     ) -> None:
         self.spreader = spreader
-        # The more stages there are, the lower is the bound, mostly: the others need not be bounded without memory.
-        ordered = sorted(pipelines, key=lambda own: -own.num_chunks)
+        # More stages mostly have a lower bound: other pipelines then skip the cuts without memory prices.
+        ordered = sorted(pipelines, key=lambda pipeline: -pipeline.num_chunks)
         self._bounds = dict.fromkeys(ordered, 0.0)
-        self._known: dict[Configuration, Bounded] = {}
-        self._starts: dict[Configuration, Basis | None] = dict.fromkeys(ordered)
-        self._values = dict.fromkeys(ordered, math.inf)
-        self._idle = 0
-        self._levels: list[float] | None = None
+        self._cut_bounds: dict[Configuration, CutBound] = {}
+        self._inner_bases: dict[Configuration, Basis | None] = dict.fromkeys(ordered)
+        self._inner_values = dict.fromkeys(ordered, math.inf)
+        self._num_idle = 0
+        self._unpriced_levels: list[float] | None = None
         self.next(task_of, enough, should_stop)
 
     @property
     def bound(self) -> float:
-        """No plan of any of them has a lower objective, in seconds."""
+        """Lower bound on the objective of every plan of any of the pipelines, in seconds."""
         return min(self._bounds.values())
 
     def next(self, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Configuration | None:
-        """Return the pipeline to find out more of; None if nothing more helps.
+        """Select the pipeline to solve the inner program of; None if no further work helps.
 
-        Cuts that were found for one pipeline may raise the bounds of others: those are looked at again where they are
-        the least ones.
+        Cuts found for one pipeline may raise the bounds of others. While the least bound is below the cutoff, it is
+        recomputed with all cuts known.
 
         Args:
-            task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
-            enough: A bound that need not be raised further.
+            task_of: Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks.
+            enough: Cutoff: a bound that need not be raised further.
             should_stop: Whether to leave bounds as they are.
         """
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
             order, rest = task_of(least)
-            if self._levels is None and order.num_stages > SOON:
-                self._price_memory(order, rest, enough)  # a program without them takes as long as they do
-            says_all = least in self._known and self._known[least].seen == self.spreader.num_cuts
-            if says_all and self._levels == []:
+            if self._unpriced_levels is None and order.num_stages > SMALL_STAGES:
+                self._price_memory(order, rest, enough)  # pricing takes less time than another solve
+            is_current = least in self._cut_bounds and self._cut_bounds[least].seen == self.spreader.num_cuts
+            if is_current and self._unpriced_levels == []:
                 break
-            if not says_all:
-                known = self._bounds[least]
-                self._raise(least, task_of, enough)
-                self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
-            if self._levels != [] and self._bounds[least] < enough:
+            if not is_current:
+                before = self._bounds[least]
+                self._raise_bound(least, task_of, enough)
+                self._num_idle = 0 if self._bounds[least] > before * (1 + RISE) else self._num_idle
+            if self._unpriced_levels != [] and self._bounds[least] < enough:
                 self._price_memory(order, rest, enough)
         if self.bound >= enough:
             return None
-        if self._idle < IDLE:
+        if self._num_idle < IDLE:
             return min(self._bounds, key=self._bounds.__getitem__)
-        left = (own for own, value in self._values.items() if math.isinf(value) and self._bounds[own] < enough)
-        return next(left, None)
+        unsolved = (
+            pipeline
+            for pipeline, value in self._inner_values.items()
+            if math.isinf(value) and self._bounds[pipeline] < enough
+        )
+        return next(unsolved, None)
 
-    def spread(self, own: Configuration, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Spreaded:
-        """Spread the blocks of a pipeline, raise its bound, and return what the choices known allow.
+    def spread(
+        self, pipeline: Configuration, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]
+    ) -> InnerResult:
+        """Solve the inner program of a pipeline, raise its bound by new cuts, and return the inner optimum.
 
         Args:
-            own: The pipeline.
-            task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
-            enough: A bound that need not be raised further.
+            pipeline: The pipeline.
+            task_of: Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks.
+            enough: Cutoff: a bound that need not be raised further.
             should_stop: Whether to leave its bound as it is.
         """
-        if own not in self._known:
-            self._raise(own, task_of, enough)
-        found = self.spreader.spread(*task_of(own), self._known[own].case, self._starts[own])
-        known, self._starts[own] = self._bounds[own], found.basis
-        if found.cuts and not should_stop():
-            self._raise(own, task_of, enough)
-        rises = self._bounds[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
-        self._values[own] = min(self._values[own], found.value)
-        is_done = not found.cuts or self._bounds[own] >= found.value * (1 - NEAR)
-        if self._idle < IDLE:
-            self._idle = IDLE if is_done else 0 if rises else self._idle + 1
-        return found
+        if pipeline not in self._cut_bounds:
+            self._raise_bound(pipeline, task_of, enough)
+        result = self.spreader.solve_inner(
+            *task_of(pipeline), self._cut_bounds[pipeline].case, self._inner_bases[pipeline]
+        )
+        before, self._inner_bases[pipeline] = self._bounds[pipeline], result.basis
+        if result.cuts and not should_stop():
+            self._raise_bound(pipeline, task_of, enough)
+        has_risen = self._bounds[pipeline] > before * (1 + RISE)
+        has_moved = has_risen or result.value < self._inner_values[pipeline] * (1 - RISE)
+        self._inner_values[pipeline] = min(self._inner_values[pipeline], result.value)
+        is_closed = not result.cuts or self._bounds[pipeline] >= result.value * (1 - CLOSE)
+        if self._num_idle < IDLE:
+            self._num_idle = IDLE if is_closed else 0 if has_moved else self._num_idle + 1
+        return result
 
     def _price_memory(self, order: Order, rest: Rest, enough: float) -> None:
-        """Add cuts at usual prices of memory: at those of one level where a program takes less time than these."""
-        self._levels = self.spreader.levels(order) if self._levels is None else self._levels
-        count = 1 if order.num_stages <= SOON else len(self._levels)
-        self.spreader.price_memory(order, rest, self._levels[:count], enough)
-        self._levels = self._levels[count:]
+        """Add cuts at standard memory prices: one level for small pipelines, all levels for others."""
+        self._unpriced_levels = self.spreader.levels(order) if self._unpriced_levels is None else self._unpriced_levels
+        count = 1 if order.num_stages <= SMALL_STAGES else len(self._unpriced_levels)
+        self.spreader.price_memory(order, rest, self._unpriced_levels[:count], enough)
+        self._unpriced_levels = self._unpriced_levels[count:]
 
-    def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:
-        """Raise the bound of a pipeline by all cuts there are."""
-        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known.get(own))
-        self._bounds[own] = max(self._bounds[own], found.seconds)
+    def _raise_bound(self, pipeline: Configuration, task_of: TaskOf, enough: float) -> None:
+        """Recompute the bound of a pipeline with all known cuts."""
+        result = self._cut_bounds[pipeline] = self.spreader.bound(
+            *task_of(pipeline), enough, self._cut_bounds.get(pipeline)
+        )
+        self._bounds[pipeline] = max(self._bounds[pipeline], result.seconds)

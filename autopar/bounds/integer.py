@@ -1,8 +1,13 @@
-"""The least step time of one choice, rather than of a mean of choices as in the hull.
+"""Integer bound: the least step time of a single choice by the rows of the master problem.
 
-The best mean may shard a parameter of a layer by halves. What a single choice takes at least follows from the same
-rows with whole numbers: the prices of the hull's bound leave few strategies that a choice better than the best plan
-can have, and branch and bound does the rest (`autopar.solvers.exact.aggregate_objective`).
+```text
+x_is in {0, 1},   pairs y as in the local polytope,   V linear in x and y,
+shares of recompute flavours a multiple of 1 / blocks
+```
+
+Look here for the last and most expensive lower bound. The optimum of column generation may be a convex combination that
+shards half of a parameter; here strategies are binary. At the best prices, min-marginals fix every strategy and pair
+that would exceed the incumbent, and branch and bound decides the rest (`autopar.solvers.exact.aggregate_objective`).
 """
 
 import math
@@ -21,103 +26,113 @@ from autopar.solvers.exact.aggregate_objective import AggregateObjective, Term, 
 from autopar.solvers.reductions.reduced_cost_fixing import survivors_below, union_of
 
 WHOLE_WORK = 6e10
-"""Units of work it may take; those of branch and bound take a fifth of a nanosecond here, so that it is cut after some
-ten seconds."""
+"""Limit on the work of one integer bound. A unit of branch and bound takes a fifth of a nanosecond here, so that this
+cuts it off after about ten seconds."""
 
 MOST_LEFT = 30_000
-"""Strategies and pairs of them up to which branch and bound is tried."""
+"""Surviving strategies and pairs up to which branch and bound is tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """What is known of single choices.
+class IntegerBound:
+    """What is proven of single choices.
 
     Attributes:
-        bound: Lower bound on the step seconds of every plan below the ceiling; infinity if there is none.
-        choice: The choice of the best one by the rows; None if none was found.
+        bound: Lower bound on the step seconds of every plan below the ceiling; infinity if there is no such plan.
+        choice: Best choice by the rows; None if none was found.
     """
 
     bound: float
     choice: Choice | None
 
 
-def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> Whole:
-    """Return a lower bound on all plans that take less than a ceiling, and the choice it is from.
+def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> IntegerBound:
+    """Lower bound on all plans below a ceiling, and the best choice found.
+
+    - *Relaxes*: gradients that blocks inside the chain reduce late, and which blocks of a kind have which recompute
+      flavour: only the number of blocks of each flavour is integral.
+    - *Valid when*: the rows of the hull are lower bounds of the step time.
+    - *Cost*: branch and bound within the budget; skipped if more than `MOST_LEFT` strategies and pairs survive.
+    - *Source*: branch and bound, Land and Doig, 1960; reduced-cost fixing, Dantzig, Fulkerson and Johnson, 1954.
 
     Args:
-        tables: The decisions.
-        hull: The configuration's, with its best prices.
-        ceiling: Seconds.
+        tables: The placement problem's tables.
+        hull: The configuration's master problem, with its best prices.
+        ceiling: Upper cutoff in seconds: the incumbent.
         budget: Work and time.
     """
     rows = hull.rows
     modes = list(range(len(rows.flavours))) if hull.pays_for_memory else [0]
-    parts = []
+    survivors = []
     for mode in modes:
         instance, constant = hull.priced(mode)
-        parts.append(survivors_below(instance, ceiling - constant, budget))
-    left = union_of(parts)
-    if left is None:
-        return Whole(math.inf, None)
-    if left.size > MOST_LEFT or budget.spent():
-        return Whole(hull.bound, None)
+        survivors.append(survivors_below(instance, ceiling - constant, budget))
+    remaining = union_of(survivors)
+    if remaining is None:
+        return IntegerBound(math.inf, None)
+    if remaining.size > MOST_LEFT or budget.spent():
+        return IntegerBound(hull.bound, None)
     unit = ceiling - rows.fixed
-    found = minimise(composite(tables, rows, modes, unit, memory=hull.pays_for_memory), left, 1.0, budget)
-    return Whole(max(hull.bound, found.bound * unit + rows.fixed), found.choice)
+    found = minimise(objective_of_rows(tables, rows, modes, unit, memory=hull.pays_for_memory), remaining, 1.0, budget)
+    return IntegerBound(max(hull.bound, found.bound * unit + rows.fixed), found.choice)
 
 
-def composite(tables: Tables, rows: StepProgram, modes: list[int], unit: float, *, memory: bool) -> AggregateObjective:
-    """Return the rows of a step program as a function of what a choice adds to them; modes are flavours.
+def objective_of_rows(
+    tables: Tables, rows: StepProgram, modes: list[int], unit: float, *, memory: bool
+) -> AggregateObjective:
+    """Write the rows of a step program as an objective over choices and flavours.
 
     Args:
-        tables: The decisions.
+        tables: The placement problem's tables.
         rows: The step program.
-        modes: Flavours that blocks of the most frequent kind may have.
+        modes: Numbers of the flavours that blocks of the most frequent kind may have.
         unit: Seconds that count as 1.
-        memory: Whether the rows of memory count.
+        memory: Whether rows of memory count.
     """
-    of_memory = rows.memory_rows
-    used = np.ones(len(of_memory), np.bool_) if memory else ~of_memory
-    scale = np.where(of_memory, 1.0, 1.0 / unit)[used]
-    own = np.where(rows.shares & ~of_memory[used][:, None], 1.0 / unit, 1.0)
+    is_memory = rows.memory_rows
+    in_use = np.ones(len(is_memory), np.bool_) if memory else ~is_memory
+    scale = np.where(is_memory, 1.0, 1.0 / unit)[in_use]
+    variable_scale = np.where(rows.are_shares & ~is_memory[in_use][:, None], 1.0 / unit, 1.0)
     numbers: dict[bytes, int] = {}
     weights: list[FloatArray] = []
     terms: list[Term] = []
-    for nodes, weight, values in _parts(tables, rows, modes):
-        scaled = weight[used] * scale[:, None]
+    for nodes, weight, values in _objective_terms(tables, rows, modes):
+        scaled = weight[in_use] * scale[:, None]
         if not scaled.any():
             continue
-        number = numbers.setdefault(scaled.tobytes(), len(weights))
-        if number == len(weights):
+        weight_number = numbers.setdefault(scaled.tobytes(), len(weights))
+        if weight_number == len(weights):
             weights.append(scaled)
-        terms.append(Term(nodes, number, values))
-    least = (rows.least[:, None] + rows.host[:, modes])[used] * scale[:, None]
-    several = int(max(kind.count for kind in tables.folded.kinds))
-    return AggregateObjective(rows.cost, rows.lhs[used] * own, least, np.stack(weights, axis=-1), tuple(terms), several)
+        terms.append(Term(nodes, weight_number, values))
+    least = (rows.least[:, None] + rows.host[:, modes])[in_use] * scale[:, None]
+    num_instances = int(max(kind.count for kind in tables.folded.kinds))
+    return AggregateObjective(
+        rows.cost, rows.lhs[in_use] * variable_scale, least, np.stack(weights, axis=-1), tuple(terms), num_instances
+    )
 
 
-def _parts(
+def _objective_terms(
     tables: Tables, rows: StepProgram, modes: list[int]
 ) -> Iterator[tuple[tuple[int, ...], FloatArray, FloatArray]]:
-    """Yield (nodes, weights of shape (rows, modes), values by strategy) of all that a choice adds to rows."""
+    """Yield (nodes, weights of shape (rows, modes), values by strategy) of everything a choice adds to rows."""
     seconds = rows.seconds[:, modes]
-    again_nodes, again_edges = frozenset(tables.again_nodes), frozenset(tables.again_edges)
+    recomputed_nodes, recomputed_edges = frozenset(tables.again_nodes), frozenset(tables.again_edges)
 
-    def paid(kind: int, slot: Slot) -> FloatArray:
+    def weight_of(kind: int, slot: Slot) -> FloatArray:
         return seconds[:, :, kind, slot]
 
     for index, node in enumerate(tables.nodes):
-        yield (index,), paid(node.kind, node.slot), node.share * node.seconds
-        if index in again_nodes:
-            yield (index,), paid(node.kind, AGAIN[node.slot]), node.share * node.seconds
+        yield (index,), weight_of(node.kind, node.slot), node.share * node.seconds
+        if index in recomputed_nodes:
+            yield (index,), weight_of(node.kind, AGAIN[node.slot]), node.share * node.seconds
     for index, edge in enumerate(tables.edges):
         if not edge.share:
             continue
-        slots = (edge.slot, AGAIN[edge.slot]) if index in again_edges else (edge.slot,)
+        slots = (edge.slot, AGAIN[edge.slot]) if index in recomputed_edges else (edge.slot,)
         for slot in slots:
-            yield (edge.first, edge.second), paid(edge.kind, slot), edge.share * edge.table
+            yield (edge.first, edge.second), weight_of(edge.kind, slot), edge.share * edge.table
             if edge.outside is not None and slot in OUTSIDE:
-                yield (edge.first, edge.second), paid(edge.kind, OUTSIDE[slot]), edge.share * edge.outside.table
+                yield (edge.first, edge.second), weight_of(edge.kind, OUTSIDE[slot]), edge.share * edge.outside.table
     for number, item in enumerate(tables.bytes):
         yield (item.node,), rows.bytes[rows.bytes_of[:, modes], number], item.amounts
     for number, buffer in enumerate(rows.buffers):

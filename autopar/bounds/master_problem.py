@@ -1,24 +1,22 @@
-"""The step time of a configuration as a linear program over its choices: a bound that sees all maxima at once.
+"""Master problem: the step time of a configuration as a linear program over mixtures of its choices.
 
-Every term of the step time is convex in the prices of blocks: sums, and maxima of sums. So what the formula gives for a
-mean of several choices is at most the mean of what it gives for each, and the least over all means is a lower bound on
-the step time of every choice. With one number a_i >= 0 per choice i, sum a_i = 1, that is a linear program
+```text
+T(sum_i a_i V_i) <= sum_i a_i T(V_i)                                  the step time T is convex in the slots V
 
-    min T   such that   lhs y >= least + sum_i a_i (seconds . V_i + host),   sum_i a_i bytes_i <= limit
+min flow + tail + penalty short
+such that   lhs y >= least + sum_i a_i (seconds . V_i + host)         one row per term of each maximum
+            sum_i a_i bytes_i / limit <= 1 + short,   sum_i a_i = 1,   a, y >= 0
+```
 
-with V_i the prices of choice i by kind and slot, and y the seconds of passes, stages, tail and step, one row for each
-term of each maximum. Blocks of the most frequent kind have flavours of recompute in any mixture: a column is a choice
-and a flavour, and what a flavour adds is counted on its own columns. Each of a few parts of the pipeline, groups of
-devices or several neighbours, has flavours of its own, for the first ones hold more microbatches and may have to
-recompute where the last ones do not.
-Where host memory may be used, y has the shares of memory that lie there, too, which make room on the device and take
-the time of the host link (`HostRates`).
+Look here for what the rows are; `docs/bounds.md` lists them. The step time is built from sums and maxima of sums of the
+slots, hence convex, so that its minimum over convex combinations is a lower bound on every choice. y are the seconds of
+passes, stages, tail and step.
 
-By duality, prices of the rows make the rest linear in V: with p >= 0, p lhs <= the cost of y,
+A column is a choice with a recompute flavour of the most frequent kind. Groups of devices, or parts of long pipelines,
+have flavours of their own: the first groups hold more microbatches, and may have to recompute where the last ones do
+not. With host memory, y contains shares of memory that lie there, which take time of the host link (`HostRates`).
 
-    step >= p least + min over choices and flavours of p (seconds . V + host)
-
-which is a placement problem per flavour. `autopar.bounds.column_generation` looks for the best prices.
+`column_generation.py` solves the program, and states the bound, its validity, cost and sources.
 """
 
 from collections import Counter
@@ -28,7 +26,7 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.bounds.critical_path import LeastPath
-from autopar.bounds.master_rows import AWAY, COPIED, Counting, Name, Pass, Rows, StepProgram
+from autopar.bounds.master_rows import COPIED, HOSTED_STATE, PassVariable, RowWriter, SlotCounts, StepProgram, Variable
 from autopar.bounds.pass_rows import PassRows
 from autopar.bounds.reshard_buffers import BufferUse, buffers
 from autopar.bounds.saved_values import main_kind
@@ -42,11 +40,11 @@ from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 
 MOST_APART = 4
-"""Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each
-asks for placements of its own."""
+"""Most parts of a pipeline with rows of memory of their own. Each part is one group of devices or several neighbours,
+and adds pricing problems of its own."""
 
 SHORTAGE = 10.0
-"""Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
+"""Price of missing memory, in step times per device of memory: high enough to prefer any choice that fits."""
 
 
 def step_program(
@@ -60,24 +58,30 @@ def step_program(
     path: LeastPath | None = None,
     finely: bool = False,
 ) -> StepProgram:
-    """Return the linear program of a configuration.
+    """Write the master problem of a configuration.
+
+    - *Relaxes*: how blocks fall into stages, and gradients that blocks inside the chain reduce late.
+    - *Valid when*: always; with `limit` infinite, without rows of memory.
+    - *Cost*: writing is cheap; every column and price costs as `column_generation.py` says.
+    - *Source*: inner linearisation of a convex function, Dantzig and Wolfe, 1960; Geoffrion, 1970.
 
     Args:
-        tables: The decisions.
+        tables: The placement problem's tables.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        flavours: What blocks may recompute, from fastest to slowest.
-        fastest: By kind the least that its blocks recompute; nothing if not given.
+        flavours: Recompute flavours, from fastest to slowest.
+        fastest: For each kind, the least that its blocks recompute; nothing if not given.
         hosted: What may lie in host memory.
-        path: What is known of the longest path through a step, under each of its schedules.
-        finely: Whether parts of long pipelines are apart, too, which takes several times as long to price.
+        path: Critical path bound that is valid for every schedule of the node.
+        finely: Whether long pipelines have parts with flavours of their own as well, which take several times as long
+            to price.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
+    return _MasterProblem(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
 
 
 def parts_of(num_groups: int) -> tuple[range, ...]:
-    """Return the groups of a pipeline in parts of about equal length, one each if they are few.
+    """Divide the groups of a pipeline into at most `MOST_APART` parts of about equal length.
 
     >>> parts_of(6)
     (range(0, 1), range(1, 3), range(3, 4), range(4, 6))
@@ -87,7 +91,7 @@ def parts_of(num_groups: int) -> tuple[range, ...]:
     return tuple(range(start, stop) for start, stop in pairwise(ends))
 
 
-class _Step:
+class _MasterProblem:
     """Writes the rows of one configuration."""
 
     def __init__(
@@ -108,222 +112,244 @@ class _Step:
         self.main = main_kind(tables.folded).id
         self.trains = SCHEDULES[pipeline.schedule].trains
         allowed = flavours if self.trains else (Recompute.NONE,)
-        useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
-        each = tuple(useful or allowed[:1])
-        apart = pipeline.num_groups <= MOST_APART or finely
+        useful = [flavour for flavour in allowed if flavour is not Recompute.SELECTIVE or tables.selective[self.main]]
+        usable = tuple(useful or allowed[:1])
+        has_parts = pipeline.num_groups <= MOST_APART or finely
         limited = self.trains and np.isfinite(limit) and not hosted
-        self.parts = parts_of(pipeline.num_groups) if apart and limited else (range(pipeline.num_groups),)
-        self.flavours, self.part_of = each * len(self.parts), np.repeat(np.arange(len(self.parts)), len(each))
-        self.rows, self.each = Rows(tables, self.flavours), Counting(tables, self.flavours)
-        self.counts = self.each.counts
+        self.parts = parts_of(pipeline.num_groups) if has_parts and limited else (range(pipeline.num_groups),)
+        self.flavours, self.part_of = usable * len(self.parts), np.repeat(np.arange(len(self.parts)), len(usable))
+        self.rows, self.slot_counts = RowWriter(tables, self.flavours), SlotCounts(tables, self.flavours)
+        self.counts = self.slot_counts.counts
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
         self.least_copy = self.overlap.exposed(LEAST_COPY)
 
     def program(self) -> StepProgram:
+        """Write all rows and return the program."""
         pipeline, rows = self.pipeline, self.rows
         groups = pipeline.num_groups
-        passes = PassRows(self.tables, pipeline, rows, self.each, self.fastest, self.rates).write()
-        self._whole: dict[Name, float] = {name: -factor for name, factor in passes.items()}
-        self._groups(passes)
+        passes = PassRows(self.tables, pipeline, rows, self.slot_counts, self.fastest, self.rates).write()
+        self._minus_all_passes: dict[Variable, float] = {name: -factor for name, factor in passes.items()}
+        self._write_stage_sums(passes)
         rows.add({"pace": 1.0, "all": -1.0 / groups})
         if groups > 1:
-            self._undivided(groups)
-            self._first_block()
+            self._write_whole_blocks(groups)
+            self._write_first_block()
         else:
-            self._tail()
+            self._write_tail()
         if np.isfinite(self.limit):
-            self._memory()
-        self._flow(passes)
+            self._write_memory()
+        self._write_flow(passes)
         if len(self.parts) > 1:
-            self._by_part(passes)
+            self._write_parts(passes)
         return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
-    def _groups(self, passes: Mapping[Pass, float]) -> None:
-        """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
-        share, slower = self.overlap.share, self.overlap.slowdown - 1
-        gradient, counts = self.each.sums(Slot.GRADIENT), self.counts
+    def _write_stage_sums(self, passes: Mapping[PassVariable, float]) -> None:
+        """Write sum_s t_s: a sum of maxima is at least each maximum of sums."""
+        share, slowdown = self.overlap.share, self.overlap.slowdown - 1
+        reductions, counts = self.slot_counts.of_all_blocks(Slot.GRADIENT), self.counts
         turns = self.pipeline.with_turns
-        whole: dict[Name, float] = {"all": 1 / turns}
-        whole.update({name: -factor for name, factor in passes.items()})
-        self.rows.add(whole, (share + slower * (1 - share)) * gradient)
-        for parts in zip(self.each.gradients(counts), self.each.ahead(counts), self.each.behind(counts), strict=True):
-            self.rows.add({"all": 1 / turns}, sum(parts, np.zeros(self.each.shape)))
-        if slower > 0:
-            slow: dict[Name, float] = {"all": 1 / turns}
-            slow.update({name: -slower * factor for name, factor in passes.items()})
-            self.rows.add(slow, gradient)
+        exposed: dict[Variable, float] = {"all": 1 / turns}
+        exposed.update({name: -factor for name, factor in passes.items()})
+        self.rows.add(exposed, (share + slowdown * (1 - share)) * reductions)
+        for parts in zip(
+            self.slot_counts.microbatch_reductions(counts),
+            self.slot_counts.forward_waits(counts),
+            self.slot_counts.backward_waits(counts),
+            strict=True,
+        ):
+            self.rows.add({"all": 1 / turns}, sum(parts, np.zeros(self.slot_counts.shape)))
+        if slowdown > 0:
+            slowed: dict[Variable, float] = {"all": 1 / turns}
+            slowed.update({name: -slowdown * factor for name, factor in passes.items()})
+            self.rows.add(slowed, reductions)
 
-    def _flow(self, passes: Mapping[Pass, float]) -> None:
-        """Write what all microbatches take.
+    def _write_flow(self, passes: Mapping[PassVariable, float]) -> None:
+        """Write the seconds of all microbatches.
 
-        1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the
-        first of which may be short: what the slowest group does, m max_g t_g; what all groups do on average, and then
-        update; and what the longest path has of all passes (`least_path`).
+        ```text
+        flow >= sum_g t_g + (m - 1) max_g t_g                       1F1B, GPipe, inference
+        flow >= m max_g t_g,   flow >= mean_g of m t_g + update,
+        flow >= critical path bound                                 other schedules
+        ```
         """
         pipeline, rows = self.pipeline, self.rows
         if pipeline.fills:
             rows.add({"flow": 1.0, "all": -1.0, "pace": 1.0 - pipeline.num_microbatches})
             return
-        own = pipeline.num_microbatches / pipeline.num_groups
+        per_stage = pipeline.num_microbatches / pipeline.num_groups
         rows.add({"flow": 1.0, "pace": -float(pipeline.num_microbatches)})
-        rows.add({"flow": 1.0, "all": -own}, self.each.sums(Slot.UPDATE) / pipeline.num_groups)
+        rows.add({"flow": 1.0, "all": -per_stage}, self.slot_counts.of_all_blocks(Slot.UPDATE) / pipeline.num_groups)
         if self.path is not None:
-            longest = self._longest(passes, self.path.forward, self.path.backward)
+            longest = self._path_row(passes, self.path.forward, self.path.backward)
             rows.add(longest, least=pipeline.with_turns * self.path.constant)
 
-    def _longest(self, passes: Mapping[Pass, float], forward: float, backward: float) -> dict[Name, float]:
-        """Return the flow less so many times what all forwards and all backwards take."""
+    def _path_row(self, passes: Mapping[PassVariable, float], forward: float, backward: float) -> dict[Variable, float]:
+        """Factors of the row of the critical path bound, with its duals of forwards and backwards."""
         turns = self.pipeline.with_turns
-        path: dict[Name, float] = {"flow": 1.0}
+        row: dict[Variable, float] = {"flow": 1.0}
         for name, count in passes.items():
-            once = self.counts[name[1]] if name[0] == "forward" else 0.0  # what runs again is part of the backward
-            path[name] = -turns * (forward * once + backward * (count - once))
-        return path
+            # Recomputed forwards belong to the backward.
+            forwards = self.counts[name[1]] if name[0] == "forward" else 0.0
+            row[name] = -turns * (forward * forwards + backward * (count - forwards))
+        return row
 
-    def _undivided(self, groups: int) -> None:
-        """Write that the slowest group holds at least its share of any one kind, in whole blocks."""
+    def _write_whole_blocks(self, groups: int) -> None:
+        """Write that the slowest group holds at least ceil(count / groups) blocks of any one kind."""
         for kind, count in enumerate(self.counts):
-            held = float(np.ceil(count / groups))
-            if held * groups > count:
-                passes = range(len(self.flavours)) if kind == self.main else (None,)
-                names: list[Name] = [(name, kind, index) for name in ("forward", "backward") for index in passes]
-                own = {name: -held for name in names if name in self.rows.names}
-                self.rows.add({"pace": 1.0, **own}, self.each.prices(kind, {Slot.GRADIENT: held * self.overlap.share}))
-                blocks = held * (np.arange(len(self.counts)) == kind)
+            num_whole = float(np.ceil(count / groups))
+            if num_whole * groups > count:
+                indices = range(len(self.flavours)) if kind == self.main else (None,)
+                names: list[Variable] = [(name, kind, index) for name in ("forward", "backward") for index in indices]
+                passes_of_kind = {name: -num_whole for name in names if name in self.rows.names}
+                self.rows.add(
+                    {"pace": 1.0, **passes_of_kind},
+                    self.slot_counts.of_kind(kind, {Slot.GRADIENT: num_whole * self.overlap.share}),
+                )
+                blocks = num_whole * (np.arange(len(self.counts)) == kind)
                 for parts in zip(
-                    self.each.gradients(blocks), self.each.ahead(blocks), self.each.behind(blocks), strict=True
+                    self.slot_counts.microbatch_reductions(blocks),
+                    self.slot_counts.forward_waits(blocks),
+                    self.slot_counts.backward_waits(blocks),
+                    strict=True,
                 ):
-                    self.rows.add({"pace": 1.0}, sum(parts, np.zeros(self.each.shape)))
+                    self.rows.add({"pace": 1.0}, sum(parts, np.zeros(self.slot_counts.shape)))
 
-    def _first_block(self) -> None:
-        """Write that the first group waits for what its first block reduces and updates.
+    def _write_first_block(self) -> None:
+        """Write that the first group waits for the reduction and update of its first block.
 
-        So it does for what its passes and those of the others take, even if a link is busier than they are.
+        These follow the passes of all groups, even if a link is busy for longer than the passes.
         """
         if self.trains and self.pipeline.fills:
             first = self.tables.folded.chain[0]
-            own = {Slot.REDUCE: 1.0, Slot.GRADIENT: 1.0, Slot.UPDATE: 1.0}
-            self.rows.add({"all": 1.0, "tail": 1.0, **self._whole}, self.each.prices(first, own))
-            self.rows.add({"tail": 1.0}, self.each.prices(first, {Slot.UPDATE: 1.0}))
+            last_slots = {Slot.REDUCE: 1.0, Slot.GRADIENT: 1.0, Slot.UPDATE: 1.0}
+            self.rows.add(
+                {"all": 1.0, "tail": 1.0, **self._minus_all_passes}, self.slot_counts.of_kind(first, last_slots)
+            )
+            self.rows.add({"tail": 1.0}, self.slot_counts.of_kind(first, {Slot.UPDATE: 1.0}))
             if Hosted.OPTIMIZER in self.hosted:
-                self._mean_copies()
+                self._write_mean_copies()
 
-    def _mean_copies(self) -> None:
-        """Write that a mean stage waits for the copies of its optimizer's state.
+    def _write_mean_copies(self) -> None:
+        """Write that a mean stage waits for copies of its optimizer state.
 
-        Stage s is done with its last backward earlier than stage 0, but by no more than all backwards of a microbatch.
+        Stage s ends its last backward earlier than stage 0, by at most all backwards of a microbatch.
         """
         groups = self.pipeline.num_groups
-        flying = np.array([self.pipeline.in_flight(group) for group in range(groups)], dtype=np.float64)
-        whole = float((1 / flying).sum() * flying.max())  # of the mean stage's bytes, see `mean_bytes`
-        backwards = dict[Name, float]()
-        for name, factor in self._whole.items():
+        in_flight = np.array([self.pipeline.in_flight(group) for group in range(groups)], dtype=np.float64)
+        scale = float((1 / in_flight).sum() * in_flight.max())  # of the mean stage's bytes, see `mean_bytes`
+        backwards = dict[Variable, float]()
+        for name, factor in self._minus_all_passes.items():
             first = self.counts[int(name[1])] if name[0] == "forward" else 0.0
             backwards[name] = -factor - first
-        self.rows.add({"tail": 1.0, **backwards, AWAY: -self.rates.both * whole / groups})
+        self.rows.add({"tail": 1.0, **backwards, HOSTED_STATE: -self.rates.both * scale / groups})
 
-    def _tail(self) -> None:
-        """Write what one stage does after its last backward: what that does not hide of gradients, and the update.
+    def _write_tail(self) -> None:
+        """Write the seconds after the last backward of a single stage: exposed gradient reductions and the update.
 
-        t + left >= f + b + e by the formulas of `formulate/step_time.py`, and b in e is what is not there: f, and the
-        backward from a block on, and the links of what comes after.
+        t + left >= f + b + e in the formulas of `formulate/step_time.py`. b in e is what may be missing: the forward,
+        the backward from some block on, and link seconds of later blocks.
         """
-        share, slower, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
-        once = share * self.each.sums(Slot.REDUCE) + self.each.sums(Slot.UPDATE)
-        away: dict[Name, float] = {AWAY: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
-        rows.add({"tail": 1.0, **away}, once)
+        share, slowdown, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
+        after = share * self.slot_counts.of_all_blocks(Slot.REDUCE) + self.slot_counts.of_all_blocks(Slot.UPDATE)
+        copies: dict[Variable, float] = (
+            {HOSTED_STATE: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
+        )
+        rows.add({"tail": 1.0, **copies}, after)
         if not self.trains:
             return
-        if away:
-            rows.add({"tail": 1.0, AWAY: -self.rates.both}, share * self.each.sums(Slot.REDUCE))
-        rest = slower * (1 - share) * self.each.sums(Slot.REDUCE)
+        if copies:
+            rows.add({"tail": 1.0, HOSTED_STATE: -self.rates.both}, share * self.slot_counts.of_all_blocks(Slot.REDUCE))
+        slowed = slowdown * (1 - share) * self.slot_counts.of_all_blocks(Slot.REDUCE)
         chain = self.tables.folded.chain
         for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
-            # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
-            before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
-            upto = before.copy()
-            upto[chain[last]] += 1
-            time: dict[Name, float] = {"all": 1 - slower, "tail": 1.0, **away}
-            for name, factor in self._lasting(before).items():
-                time[name] = -(1 - slower) * factor
-            reduced, gradients = self.each.reduced(upto), self.each.gradients(upto)
-            for link, waited in enumerate(self.each.behind(before)):
-                due = (1 - share) * reduced[link] + gradients[link] + waited
-                rows.add(time, once + rest + (1 - slower) * due)
+            # Reductions of blocks up to this one follow the backwards of all blocks behind it.
+            behind = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
+            up_to = behind.copy()
+            up_to[chain[last]] += 1
+            row: dict[Variable, float] = {"all": 1 - slowdown, "tail": 1.0, **copies}
+            for name, factor in self._passes_behind(behind).items():
+                row[name] = -(1 - slowdown) * factor
+            reduced, gradients = self.slot_counts.step_reductions(up_to), self.slot_counts.microbatch_reductions(up_to)
+            for link, waited in enumerate(self.slot_counts.backward_waits(behind)):
+                traffic = (1 - share) * reduced[link] + gradients[link] + waited
+                rows.add(row, after + slowed + (1 - slowdown) * traffic)
 
-    def _lasting(self, before: FloatArray) -> dict[Name, float]:
-        """Return the forwards of all blocks and the backwards of those that are not `before`, at least."""
-        total: dict[Name, float] = {}
+    def _passes_behind(self, excluded: FloatArray) -> dict[Variable, float]:
+        """Count the forwards of all blocks and the backwards of all but the excluded ones."""
+        total: dict[Variable, float] = {}
         for kind, count in enumerate(self.counts):
             for index in range(len(self.flavours)) if kind == self.main else (None,):
                 total["forward", kind, index] = count
-                total["backward", kind, index] = count - before[kind]
+                total["backward", kind, index] = count - excluded[kind]
         return total
 
-    def _memory(self) -> None:
-        """Write that the mean stage fits."""
-        amounts = self._mean(evenly=False)
+    def _write_memory(self) -> None:
+        """Write that a mean stage fits into a device."""
+        amounts = self._mean_weights(evenly=False)
         limit = self.limit - self.tables.folded.buffer_bytes
-        room: dict[Name, float] = {"short": 1.0}
+        row: dict[Variable, float] = {"short": 1.0}
         if Recompute.OFFLOAD in self.flavours:
-            flying = [self.pipeline.in_flight(group) for group in range(self.pipeline.num_groups)]
-            room[COPIED] = float(self.counts[self.main]) / sum(1 / count for count in flying)
+            in_flight = [self.pipeline.in_flight(group) for group in range(self.pipeline.num_groups)]
+            row[COPIED] = float(self.counts[self.main]) / sum(1 / count for count in in_flight)
         if Hosted.OPTIMIZER in self.hosted:
-            room[AWAY] = 1.0
+            row[HOSTED_STATE] = 1.0
         if self.pipeline.num_stages > 1:
-            self.rows.add(room, amounts=amounts, least=-1.0)
+            self.rows.add(row, amounts=amounts, least=-1.0)
             if not self.hosted:
-                self.rows.add({"short": 1.0}, amounts=self._mean(evenly=True), least=-1.0)
+                self.rows.add({"short": 1.0}, amounts=self._mean_weights(evenly=True), least=-1.0)
             return
-        # One stage holds all blocks, and buffers for two neighbours and for one block besides.
+        # One stage holds all blocks, gathered parameters of two neighbours, and gradients of one block.
         self.rows.buffers = buffers(self.tables)
         chain = self.tables.folded.chain
         for first, second in dict.fromkeys(pairwise(chain)) or {(chain[0], chain[0]): None}:
             for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
-                together = Counter((first, second) if len(chain) > 1 else (first,))
-                held = [
-                    float(together[own.kind]) if own.use is use
-                    else float(own.use is BufferUse.REDUCING and own.kind == self.main)
-                    for own in self.rows.buffers
+                neighbours = Counter((first, second) if len(chain) > 1 else (first,))
+                factors = [
+                    float(neighbours[buffer.kind]) if buffer.use is use
+                    else float(buffer.use is BufferUse.REDUCING and buffer.kind == self.main)
+                    for buffer in self.rows.buffers
                 ]  # fmt: skip
-                self.rows.add(room, amounts=amounts, pairs=np.array(held) / limit, least=-1.0)
+                self.rows.add(row, amounts=amounts, pairs=np.array(factors) / limit, least=-1.0)
 
-    def _by_part(self, passes: Mapping[Pass, float]) -> None:
-        """Write what each part of the pipeline does and holds of the most frequent kind: a block is in one of them.
+    def _write_parts(self, passes: Mapping[PassVariable, float]) -> None:
+        """Write time and memory of each part of the pipeline for the most frequent kind.
 
-        Its groups do no more than so many of the slowest group, and the mean of them, weighted as of `stage_weights`,
-        holds no more than a device can.
+        The groups of a part take at most their number times the slowest group. Their mean, weighted by `stage_weights`,
+        fits into a device.
         """
-        share, slower = self.overlap.share, self.overlap.slowdown - 1
+        share, slowdown = self.overlap.share, self.overlap.slowdown - 1
         count, limit = float(self.counts[self.main]), self.limit - self.tables.folded.buffer_bytes
         for number, groups in enumerate(self.parts):
-            own = self.part_of == number
-            time: dict[Name, float] = {"pace": len(groups) / self.pipeline.with_turns}
-            time.update({name: -factor for name, factor in passes.items() if name[1] == self.main and own[name[2]]})
-            seconds = self.each.prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})
-            self.rows.add(time, seconds * own[:, None, None], with_memory=True)
+            of_part = self.part_of == number
+            row: dict[Variable, float] = {"pace": len(groups) / self.pipeline.with_turns}
+            row.update({name: -factor for name, factor in passes.items() if name[1] == self.main and of_part[name[2]]})
+            seconds = self.slot_counts.of_kind(self.main, {Slot.GRADIENT: (share + slowdown * (1 - share)) * count})
+            self.rows.add(row, seconds * of_part[:, None, None], with_memory=True)
             for evenly in (True, False) if len(groups) > 1 else (True,):
-                held, kept = stage_weights(self.pipeline, groups, evenly=evenly)
+                resident_weight, kept_weight = stage_weights(self.pipeline, groups, evenly=evenly)
                 amounts = np.zeros((len(self.flavours), len(self.tables.bytes)))
-                for flavour in np.flatnonzero(own):
+                for flavour in np.flatnonzero(of_part):
                     for index, item in enumerate(self.tables.bytes):
                         if item.kind == self.main and item.memory in RESIDENT:
-                            amounts[flavour, index] = held * count / limit
+                            amounts[flavour, index] = resident_weight * count / limit
                         elif item.kind == self.main and item.memory in KEPT[self.flavours[flavour]]:
-                            amounts[flavour, index] = kept * count / limit
+                            amounts[flavour, index] = kept_weight * count / limit
                 self.rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
 
-    def _mean(self, *, evenly: bool) -> FloatArray:
-        """Return the shares of the limit that a byte of each item is of a mean stage, (flavours, items)."""
+    def _mean_weights(self, *, evenly: bool) -> FloatArray:
+        """Shares of the limit per byte of each item of a mean stage, (flavours, items)."""
         amounts = []
-        least = [Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL] * len(self.kinds)
+        least_kept = [Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL] * len(self.kinds)
         last = self.tables.folded.chain[-1]
         if self.pipeline.num_stages == 1 and not self.hosted and self.counts[last] == 1:
-            least[last] = Recompute.NONE  # its backward is the first one: all it saves is there, or there again
+            # The backward of the last block runs first, when all its saved values exist, kept or recomputed.
+            least_kept[last] = Recompute.NONE
         for flavour in self.flavours:
-            own = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # less what is copied
-            keeps = [own if kind.id == self.main or not self.trains else least[kind.id] for kind in self.kinds]
+            kept_flavour = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # copied bytes are a variable
+            keeps = [
+                kept_flavour if kind.id == self.main or not self.trains else least_kept[kind.id] for kind in self.kinds
+            ]
             mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps, evenly=evenly)
             amounts.append(mean.factors / mean.limit)
         return np.array(amounts)

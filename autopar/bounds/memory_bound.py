@@ -1,17 +1,20 @@
-"""What blocks run again at least because what they keep does not fit otherwise, before anything is formulated.
+"""Memory bound: the recompute and the uneven stages that a memory limit enforces, before any table is written.
 
-On n devices a value takes at least one n-th of its bytes, more where axes of the mesh divide none of its dims. With k_f
-the bytes that a block of the most frequent kind keeps so at least under flavour f of recompute, and a_f the seconds
-that it runs again at least, shares x_f of these blocks take
+```text
+min sum_r z_r a_r    such that    R h + c sum_r z_r k_r <= limit,   sum_r z_r = 1              fractional knapsack
+```
 
-    min sum_f x_f a_f   such that   r + c sum_f x_f k_f <= limit,   sum_f x_f = 1
+Look here for lower bounds that depend on memory and need no placements. On a mesh, every value takes at least its bytes
+over the largest number of shards of its dims. k_r are the kept bytes of all repeated blocks under recompute flavour r,
+a_r their recompute seconds, R the resident bytes; h and c weigh them in a mean stage (`mean_bytes`). The optimum is
+added to the least seconds of a microbatch without recompute. `memory_lp.py` distributes blocks over groups where the
+schedule holds more on some groups than on others.
 
-more than they would without recompute: r are the resident bytes of a mean stage and c is how many microbatches of how
-many blocks it holds at least (`mean_bytes`). Other kinds of blocks keep nothing here. What a microbatch takes without
-recompute is a bound of its own; both add up, for recompute is added to backwards.
-
-What no mean of stages says is where blocks can be: some schedules hold more than fits of evenly cut stages, some of it
-whatever runs again. A linear program spreads blocks over groups (`bounds/memory_lp.py`).
+- *Relaxes*: placements and cuts: every value has its most shards, and blocks recompute in fractional shares; other
+  kinds of blocks keep nothing.
+- *Valid when*: memory is limited and activations may not be offloaded to the host.
+- *Cost*: a closed form per configuration; one linear program where stages are uneven.
+- *Source*: continuous knapsack, Dantzig, 1957, Oper. Res. 5.
 """
 
 import math
@@ -22,11 +25,20 @@ from itertools import combinations
 
 import numpy as np
 
-from autopar.bounds.cut_lp import MOST_SPREAD, Order, Rest
-from autopar.bounds.memory_lp import MOST_STAGES, Load, fits_evenly, least_crowded, least_ordered
+from autopar.bounds.cut_lp import MOST_CUT_STAGES, Order, Rest
+from autopar.bounds.memory_lp import MOST_STAGES, Load, fits_evenly, least_scheduled_step, least_step
 from autopar.bounds.microbatch import Pace
 from autopar.bounds.roofline import FloatArray, Floor
-from autopar.bounds.saved_values import kept, kept_by, main_kind, most_shards, put_off, received, sent, states
+from autopar.bounds.saved_values import (
+    deferred_values,
+    main_kind,
+    most_shards,
+    received_values,
+    resident_states,
+    saved_by,
+    saved_by_main,
+    sharded_states,
+)
 from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.cost.collectives import leaves_node
@@ -43,44 +55,43 @@ from autopar.schedule import SCHEDULES
 from autopar.schedule.base import Schedule
 from autopar.sharding import Mesh
 
-MUCH = 1e15
-"""Bytes of a collective that takes no more per byte than any smaller one."""
+LARGE_MESSAGE = 1e15
+"""Bytes of a collective so large that its seconds per byte are the least."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What blocks of the most frequent kind hold on a mesh, whatever the order of tasks; shares of a device.
+    """Bytes of a block of the most frequent kind on a mesh under any schedule; shares of a device unless stated.
 
     Attributes:
-        count: How many there are.
-        room: Bytes of a device.
-        least: What one holds through the step if everything is divided as far as the axes divide it.
-        resident: That if nothing travels in microbatches.
-        late: What it puts off of a microbatch until its weight pass.
-        received: What a stage receives meanwhile from the one before, and from the next one.
-        outer: How many of the first and of the last stages may have none of these blocks.
-        thrifty: Other ways to lie: what a block holds through the step then, and for how many seconds of a microbatch
-            it has a link.
+        count: Number of these blocks.
+        device_bytes: Bytes of a device.
+        least_resident: Resident bytes with the most shards of everything.
+        resident: Resident bytes if nothing is communicated in microbatches.
+        late: Bytes that it retains of a microbatch until its weight pass.
+        received: Bytes that a stage receives from the previous and from the next stage.
+        outer: Number of first and of last stages that may have none of these blocks.
+        alternatives: Other layouts: resident bytes, and link seconds per microbatch.
     """
 
     count: int
-    room: float
-    least: float
+    device_bytes: float
+    least_resident: float
     resident: float
     late: float
     received: tuple[float, float]
     outer: tuple[int, int]
-    thrifty: tuple[tuple[float, float], ...]
+    alternatives: tuple[tuple[float, float], ...]
 
 
 class Room:
-    """Knows what has to run again.
+    """Memory bounds of configurations.
 
     Args:
         folded: Returns the folded graph for a number of samples per microbatch.
-        floor: Floor under step times and bytes.
+        floor: Roofline bounds on step time and bytes.
         costs: Cost model.
-        constraints: What else plans have to keep to.
+        constraints: Further constraints on plans.
         memory_limit: Bytes per device.
         global_batch: Samples per step.
     """
@@ -96,151 +107,155 @@ class Room:
     ) -> None:
         self._folded, self._floor, self._costs, self._constraints = folded, floor, costs, constraints
         self._limit, self._batch = memory_limit, global_batch
-        self._known: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
-        self._found: dict[Configuration, float] = {}
-        self._edges: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], tuple[float, ...]]] = {}
-        self._each: dict[tuple[int, Mesh], _Block] = {}
-        self._kept: dict[int, float] = {}
+        self._totals_by_flavour: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
+        self._recompute_of: dict[Configuration, float] = {}
+        self._end_passes_of: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self._blocks_of: dict[tuple[int, Mesh], _Block] = {}
+        self._saved_bytes_of: dict[int, float] = {}
 
-    def again(self, configuration: Configuration) -> float:
-        """Return the least seconds that a microbatch runs again in all stages together; infinity if nothing fits."""
+    def recompute_seconds(self, configuration: Configuration) -> float:
+        """Least recompute seconds of a microbatch over all stages; infinity if nothing fits."""
         if math.isinf(self._limit) or not self._flavours:
             return 0.0
-        if configuration not in self._found:
-            self._found[configuration] = self._least(configuration)
-        return self._found[configuration]
+        if configuration not in self._recompute_of:
+            self._recompute_of[configuration] = self._least_recompute(configuration)
+        return self._recompute_of[configuration]
 
     def seems_roomy(self, configuration: Configuration) -> bool:
-        """Whether a device seems to have room for all that blocks keep, evenly divided: no bound, but a guess."""
+        """Whether evenly divided saved values seem to fit without recompute: an estimate, not a bound."""
         samples = self._samples(configuration)
         folded = self._folded(samples)
-        if samples not in self._kept:  # meshes are many, graphs few
-            self._kept[samples] = sum(
-                kind.count * own.bytes
+        if samples not in self._saved_bytes_of:  # there are many meshes and few graphs
+            self._saved_bytes_of[samples] = sum(
+                kind.count * value.bytes
                 for kind in folded.kinds
-                for own in kept_by(folded, self._costs, kind.id)
-                if own.memory is not Memory.HANDED  # which the block that makes it keeps, too
+                for value in saved_by(folded, self._costs, kind.id)
+                if value.memory is not Memory.HANDED  # counted at the block that produces it
             )
         resident = self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
-        return resident + folded.buffer_bytes + self._kept[samples] / configuration.mesh.size <= self._limit
+        return resident + folded.buffer_bytes + self._saved_bytes_of[samples] / configuration.mesh.size <= self._limit
 
-    def crowded(self, configuration: Configuration, pace: Pace) -> float:
-        """Return the least seconds of a step whose blocks are spread so that they fit; infinity if they never do.
+    def step_that_fits(self, configuration: Configuration, pace: Pace) -> float:
+        """Lower bound on the step if blocks are distributed so that they fit; infinity if they never do.
 
         Args:
             configuration: The configuration.
-            pace: What a microbatch takes at least, without recompute.
+            pace: Lower bounds on a microbatch, without recompute.
         """
-        if not self._is_short(configuration):
+        if not self._may_be_short(configuration):
             return 0.0
-        least, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
-        block = float(least[0].sum()) / kind.count
+        pass_seconds, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
+        block = float(pass_seconds[0].sum()) / kind.count
         if pace.blocks:
             block = max(block, min(pace.blocks[instance] for instance in kind.instances))
-        load = self._load(configuration, block, max(pace.seconds, float(least.sum())))
-        return self._step(configuration, block * least_crowded(*_order(configuration), load))
+        load = self._load_of(configuration, block, max(pace.seconds, float(pass_seconds.sum())))
+        return self._step_seconds(configuration, block * least_step(*_order_of(configuration), load))
 
-    def ordered(self, configuration: Configuration, pace: Pace) -> float:
-        """Return the same with what groups wait for each other; 0 where that says nothing more.
+    def scheduled_step_that_fits(self, configuration: Configuration, pace: Pace) -> float:
+        """Lower bound on the step as `step_that_fits`, with precedences between groups; 0 where it is not tighter.
 
-        So it is where all fits anyway, with a closed form, and if there are too many tasks to look at.
+        It is not where everything fits evenly, where the schedule has a closed form, and with too many stages.
         """
-        pipeline, order = configuration.pipeline(self._costs.stack), _order(configuration)
-        if pipeline.fills or pipeline.num_stages > MOST_STAGES or not self._is_short(configuration):
+        pipeline, order = configuration.pipeline(self._costs.stack), _order_of(configuration)
+        if pipeline.fills or pipeline.num_stages > MOST_STAGES or not self._may_be_short(configuration):
             return 0.0
-        least, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
-        passes = least[0] / least[0].sum()
+        pass_seconds, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
+        passes = pass_seconds[0] / pass_seconds[0].sum()
         if not order[0].splits:
             passes = np.array([passes[0], passes[1:].sum()])
-        block = float(least[0].sum()) / kind.count
-        load = self._load(configuration, block, max(pace.seconds, float(least.sum())))
+        block = float(pass_seconds[0].sum()) / kind.count
+        load = self._load_of(configuration, block, max(pace.seconds, float(pass_seconds.sum())))
         if fits_evenly(*order, load):
             return 0.0
-        return self._step(configuration, block * least_ordered(*order, load, passes.tolist()))
+        return self._step_seconds(configuration, block * least_scheduled_step(*order, load, passes.tolist()))
 
     def spreads(self, configuration: Configuration) -> bool:
-        """Whether blocks of a configuration may be spread over stages (`rest`): memory binds, without a closed form."""
-        closed = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
-        limited = math.isfinite(self._limit) and bool(self._flavours)
-        stages = configuration.num_stages * configuration.num_chunks
-        return not closed and limited and SCHEDULES[configuration.schedule].trains and stages <= MOST_SPREAD
+        """Whether the cut LP applies: limited memory, training, no closed form, at most `MOST_CUT_STAGES` stages."""
+        has_closed_form = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
+        is_limited = math.isfinite(self._limit) and bool(self._flavours)
+        num_stages = configuration.num_stages * configuration.num_chunks
+        return (
+            not has_closed_form
+            and is_limited
+            and SCHEDULES[configuration.schedule].trains
+            and num_stages <= MOST_CUT_STAGES
+        )
 
     def order(self, configuration: Configuration) -> Order:
         """Return the order of the tasks of a configuration."""
-        return Order(*_order(configuration))
+        return Order(*_order_of(configuration))
 
     def rest(self, configuration: Configuration, pace: Pace) -> Rest:
-        """Return what there is at least besides what blocks of the most frequent kind take."""
+        """Return lower bounds on everything the step needs besides its repeated blocks."""
         folded = self._folded(self._samples(configuration))
-        alike, others = self._passes(configuration)
-        load, count = self._load(configuration, 1.0, 0.0), main_kind(folded).count
-        halves = float(alike[1]) / count, float(alike[2]) / count
+        repeated, others = self._passes(configuration)
+        load, count = self._load_of(configuration, 1.0, 0.0), main_kind(folded).count
+        halves = float(repeated[1]) / count, float(repeated[2]) / count
         pipeline, main = configuration.pipeline(self._costs.stack), main_kind(folded).id
-        beside = [0.0 if kind == main else own for kind, own in zip(folded.chain, pace.blocks, strict=False)]
+        other_blocks = [
+            0.0 if kind == main else seconds for kind, seconds in zip(folded.chain, pace.blocks, strict=False)
+        ]
         return Rest(
             blocks=count,
             late=load.late,
             halves=halves,
-            seconds=max(float(others.sum()), sum(beside)),
+            seconds=max(float(others.sum()), sum(other_blocks)),
             resident=load.others,
             whole=pace.seconds,
-            outer=_outer(folded.chain, main),
-            ends=self._ends(configuration),
-            edges=(beside[0], beside[-1]) if beside else (0.0, 0.0),
-            received=self._received(configuration),
-            hop=self._hop(configuration),
+            outer=_stages_without(folded.chain, main),
+            ends=self._end_passes(configuration),
+            edges=(other_blocks[0], other_blocks[-1]) if other_blocks else (0.0, 0.0),
+            received=self._received_shares(configuration),
+            hop=self._message_seconds(configuration),
             turns=pipeline.with_turns,
             fixed=pipeline.fixed,
         )
 
-    def _ends(self, configuration: Configuration) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the least seconds of each pass of the first and of the last block; 0 of the most frequent kind."""
+    def _end_passes(self, configuration: Configuration) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Least seconds of each pass of the first and of the last block; 0 if it is a repeated block."""
         samples, mesh, schedule = self._samples(configuration), configuration.mesh, SCHEDULES[configuration.schedule]
         key = samples, mesh.shape
-        if key not in self._edges:
-            folded, found = self._folded(samples), []
+        if key not in self._end_passes_of:
+            folded, passes = self._folded(samples), []
             for place in (0, -1):
                 kind = folded.kinds[folded.chain[place]]
-                alone = kind.count == 1 and kind is not main_kind(folded)
-                names = frozenset(op.name for op in kind.ops) if alone else frozenset[str]()
-                found.append(tuple(self._floor.passes_of(names, mesh, samples).tolist()))
-            self._edges[key] = found[0], found[1]
-        first, last = self._edges[key]
+                is_single = kind.count == 1 and kind is not main_kind(folded)
+                ops = frozenset(op.name for op in kind.ops) if is_single else frozenset[str]()
+                passes.append(tuple(self._floor.passes_of(ops, mesh, samples).tolist()))
+            self._end_passes_of[key] = passes[0], passes[1]
+        first, last = self._end_passes_of[key]
         if schedule.splits:
             return first, last
         return (first[0], sum(first[1:])), (last[0], sum(last[1:]))
 
-    def _received(self, configuration: Configuration) -> tuple[float, float]:
-        """Return what a stage receives at least from its neighbours while it runs, as shares of a device."""
+    def _received_shares(self, configuration: Configuration) -> tuple[float, float]:
+        """Least bytes that a running stage receives from its two neighbours, as shares of a device."""
         folded, shape = self._folded(self._samples(configuration)), configuration.mesh.shape
-        room = max(1.0, self._limit - folded.buffer_bytes)
+        device_bytes = max(1.0, self._limit - folded.buffer_bytes)
         arriving, returning = (
-            sum(memory.least(shape) for memory in own) / room
-            for own in received(folded, self._costs, main_kind(folded).id)
+            sum(memory.least(shape) for memory in values) / device_bytes
+            for values in received_values(folded, self._costs, main_kind(folded).id)
         )
         return arriving, returning
 
-    def _hop(self, configuration: Configuration) -> float:
-        """Return the least seconds of a message from a group to another, wherever the chain is cut."""
-        folded, size, shape = (
-            self._folded(self._samples(configuration)),
-            configuration.mesh.size,
-            configuration.mesh.shape,
-        )
+    def _message_seconds(self, configuration: Configuration) -> float:
+        """Least seconds of a message between groups, wherever the chain is cut."""
+        folded = self._folded(self._samples(configuration))
+        size, shape = configuration.mesh.size, configuration.mesh.shape
         last = (configuration.num_stages - 1) * size
         tiers = {self._costs.cluster.boundary_tier(start, size) for start in range(0, last, size)}
-        least = min(
-            sum(memory.least(shape) for memory in received(folded, self._costs, kind)[way])
+        least_bytes = min(
+            sum(value.least(shape) for value in received_values(folded, self._costs, kind)[way])
             for way, kinds in enumerate((folded.chain[1:], folded.chain[:-1]))
             for kind in set(kinds)
         )
-        return min(self._costs.send_seconds(least, tier) for tier in tiers)
+        return min(self._costs.send_seconds(least_bytes, tier) for tier in tiers)
 
-    def _is_short(self, configuration: Configuration) -> bool:
-        """Whether memory is limited, and several groups wait for each other."""
-        limited = not math.isinf(self._limit) and bool(self._flavours)
-        several = configuration.num_stages > 1 and SCHEDULES[configuration.schedule].trains
-        return limited and several and bool(self._passes(configuration)[0].any())
+    def _may_be_short(self, configuration: Configuration) -> bool:
+        """Whether memory is limited, and several groups train."""
+        is_limited = not math.isinf(self._limit) and bool(self._flavours)
+        is_pipeline = configuration.num_stages > 1 and SCHEDULES[configuration.schedule].trains
+        return is_limited and is_pipeline and bool(self._passes(configuration)[0].any())
 
     def _samples(self, configuration: Configuration) -> int:
         return self._batch // configuration.num_microbatches
@@ -248,122 +263,136 @@ class Room:
     def _passes(self, configuration: Configuration) -> FloatArray:
         return self._floor.passes_seconds(configuration.mesh, self._samples(configuration))
 
-    def _step(self, configuration: Configuration, seconds: float) -> float:
-        """Return the seconds of a step whose tasks take so long."""
+    def _step_seconds(self, configuration: Configuration, seconds: float) -> float:
+        """Seconds of a step whose tasks take `seconds`, with the overheads of the schedule."""
         pipeline = configuration.pipeline(self._costs.stack)
         return pipeline.with_turns * seconds + pipeline.fixed
 
-    def _load(self, configuration: Configuration, block: float, seconds: float) -> Load:
-        """Return the blocks as shares of a device and of what one takes, given the least seconds of all passes."""
+    def _load_of(self, configuration: Configuration, block: float, seconds: float) -> Load:
+        """Blocks in units of `block` seconds and shares of a device, given the least seconds of all passes."""
         samples, mesh = self._samples(configuration), configuration.mesh
         key = samples, mesh
-        if key not in self._each:
-            self._each[key] = self._block(configuration)
-        of = self._each[key]
-        resident, blocks = self._resident(configuration), self._blocks(samples, mesh)
-        turns = configuration.pipeline(self._costs.stack).with_turns  # a step is so many times as long, links are not
+        if key not in self._blocks_of:
+            self._blocks_of[key] = self._block_bytes(configuration)
+        bytes_of_block = self._blocks_of[key]
+        resident, totals = self._resident_bytes(configuration), self._flavour_totals(samples, mesh)
+        turns = configuration.pipeline(self._costs.stack).with_turns  # turns lengthen the step, not the link seconds
         return Load(
-            blocks=of.count,
-            rest=max(0.0, seconds / block - of.count),
-            again=tuple(again / of.count / block for _, again in blocks),
-            kept=tuple(nbytes / of.count / of.room for nbytes, _ in blocks),
-            late=of.late,
-            resident=of.resident,
-            others=max(0.0, resident / of.room - of.count * of.least),
-            received=of.received if configuration.num_stages > 1 else (0.0, 0.0),
-            outer=of.outer,
-            thrifty=tuple((held, link / block / turns) for held, link in of.thrifty),
+            blocks=bytes_of_block.count,
+            rest=max(0.0, seconds / block - bytes_of_block.count),
+            recompute=tuple(recompute / bytes_of_block.count / block for _, recompute in totals),
+            kept=tuple(nbytes / bytes_of_block.count / bytes_of_block.device_bytes for nbytes, _ in totals),
+            late=bytes_of_block.late,
+            resident=bytes_of_block.resident,
+            others=max(
+                0.0, resident / bytes_of_block.device_bytes - bytes_of_block.count * bytes_of_block.least_resident
+            ),
+            received=bytes_of_block.received if configuration.num_stages > 1 else (0.0, 0.0),
+            outer=bytes_of_block.outer,
+            alternatives=tuple(
+                (resident_share, link / block / turns) for resident_share, link in bytes_of_block.alternatives
+            ),
         )
 
-    def _block(self, configuration: Configuration) -> _Block:
-        """Return what blocks of the most frequent kind hold on the mesh of a configuration, with as many samples."""
+    def _block_bytes(self, configuration: Configuration) -> _Block:
+        """Bytes of a block of the most frequent kind on the mesh and with the samples of a configuration."""
         shape, offload = configuration.mesh.shape, self._constraints.hosts_optimizer
         folded = self._folded(self._samples(configuration))
-        main, room = main_kind(folded), max(1.0, self._limit - folded.buffer_bytes)  # a byte if there is none
-        least = sum(memory.least(shape) for memory in states(folded, self._costs, offload=offload))
-        late = sum(memory.least(shape) for memory in put_off(folded, self._costs))
-        own, thrifty = self._ways(configuration, least)
+        main = main_kind(folded)
+        device_bytes = max(1.0, self._limit - folded.buffer_bytes)  # at least a byte, to divide by
+        least = sum(memory.least(shape) for memory in resident_states(folded, self._costs, offload=offload))
+        deferred = sum(memory.least(shape) for memory in deferred_values(folded, self._costs))
+        unsharded, alternatives = self._resident_options(configuration, least)
         return _Block(
             count=main.count,
-            room=room,
-            least=least / room,
-            resident=own / room,
-            late=late / room,
-            received=self._received(configuration),
-            outer=_outer(folded.chain, main.id),
-            thrifty=tuple((held / room, link) for held, link in thrifty),
+            device_bytes=device_bytes,
+            least_resident=least / device_bytes,
+            resident=unsharded / device_bytes,
+            late=deferred / device_bytes,
+            received=self._received_shares(configuration),
+            outer=_stages_without(folded.chain, main.id),
+            alternatives=tuple((nbytes / device_bytes, link) for nbytes, link in alternatives),
         )
 
-    def _ways(self, configuration: Configuration, least: float) -> tuple[float, tuple[tuple[float, float], ...]]:
-        """Return what a block holds through the step if nothing travels in microbatches, and what it may hold else.
+    def _resident_options(
+        self, configuration: Configuration, least: float
+    ) -> tuple[float, tuple[tuple[float, float], ...]]:
+        """Resident bytes of a block if nothing is communicated in microbatches, and alternatives with link seconds.
 
-        Passes use parameters that a data-parallel major axis does not shard, and make terms of whole gradients on it:
-        what lies in shards on it has it each time, for so many seconds at least.
+        Where the data-parallel major axis leaves nodes, parameters and gradient sums that it shards are communicated in
+        every microbatch.
 
         Args:
             configuration: The configuration.
-            least: What it holds if everything is divided as far as the axes divide it.
+            least: Resident bytes with the most shards of everything.
         """
         mesh, folded = configuration.mesh, self._folded(self._samples(configuration))
         if not is_data_major(mesh) or not leaves_node(mesh.axes[0], self._costs.cluster.devices_per_node):
             return least, ()
-        own = sent(folded, self._costs)
-        parts = []
-        for collective in dict.fromkeys(each.collective for each in own):
-            rate = self._costs.collective_seconds(collective, MUCH, mesh.axes[0]) / MUCH
-            held = link = 0.0
-            for each in own:
-                if each.collective is collective:
-                    free = max(most_shards(shape, mesh.shape[1:]) for shape in each.memories.shapes)
-                    held += each.memories.least(mesh.shape[1:]) - each.memories.least(mesh.shape)
-                    link += rate * each.times * each.wire / free
-            parts.append((held, link))
-        whole = least + sum(held for held, _ in parts)
-        chosen = [some for size in range(1, len(parts) + 1) for some in combinations(parts, size)]
-        return whole, tuple((whole - sum(own[0] for own in some), sum(own[1] for own in some)) for some in chosen)
+        states = sharded_states(folded, self._costs)
+        savings = []
+        for collective in dict.fromkeys(state.collective for state in states):
+            rate = self._costs.collective_seconds(collective, LARGE_MESSAGE, mesh.axes[0]) / LARGE_MESSAGE
+            freed = link = 0.0
+            for state in states:
+                if state.collective is collective:
+                    free = max(most_shards(shape, mesh.shape[1:]) for shape in state.storage.shapes)
+                    freed += state.storage.least(mesh.shape[1:]) - state.storage.least(mesh.shape)
+                    link += rate * state.per_microbatch * state.wire / free
+            savings.append((freed, link))
+        unsharded = least + sum(freed for freed, _ in savings)
+        subsets = [subset for size in range(1, len(savings) + 1) for subset in combinations(savings, size)]
+        return unsharded, tuple(
+            (unsharded - sum(saving[0] for saving in subset), sum(saving[1] for saving in subset)) for subset in subsets
+        )
 
-    def _resident(self, configuration: Configuration) -> float:
-        """Return the least bytes that one device of each group holds through the step, together."""
+    def _resident_bytes(self, configuration: Configuration) -> float:
+        """Least resident bytes of one device per group, summed over groups."""
         offload = self._constraints.hosts_optimizer
         return configuration.num_stages * self._floor.bytes(configuration, offload=offload)
 
-    def _least(self, configuration: Configuration) -> float:
-        """As `again`, by the formula."""
+    def _least_recompute(self, configuration: Configuration) -> float:
+        """Solve the fractional knapsack for two mean stages; return the greater optimum."""
         samples = self._samples(configuration)
-        blocks = self._blocks(samples, configuration.mesh)
+        totals = self._flavour_totals(samples, configuration.mesh)
         groups = configuration.num_stages
-        resident = self._resident(configuration)
+        resident = self._resident_bytes(configuration)
         room = self._limit - self._folded(samples).buffer_bytes
-        weights = _weights(configuration.schedule, groups, configuration.num_microbatches, configuration.num_chunks)
-        return max(_least_again((room - resident * held) / flying, blocks) for held, flying in weights)
+        weights = _stage_weights(
+            configuration.schedule, groups, configuration.num_microbatches, configuration.num_chunks
+        )
+        return max(
+            _fractional_knapsack((room - resident * resident_weight) / kept_weight, totals)
+            for resident_weight, kept_weight in weights
+        )
 
     @property
     def _flavours(self) -> tuple[Recompute, ...]:
-        """What blocks may recompute; none where they may keep nothing on the device without running anything again."""
+        """Recompute flavours; none where activations may be offloaded, so that nothing need be recomputed."""
         return () if Hosted.ACTIVATIONS in self._constraints.hosted else self._constraints.flavours()
 
-    def _blocks(self, samples: int, mesh: Mesh) -> list[tuple[float, float]]:
-        """Return by flavour what all blocks of the most frequent kind keep and run again at least of a microbatch.
+    def _flavour_totals(self, samples: int, mesh: Mesh) -> list[tuple[float, float]]:
+        """By flavour, kept bytes and recompute seconds of a microbatch in all blocks of the most frequent kind.
 
-        These are bytes of a device of each stage and seconds, of all stages together.
+        Bytes are those of one device of each stage, summed over stages.
         """
         key = samples, mesh.shape
-        if key not in self._known:
+        if key not in self._totals_by_flavour:
             folded = self._folded(samples)
             kind = main_kind(folded)
-            keeps = dict.fromkeys(Memory, 0.0)
-            for own in kept(folded, self._costs):
-                shards = mesh.size if own.shape is None else most_shards(own.shape, mesh.shape)
-                keeps[own.memory] += kind.count * own.bytes / shards
-            ops = {flavour: self._ops(folded, flavour) for flavour in self._flavours}
-            self._known[key] = [
-                (sum(keeps[memory] for memory in KEPT[flavour]), self._floor.seconds_of(names, mesh, samples))
-                for flavour, names in ops.items()
+            bytes_by_memory = dict.fromkeys(Memory, 0.0)
+            for value in saved_by_main(folded, self._costs):
+                shards = mesh.size if value.shape is None else most_shards(value.shape, mesh.shape)
+                bytes_by_memory[value.memory] += kind.count * value.bytes / shards
+            recomputed = {flavour: self._recomputed_ops(folded, flavour) for flavour in self._flavours}
+            self._totals_by_flavour[key] = [
+                (sum(bytes_by_memory[memory] for memory in KEPT[flavour]), self._floor.seconds_of(names, mesh, samples))
+                for flavour, names in recomputed.items()
             ]
-        return self._known[key]
+        return self._totals_by_flavour[key]
 
-    def _ops(self, folded: Folded, flavour: Recompute) -> frozenset[str]:
-        """Return the ops of a block of the most frequent kind that run again."""
+    def _recomputed_ops(self, folded: Folded, flavour: Recompute) -> frozenset[str]:
+        """Names of the ops that a block of the most frequent kind recomputes."""
         kind = main_kind(folded)
         if flavour is Recompute.FULL:
             return frozenset(op.name for op in kind.ops if is_forward(op))
@@ -372,41 +401,45 @@ class Room:
         return frozenset()
 
 
-def _outer(chain: Sequence[int], main: int) -> tuple[int, int]:
-    """Return how many stages at both ends of a chain may have no block of a kind; all, if others are in between.
+def _stages_without(chain: Sequence[int], main: int) -> tuple[int, int]:
+    """Number of stages at both ends of a chain that may have no block of a kind; all if the kind is not contiguous.
 
-    >>> _outer([0, 1, 1, 1, 2, 3], 1), _outer([0, 1, 2, 1], 1)
+    >>> _stages_without([0, 1, 1, 1, 2, 3], 1), _stages_without([0, 1, 2, 1], 1)
     ((1, 2), (4, 4))
     """
-    places = [place for place, kind in enumerate(chain) if kind == main]
-    first, last = places[0], len(chain) - 1 - places[-1]
-    return (first, last) if len(places) + first + last == len(chain) else (len(chain), len(chain))
+    positions = [place for place, kind in enumerate(chain) if kind == main]
+    first, last = positions[0], len(chain) - 1 - positions[-1]
+    return (first, last) if len(positions) + first + last == len(chain) else (len(chain), len(chain))
 
 
-def _order(configuration: Configuration) -> tuple[Schedule, int, int, int]:
-    """Return what says the order of tasks."""
+def _order_of(configuration: Configuration) -> tuple[Schedule, int, int, int]:
+    """Schedule, groups, microbatches and chunks of a configuration."""
     schedule = SCHEDULES[configuration.schedule]
     return schedule, configuration.num_stages, configuration.num_microbatches, configuration.num_chunks
 
 
 @lru_cache(maxsize=4096)
-def _weights(schedule: str, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[tuple[float, float], ...]:
-    """Return how often resident bytes and those of a microbatch count in two mean stages, as of `stage_weights`."""
+def _stage_weights(
+    schedule: str, num_groups: int, num_microbatches: int, num_chunks: int
+) -> tuple[tuple[float, float], ...]:
+    """Weights of resident and of kept bytes in two mean stages, as of `stage_weights`."""
     pipeline = Pipeline(num_groups * num_chunks, num_microbatches, schedule, num_chunks=num_chunks)
     return tuple(stage_weights(pipeline, range(pipeline.num_groups), evenly=evenly) for evenly in (False, True))
 
 
-def _least_again(room: float, blocks: Sequence[tuple[float, float]]) -> float:
-    """Return the least mean of seconds whose mean of bytes is no more than there is room for; infinity if none is.
+def _fractional_knapsack(room: float, blocks: Sequence[tuple[float, float]]) -> float:
+    """Least mean of seconds over mixtures of flavours with a mean of bytes within `room`; infinity if none fits.
 
-    >>> [_least_again(room, [(10.0, 0.0), (6.0, 1.0), (2.0, 3.0)]) for room in (12, 8, 6, 3, 1)]
+    An optimal mixture has at most two flavours (Dantzig, 1957).
+
+    >>> [_fractional_knapsack(room, [(10.0, 0.0), (6.0, 1.0), (2.0, 3.0)]) for room in (12, 8, 6, 3, 1)]
     [0.0, 0.5, 1.0, 2.5, inf]
     """
     fitting = [seconds for nbytes, seconds in blocks if nbytes <= room]
-    mixed = [
+    mixtures = [
         low + (high - low) * (large - room) / (large - small)
         for large, low in blocks
         for small, high in blocks
         if small <= room < large
     ]
-    return min([*fitting, *mixed], default=math.inf)
+    return min([*fitting, *mixtures], default=math.inf)

@@ -1,25 +1,27 @@
-"""What a step takes at least where what its tasks hold has to fit into memory.
+"""Memory LP: lower bound on the step time if blocks are distributed over groups so that they fit into memory.
 
-Of blocks that are alike, group g of a pipeline has n_gcf in its chunk c that keep what flavour f of recompute says. It
-holds most at a few moments j (`holding.fullest`), when all that x_gcj microbatches keep is there, and all that y_gcj of
-them put off until their weight pass, which no recompute makes less. With r the resident bytes of a block, k_f what a
-microbatch keeps of it, l what it puts off, a_f the seconds that it runs again, 1 its seconds without, and o_g the bytes
-and e_g the seconds of other blocks, all shares of a device or of a block's seconds:
+With n_gcr of the repeated blocks in chunk c of group g under recompute flavour r; X_gcj microbatches between forward
+and backward and Y_gcj between backward and weight pass at moment j (`holding.fullest`); ρ resident and λ deferred bytes
+of a block, k_r its kept bytes per microbatch, a_r its recompute seconds; o_g bytes and e_g seconds of other blocks.
+Bytes are shares of a device, seconds multiples of a block's passes:
 
-    min T   such that   o_g + sum_cf n_gcf (r + x_gcj k_f + y_gcj l) <= 1        for every moment j of every group
-                        z >= t_g = e_g + sum_cf n_gcf (1 + a_f),   sum n = blocks,   sum e = rest,   sum o = others
-                        T >= m z,  or  T >= sum_g t_g + (m - 1) z  where a step takes a pass through all groups
+```text
+min T   such that   o_g + sum_cr n_gcr (ρ + X_gcj k_r + Y_gcj λ) <= 1          every moment j of every group g
+                    z >= t_g = e_g + sum_cr n_gcr (1 + a_r),   sum n = blocks,   sum e = rest,   sum o = others
+                    T >= m z,    or    T >= sum_g t_g + (m - 1) z              a step passes through all groups once
+```
 
-Where less may stay if a link carries more in every microbatch, blocks have ways to lie besides flavours, r_w and s_w,
-and z >= sum_cfw n_gcfw s_w is the busy link of a group.
+Look here for the bound where a schedule holds more than fits with evenly cut stages, so that blocks move to other
+groups. If resident bytes can be traded for link time per microbatch (sharded parameters and gradients), blocks have
+further options (ρ_w, s_w), and z >= sum_cr n_gcrw s_w. For schedules without a closed form, T is the end of the last
+task (`critical_path.py`), and every stage has its own blocks.
 
-It knows neither where a chain can be cut nor placements. Where a schedule holds more than fits of evenly cut stages,
-blocks have to go to other groups, and no mean over groups says that.
-
-Of more than 64 groups neighbours count as one: what each row says of them adds up, with what the emptiest one holds.
-
-Where groups wait for each other without a closed form, T is the end of the last task, and stages have blocks of their
-own, of which passes take so long (`critical_path.py`): uneven stages make for a bubble, and recompute is part of it.
+- *Relaxes*: integrality: blocks are fractional and may lie on any stage; placements; other blocks keep nothing per
+  microbatch.
+- *Valid when*: the numbers of `Load` are lower bounds. With more than `MOST_GROUPS` groups neighbouring groups are
+  merged: the sum of their rows, with the least that any of them holds.
+- *Cost*: one linear program, shared by loads that are equal after rounding down; skipped if everything fits evenly.
+- *Source*: linear programming relaxation; longest path as a linear program, Kelley and Walker, 1959.
 """
 
 import math
@@ -31,233 +33,241 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.task_graph import excerpt
-from autopar.bounds.task_lp import SLACK, LeastProgram, Row, add_order, durations_of
+from autopar.bounds.task_lp import SLACK, LeastProgram, Row, add_precedences, durations_of
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.holding import MOST_MOMENTS, fullest, least_held, some_fullest
 
 FloatArray = NDArray[np.float64]
 
 DIGITS = 10
-"""Binary digits that loads are cut to, so that one program serves many meshes: by two thousandths of each at most."""
-
+"""Binary digits that loads are rounded down to, so that one program serves many meshes: at most 0.2 % is lost."""
 
 MOST_GROUPS = 64
-"""Groups that are told apart where it does not matter who waits for whom: of more, neighbours count as one."""
+"""Groups up to which `least_step` has rows for each; beyond, neighbouring groups are merged."""
 
 MOST_STAGES = 512
-"""Of a step whose order of tasks is looked at: for more, the linear program takes seconds."""
+"""Stages up to which the precedences of tasks are modelled; beyond, the linear program takes seconds."""
 
-RESTS = 16
-"""In how many parts of what blocks take that are alike the seconds of others are told apart where a program is solved;
-between them its prices serve."""
+REST_GRID = 16
+"""Grid points of `rest` per seconds of all repeated blocks at which programs are solved; duals serve between them."""
 
-REST = -2
-"""The row of a program that says what the rest takes, from its end."""
+REST_ROW = -2
+"""Index, from the end, of the row that fixes the other seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What there is to be done and held, in seconds of a block's passes without recompute and shares of a device.
+    """Work and bytes of a pipeline: seconds in passes of a block without recompute, bytes in shares of a device.
 
     Attributes:
-        blocks: Number of blocks that are alike.
-        rest: Seconds of the others.
-        again: By flavour of recompute, the seconds that a block runs again.
-        kept: By flavour, what a block keeps of a microbatch for its backward.
-        late: What it puts off of a microbatch until its weight pass, where there is one.
-        resident: What it holds through the step.
-        others: What the others hold through the step, together.
-        thrifty: Other ways to lie: what a block holds through the step then, and for how many seconds of a microbatch
-            it has a link.
-        received: What a stage receives meanwhile from the one before, and from the next one.
-        outer: How many of the first and of the last stages may have none of these blocks.
+        blocks: Number of repeated blocks.
+        rest: Seconds of the other blocks.
+        recompute: By flavour, the seconds that a block recomputes.
+        kept: By flavour, the bytes that a block keeps of a microbatch for its backward.
+        late: Bytes that a block retains of a microbatch until its weight pass.
+        resident: Resident bytes of a block.
+        others: Resident bytes of all other blocks together.
+        alternatives: Other layouts of a block: resident bytes, and link seconds per microbatch.
+        received: Bytes that a stage receives from the previous and from the next stage.
+        outer: Number of first and of last stages that may have no repeated block.
     """
 
     blocks: int
     rest: float
-    again: tuple[float, ...]
+    recompute: tuple[float, ...]
     kept: tuple[float, ...]
     late: float
     resident: float
     others: float
-    thrifty: tuple[tuple[float, float], ...] = ()
+    alternatives: tuple[tuple[float, float], ...] = ()
     received: tuple[float, float] = (0.0, 0.0)
     outer: tuple[int, int] = (0, 0)
 
     def rounded(self) -> "Load":
-        """Return a load that is a little less in everything."""
+        """Return the load with every number rounded down to `DIGITS` binary digits."""
         return Load(
             self.blocks,
-            _cut(self.rest),
-            tuple(map(_cut, self.again)),
-            tuple(map(_cut, self.kept)),
-            _cut(self.late),
-            _cut(self.resident),
-            _cut(self.others),
-            tuple((_cut(resident), _cut(link)) for resident, link in self.thrifty),
-            (_cut(self.received[0]), _cut(self.received[1])),
+            _rounded_down(self.rest),
+            tuple(map(_rounded_down, self.recompute)),
+            tuple(map(_rounded_down, self.kept)),
+            _rounded_down(self.late),
+            _rounded_down(self.resident),
+            _rounded_down(self.others),
+            tuple((_rounded_down(resident), _rounded_down(link)) for resident, link in self.alternatives),
+            (_rounded_down(self.received[0]), _rounded_down(self.received[1])),
             self.outer,
         )
 
     @property
-    def ways(self) -> tuple[tuple[float, float, float, float], ...]:
-        """Of each way to lie and flavour: what stays, seconds of the link, seconds run again, and what is kept."""
-        lies = ((self.resident, 0.0), *self.thrifty)
+    def options(self) -> tuple[tuple[float, float, float, float], ...]:
+        """Every layout with every flavour: resident bytes, link seconds, recompute seconds, kept bytes."""
+        layouts = ((self.resident, 0.0), *self.alternatives)
         return tuple(
-            (resident, link, again, kept)
-            for resident, link in lies
-            for again, kept in zip(self.again, self.kept, strict=True)
+            (resident, link, recompute, kept)
+            for resident, link in layouts
+            for recompute, kept in zip(self.recompute, self.kept, strict=True)
         )
 
 
-def _cut(number: float) -> float:
-    """Return a number with its first binary digits only.
+def _rounded_down(number: float) -> float:
+    """Round down to `DIGITS` binary digits.
 
-    >>> _cut(0.3), _cut(1000.0), _cut(1001.0 + 1 / 3)
+    >>> _rounded_down(0.3), _rounded_down(1000.0), _rounded_down(1001.0 + 1 / 3)
     (0.2998046875, 1000.0, 1001.0)
     """
     fraction, exponent = math.frexp(number)
     return math.ldexp(math.floor(fraction * 2**DIGITS), exponent - DIGITS)
 
 
-def least_crowded(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> float:
-    """Return the least time of a step, in seconds of a block's passes; infinity if nothing fits.
+def least_step(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> float:
+    """Lower bound on the step in block passes; infinity if nothing fits.
 
     >>> from autopar.schedule import SCHEDULES
-    >>> roomy = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.01, resident=0.01, others=0.0)
-    >>> least_crowded(SCHEDULES["zb-h1"], 2, 4, 1, roomy)
+    >>> roomy = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.01, resident=0.01, others=0.0)
+    >>> least_step(SCHEDULES["zb-h1"], 2, 4, 1, roomy)
     16.0
-    >>> full = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
-    >>> round(least_crowded(SCHEDULES["zb-h1"], 2, 4, 1, full), 1)
+    >>> full = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> round(least_step(SCHEDULES["zb-h1"], 2, 4, 1, full), 1)
     19.1
     """
     size = num_groups, num_microbatches, num_chunks
     fills = num_chunks == 1 and not schedule.steps_overlap
     if fits_evenly(schedule, *size, load):
         rounds = num_microbatches + (num_groups - 1 if fills else 0)
-        return rounds * (load.blocks * (1 + min(load.again)) + load.rest) / num_groups
-    return _least(schedule, *size, load.rounded(), fills)
+        return rounds * (load.blocks * (1 + min(load.recompute)) + load.rest) / num_groups
+    return _solve_step(schedule, *size, load.rounded(), fills)
 
 
-def least_ordered(
+def least_scheduled_step(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, passes: Sequence[float]
 ) -> float:
-    """Return the same for a schedule without a closed form, with what groups wait for each other.
+    """Lower bound on the step in block passes, with the precedences of a schedule without a closed form.
+
+    The linear program is solved in the middle of the grid interval that contains `rest`; its dual extends the bound
+    to `rest`.
 
     Args:
         schedule: The order of tasks.
         num_groups: Groups of devices.
         num_microbatches: Microbatches per step.
         num_chunks: Stages per group.
-        load: What there is to be done and held.
-        passes: Seconds of each pass of a block without recompute, of the same unit: together 1 at most.
+        load: Work and bytes.
+        passes: Seconds of each pass of a block without recompute, in block passes: at most 1 together.
 
     >>> from autopar.schedule import SCHEDULES
-    >>> full = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
-    >>> round(least_ordered(SCHEDULES["zb-h1"], 2, 4, 1, full, (0.25, 0.5, 0.25)), 1)
+    >>> full = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> round(least_scheduled_step(SCHEDULES["zb-h1"], 2, 4, 1, full, (0.25, 0.5, 0.25)), 1)
     20.3
     """
-    each, own = tuple(map(_cut, passes)), load.rounded()
-    near = load.blocks / RESTS * (math.floor(own.rest / load.blocks * RESTS) + 0.5)
-    about = replace(own, rest=near)
-    least, slope = _least_ordered(schedule, num_groups, num_microbatches, num_chunks, about, each)
-    return least + slope * (own.rest - near)  # the least of a program is convex in its totals
+    rounded_passes, rounded = tuple(map(_rounded_down, passes)), load.rounded()
+    grid_point = load.blocks / REST_GRID * (math.floor(rounded.rest / load.blocks * REST_GRID) + 0.5)
+    at_grid_point = replace(rounded, rest=grid_point)
+    least, slope = _solve_scheduled_step(
+        schedule, num_groups, num_microbatches, num_chunks, at_grid_point, rounded_passes
+    )
+    return least + slope * (rounded.rest - grid_point)  # the optimum is convex in the right-hand side
 
 
 def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
-    """Whether the fastest flavour fits if all groups have as much of everything, and one of them all that is left."""
-    kept = load.kept[int(np.argmin(load.again))]
-    flying, late, chunks = _held_in_all(schedule, num_groups, num_microbatches, num_chunks)
-    most = float((flying * kept + late * load.late).max())
-    room = 1 - max(_receiving(schedule, num_groups, num_chunks, load))
-    return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= room)
+    """Whether the fastest flavour fits if blocks are evenly divided and one group holds all other bytes."""
+    kept = load.kept[int(np.argmin(load.recompute))]
+    in_flight, late, chunks = _peaks_over_chunks(schedule, num_groups, num_microbatches, num_chunks)
+    peak = float((in_flight * kept + late * load.late).max())
+    room = 1 - max(_received_bytes(schedule, num_groups, num_chunks, load))
+    return bool(load.blocks / num_groups * (load.resident + peak / chunks) + load.others <= room)
 
 
 @lru_cache(maxsize=4096)
-def _held_in_all(
+def _peaks_over_chunks(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> tuple[FloatArray, FloatArray, int]:
-    """Return what groups hold in all chunks at their fullest moments, what they put off, and how many chunks that is.
+    """Microbatches in flight and deferred per moment, summed over chunks, and the number of chunks.
 
-    Each is (moments,), the distinct ones of all groups.
+    Each is (moments,), distinct over all groups.
     """
-    rows = _held(schedule, num_groups, num_microbatches, num_chunks)
-    chunks = rows[0].shape[1] // 2
-    sums = [np.stack([own[:, :chunks].sum(axis=1), own[:, chunks:].sum(axis=1)], axis=1) for own in rows]
-    flying, late = np.unique(np.concatenate(sums), axis=0).T
-    return flying, late, chunks
+    peaks = _peaks_of_groups(schedule, num_groups, num_microbatches, num_chunks)
+    chunks = peaks[0].shape[1] // 2
+    sums = [np.stack([rows[:, :chunks].sum(axis=1), rows[:, chunks:].sum(axis=1)], axis=1) for rows in peaks]
+    in_flight, late = np.unique(np.concatenate(sums), axis=0).T
+    return in_flight, late, chunks
 
 
-def _receiving(schedule: Schedule, num_groups: int, num_chunks: int, load: Load) -> list[float]:
-    """Return by group what those of its stages receive that have some of the blocks."""
+def _received_bytes(schedule: Schedule, num_groups: int, num_chunks: int, load: Load) -> list[float]:
+    """By group, the bytes that those of its stages receive that certainly have repeated blocks."""
     (arriving, returning), (first, last) = load.received, load.outer
-    end, found = num_groups * num_chunks - 1, []
-    for own in chunks_of(schedule.groups(num_groups, num_chunks)):
-        inner = [stage for stage in own if first <= stage <= end - last]
-        found.append(arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < end for stage in inner))
-    return found
+    last_stage, received = num_groups * num_chunks - 1, []
+    for stages in chunks_of(schedule.groups(num_groups, num_chunks)):
+        inner = [stage for stage in stages if first <= stage <= last_stage - last]
+        received.append(
+            arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < last_stage for stage in inner)
+        )
+    return received
 
 
 @lru_cache(maxsize=512)
-def _held(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[FloatArray, ...]:
-    """Return `fullest` by group; chunks that put nothing off are as one that always holds the least of them."""
+def _peaks_of_groups(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int
+) -> tuple[FloatArray, ...]:
+    """Rows of `fullest` by group; chunks without deferred bytes are one that holds their least total."""
     size = num_groups, num_microbatches, num_chunks
     if schedule.splits:
         return tuple(fullest(schedule, group, *size) for group in range(num_groups))
     if num_chunks == 1:
-        flying = [schedule.in_flight(group, num_groups, num_microbatches) for group in range(num_groups)]
-        return tuple(np.array([[float(min(own, num_microbatches)), 0.0]]) for own in flying)
+        in_flight = [schedule.in_flight(group, num_groups, num_microbatches) for group in range(num_groups)]
+        return tuple(np.array([[float(min(count, num_microbatches)), 0.0]]) for count in in_flight)
     return tuple(np.array([[float(least_held(schedule, group, *size)), 0.0]]) for group in range(num_groups))
 
 
 @lru_cache(maxsize=512)
-def _neighbours(
+def _merged_groups(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> tuple[tuple[int, FloatArray], ...]:
-    """Return groups that count as one where there are many: how many they are, and what each of them holds at least.
+    """Merge neighbours if there are more than `MOST_GROUPS` groups: their number, and the least that each holds.
 
     >>> from autopar.schedule import SCHEDULES
-    >>> found = _neighbours(SCHEDULES["1f1b"], MOST_GROUPS + 1, 128, 1)
+    >>> found = _merged_groups(SCHEDULES["1f1b"], MOST_GROUPS + 1, 128, 1)
     >>> [(count, rows.tolist()) for count, rows in found[:2]], found[-1][0]
     ([(2, [[64.0, 0.0]]), (2, [[62.0, 0.0]])], 1)
     """
-    held = _held(schedule, num_groups, num_microbatches, num_chunks)
-    size, found = -(-len(held) // MOST_GROUPS), []
-    for start in range(0, len(held), size):
-        own = held[start : start + size]
-        count = min(MOST_MOMENTS, max(map(len, own)))
-        chosen = [rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] for rows in own]
-        found.append((len(own), np.min(chosen, axis=0)))
-    return tuple(found)
+    peaks = _peaks_of_groups(schedule, num_groups, num_microbatches, num_chunks)
+    size, merged = -(-len(peaks) // MOST_GROUPS), []
+    for start in range(0, len(peaks), size):
+        part = peaks[start : start + size]
+        count = min(MOST_MOMENTS, max(map(len, part)))
+        chosen = [rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] for rows in part]
+        merged.append((len(part), np.min(chosen, axis=0)))
+    return tuple(merged)
 
 
 @lru_cache(maxsize=16384)
-def _least(
+def _solve_step(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
 ) -> float:
-    """Solve the linear program; the last variable is z."""
-    held = _neighbours(schedule, num_groups, num_microbatches, num_chunks)
-    chunks = held[0][1].shape[1] // 2
-    stages = _Stages(load, 0, len(held) * chunks, len(held), passes=(1.0,))
+    """Solve the linear program of `least_step`; the last variable is z."""
+    merged = _merged_groups(schedule, num_groups, num_microbatches, num_chunks)
+    chunks = merged[0][1].shape[1] // 2
+    stages = _Stages(load, 0, len(merged) * chunks, len(merged), passes=(1.0,))
     program, pace = LeastProgram(), stages.stop
-    receiving = _receiving(schedule, num_groups, num_chunks, load)
+    received = _received_bytes(schedule, num_groups, num_chunks, load)
     cost = {pace: float(num_microbatches - fills)}
     first = 0
-    for number, (count, moments) in enumerate(held):
-        own = range(number * chunks, (number + 1) * chunks)
-        taken = {each: factor for stage in own for each, factor in stages.durations(stage)[0].items()}
-        program.add({pace: float(count), **{each: -factor for each, factor in taken.items()}}, least=0.0)
-        stages.fit(program, number, own, moments, count - sum(receiving[first : first + count]))
-        stages.carry(program, own, {pace: float(count)})
+    for number, (count, moments) in enumerate(merged):
+        stages_of_group = range(number * chunks, (number + 1) * chunks)
+        durations = {
+            variable: factor for stage in stages_of_group for variable, factor in stages.durations(stage)[0].items()
+        }
+        program.add({pace: float(count), **{variable: -factor for variable, factor in durations.items()}}, least=0.0)
+        stages.write_memory(program, number, stages_of_group, moments, count - sum(received[first : first + count]))
+        stages.write_link(program, stages_of_group, {pace: float(count)})
         first += count
         if fills:
-            cost.update(taken)
-    stages.spread(program)
-    return program.minimised(cost, pace + 1).value * (1 - SLACK)
+            cost.update(durations)
+    stages.write_totals(program)
+    return program.minimise(cost, pace + 1).value * (1 - SLACK)
 
 
 @lru_cache(maxsize=16384)
-def _least_ordered(
+def _solve_scheduled_step(
     schedule: Schedule,
     num_groups: int,
     num_microbatches: int,
@@ -265,87 +275,91 @@ def _least_ordered(
     load: Load,
     passes: tuple[float, ...],
 ) -> tuple[float, float]:
-    """Solve the linear program, and return by how much it rises with the rest, too.
+    """Solve the linear program of `least_scheduled_step`; return its value, and its dual for `rest`.
 
-    The first variables are starts of tasks, and the last one is T.
+    The first variables are the starts of tasks, the last one is T.
     """
     size = num_groups, num_microbatches, num_chunks
-    found = excerpt(schedule, *size)
+    graph = excerpt(schedule, *size)
     num_stages = num_groups * num_chunks
-    stages = _Stages(load, len(found.stage) + len(found.middles), num_stages, num_groups, passes)
+    stages = _Stages(load, len(graph.stage) + len(graph.aggregates), num_stages, num_groups, passes)
     program, step = LeastProgram(), stages.stop
-    durations = durations_of(found, [stages.durations(stage) for stage in range(num_stages)])
-    add_order(program, found, durations, step, overlap=schedule.steps_overlap)
-    receiving = _receiving(schedule, num_groups, num_chunks, load)
-    for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
-        stages.fit(program, group, own, some_fullest(schedule, group, *size), 1.0 - receiving[group])
-        stages.carry(program, own, {step: 1.0 / num_microbatches})
-    stages.spread(program)
-    optimum = program.minimised({step: 1.0}, step + 1)
-    slope = float(optimum.duals[REST]) if len(optimum.duals) else 0.0
+    durations = durations_of(graph, [stages.durations(stage) for stage in range(num_stages)])
+    add_precedences(program, graph, durations, step, overlap=schedule.steps_overlap)
+    received = _received_bytes(schedule, num_groups, num_chunks, load)
+    for group, stages_of_group in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
+        stages.write_memory(
+            program, group, stages_of_group, some_fullest(schedule, group, *size), 1.0 - received[group]
+        )
+        stages.write_link(program, stages_of_group, {step: 1.0 / num_microbatches})
+    stages.write_totals(program)
+    optimum = program.minimise({step: 1.0}, step + 1)
+    slope = float(optimum.duals[REST_ROW]) if len(optimum.duals) else 0.0
     return optimum.value * (1 - SLACK), slope
 
 
 class _Stages:
-    """Variables of stages: blocks by way to lie and flavour, then seconds of the rest by pass; bytes of it by group.
+    """Variables: blocks by stage and option, other seconds by stage and pass, other bytes by group.
 
     Args:
-        load: What there is.
-        first: Number of the first of them.
-        num_stages: Stages.
-        num_groups: Groups.
-        passes: Seconds of the passes of a block; what runs again is part of the second one, if there are several.
+        load: Work and bytes.
+        first: Number of the first variable.
+        num_stages: Number of stages.
+        num_groups: Number of groups.
+        passes: Seconds of the passes of a block; recompute belongs to the second one, if there are several.
     """
 
     def __init__(self, load: Load, first: int, num_stages: int, num_groups: int, passes: Sequence[float]) -> None:
         self._load, self._first, self._passes = load, first, passes
-        self._ways = load.ways
-        self._resident, _, _, self._kept = np.array(self._ways).T
-        self._rest = first + num_stages * len(self._ways)
-        self._others = self._rest + num_stages * len(passes)
-        self.stop = self._others + num_groups
+        self._options = load.options
+        self._resident, _, _, self._kept = np.array(self._options).T
+        self._first_rest = first + num_stages * len(self._options)
+        self._first_other_bytes = self._first_rest + num_stages * len(passes)
+        self.stop = self._first_other_bytes + num_groups
 
     def durations(self, stage: int) -> list[Mapping[int, float]]:
-        """Return what each pass of a stage takes."""
-        again = min(1, len(self._passes) - 1)
+        """Duration of each pass of a stage, as linear expressions."""
+        recompute_pass = min(1, len(self._passes) - 1)
         return [
             {
                 **{
-                    number: own + (more if kind == again else 0.0)
-                    for number, (_, _, more, _) in zip(self._blocks(stage), self._ways, strict=True)
+                    number: seconds + (recompute if kind == recompute_pass else 0.0)
+                    for number, (_, _, recompute, _) in zip(self._block_variables(stage), self._options, strict=True)
                 },
-                self._rest + stage * len(self._passes) + kind: 1.0,
+                self._first_rest + stage * len(self._passes) + kind: 1.0,
             }
-            for kind, own in enumerate(self._passes)
+            for kind, seconds in enumerate(self._passes)
         ]
 
-    def fit(self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, room: float) -> None:
-        """Add that a group has room for what its stages hold, (moments, 2 stages)."""
+    def write_memory(
+        self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, room: float
+    ) -> None:
+        """Write that a group has room for what its stages hold at each moment, (moments, 2 stages)."""
         count = len(stages)
-        flying, late = moments[:, :count, None], moments[:, count:, None]
-        each = self._resident + late * self._load.late + flying * self._kept
-        numbers = [number for stage in stages for number in self._blocks(stage)]
-        for row in each.reshape(len(moments), -1).tolist():
-            program.add({self._others + group: 1.0, **dict(zip(numbers, row, strict=True))}, most=room)
+        in_flight, late = moments[:, :count, None], moments[:, count:, None]
+        held = self._resident + late * self._load.late + in_flight * self._kept
+        numbers = [number for stage in stages for number in self._block_variables(stage)]
+        for row in held.reshape(len(moments), -1).tolist():
+            program.add({self._first_other_bytes + group: 1.0, **dict(zip(numbers, row, strict=True))}, most=room)
 
-    def carry(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
-        """Add that a microbatch takes no less than the link of a group carries; `pace` are its seconds."""
+    def write_link(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
+        """Write that a microbatch takes at least the link seconds of a group; `pace` expresses its seconds."""
         links = {
             number: -link
             for stage in stages
-            for number, (_, link, _, _) in zip(self._blocks(stage), self._ways, strict=True)
+            for number, (_, link, _, _) in zip(self._block_variables(stage), self._options, strict=True)
             if link
         }
         if links:
             program.add({**pace, **links}, least=0.0)
 
-    def spread(self, program: LeastProgram) -> None:
-        """Add that everything is somewhere, as the last rows: blocks, seconds of the rest (`REST`), and its bytes."""
-        program.total(range(self._first, self._rest), self._load.blocks)
-        program.total(range(self._rest, self._others), self._load.rest)
-        program.total(range(self._others, self.stop), self._load.others)
+    def write_totals(self, program: LeastProgram) -> None:
+        """Write the totals as the last rows: blocks, other seconds (`REST_ROW`), other bytes."""
+        program.fix_sum(range(self._first, self._first_rest), self._load.blocks)
+        program.fix_sum(range(self._first_rest, self._first_other_bytes), self._load.rest)
+        program.fix_sum(range(self._first_other_bytes, self.stop), self._load.others)
 
-    def _blocks(self, stage: int) -> range:
-        """Return the variables of a stage's blocks by flavour."""
-        width = len(self._ways)
+    def _block_variables(self, stage: int) -> range:
+        """Variables of the blocks of a stage, by option."""
+        width = len(self._options)
         return range(self._first + stage * width, self._first + (stage + 1) * width)

@@ -1,4 +1,12 @@
-"""What one microbatch takes at least on a mesh, and what follows for the steps of a pipeline of such meshes."""
+"""Lower bounds on one microbatch of a mesh, and the step bounds of pipelines that follow from them.
+
+```text
+step >= max(rounds P / p, flow(B))       rounds = m + p - 1  (1F1B, GPipe, inference),  m  (other schedules)
+```
+
+Look here for what is transferred between configurations: P are the least seconds of a microbatch through all blocks,
+B those of each block, `flow` the best cut of whole blocks.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,50 +21,59 @@ from autopar.problem import Choice
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Lower bounds on the seconds of a microbatch, forward and backward, whatever memory it takes.
+    """Lower bounds on the seconds of one microbatch, forward and backward, without a memory limit.
 
     Attributes:
-        seconds: Of all blocks under any one choice of placements; 0 if unknown.
-        blocks: Of each block of the chain, under the placements that are best for it alone; zeros if unknown.
+        seconds: Of all blocks under one common choice of placements; 0 if unknown.
+        blocks: Of each block of the chain, each under the best placements for it alone; zeros or empty if unknown.
     """
 
     seconds: float
     blocks: tuple[float, ...]
 
     def scaled(self, share: float) -> "Pace":
-        """Return that of microbatches with a share of the samples, which take no less than that share."""
+        """Return the bounds for microbatches with a share of the samples, which take at least that share."""
         return Pace(self.seconds * share, tuple(seconds * share for seconds in self.blocks))
 
-    def joined(self, other: "Pace") -> "Pace":
-        """Return what follows from two paces of the same microbatch."""
+    def combined(self, other: "Pace") -> "Pace":
+        """Return the tighter of two bounds on the same microbatch, for all blocks and by block."""
         blocks = other.blocks if sum(other.blocks) > sum(self.blocks) else self.blocks
         return Pace(max(self.seconds, other.seconds), blocks)
 
     def flow(self, pipeline: Pipeline) -> float:
-        """Return the least seconds of a step that follow from whole blocks in stages."""
+        """Lower bound on the step from whole blocks in stages, without fixed seconds; 0 if unknown.
+
+        - *Relaxes*: memory and communication between stages; every block has its own best placements.
+        - *Valid when*: `blocks` are lower bounds.
+        - *Cost*: a dynamic program over blocks and stages (`stage_cuts.least_flow`).
+        - *Source*: chain partitioning, Pinar and Aykanat, 2004; with several chunks, `balance.least_load`.
+        """
         if not any(self.blocks):
             return 0.0
         return pipeline.with_turns * least_flow(self.blocks, np.arange(len(self.blocks)), pipeline)
 
-    def step(self, pipeline: Pipeline) -> float:
-        """Return the least seconds of a step that follow, whatever its order."""
+    def step_seconds(self, pipeline: Pipeline) -> float:
+        """Lower bound on the step under any schedule of the pipeline.
+
+        The slowest stage is no faster than the mean of all stages.
+        """
         if math.isinf(self.seconds):
             return self.seconds
-        mean = pipeline.with_turns * self.seconds * pipeline.rounds / pipeline.num_groups
-        return max(mean, self.flow(pipeline)) + pipeline.fixed
+        even = pipeline.with_turns * self.seconds * pipeline.rounds / pipeline.num_groups
+        return max(even, self.flow(pipeline)) + pipeline.fixed
 
 
 UNKNOWN = Pace(0.0, ())
-"""Nothing is known."""
+"""No bound is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What is known of microbatches on a mesh when another configuration with the same ones is looked at.
+    """What earlier work found for the same microbatches and mesh.
 
     Attributes:
-        pace: What they take at least.
-        choices: Placements that are good at some prices, the best one without limits first.
+        pace: Lower bounds on a microbatch.
+        choices: Good choices of placements, the best one without a memory limit first.
     """
 
     pace: Pace
@@ -64,11 +81,11 @@ class Hint:
 
 
 NO_HINT = Hint(UNKNOWN, ())
-"""Nobody was there before."""
+"""No earlier work."""
 
 
 def launched(tables: Tables, pipeline: Pipeline) -> float:
-    """Return the least seconds of a step that see the host only: it launches the kernels of every block."""
+    """Lower bound on the step from the host alone, which launches the kernels of every block."""
     counts = np.array([kind.count for kind in tables.folded.kinds])
     microbatch = float(counts @ tables.host_seconds.sum(axis=1))
     return microbatch * pipeline.rounds / pipeline.num_groups

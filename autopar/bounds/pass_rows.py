@@ -1,10 +1,24 @@
-"""What the passes of blocks take at least, as rows of a linear program: one for each term of each maximum."""
+"""Rows of the master problem that bound the passes of a block from below.
+
+```text
+forward   >= (1 - s) c + x + a
+forward   >= c + x + e a
+backward  >= (1 - s) (c + w) + x + a
+backward  >= c + (1 - s k) w + x + e a                      joint;      c + w + x + e a   split
+backward  >= (1 - s) c + (1 - s (1 - k)) w + e' x + a       joint only
+backward  >= c + w + e' x + e a                             joint only
+```
+
+Look here for how the maxima of the overlap formula become linear rows: one per term, and tangents of the smooth maximum
+of host and device. c are kernel seconds, w those of weight gradients, x communication that is waited for, a gathers;
+s, e, e' and k are the saving, the least prices of gathers and waits, and the weight cover of the overlap model.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autopar.bounds.master_rows import COPIED, Counting, Name, Pass, Rows
+from autopar.bounds.master_rows import COPIED, PassVariable, RowWriter, SlotCounts, Variable
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.offload_costs import HostRates
 from autopar.formulate.step_time import Pipeline
@@ -13,48 +27,53 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 
 HOST_RATIOS = (0.5, 1.0, 2.0)
-"""Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
+"""Ratios of device to host seconds at which the smooth maximum of both (`launched`) has a tangent row."""
 
 
 class PassRows:
-    """Writes them.
+    """Writes the rows of passes.
 
     Args:
-        tables: The decisions.
+        tables: The placement problem's tables.
         pipeline: Stages, microbatches, schedule.
-        rows: Where to.
-        each: How often prices count, and the flavours of the most frequent kind of blocks.
-        fastest: By kind the least that blocks of other kinds recompute.
-        rates: Of copies to and from the host, seconds for a share of the limit.
+        rows: The rows to add to.
+        slot_counts: Matrices over slots, and the flavours of the most frequent kind.
+        fastest: For each kind, the least that blocks of other kinds recompute.
+        rates: Seconds per share of the limit of copies to and from the host.
     """
 
     def __init__(
         self,
         tables: Tables,
         pipeline: Pipeline,
-        rows: Rows,
-        each: Counting,
+        rows: RowWriter,
+        slot_counts: SlotCounts,
         fastest: Sequence[Recompute],
         rates: HostRates,
     ) -> None:
-        self._tables, self._rows, self._each, self._fastest, self._rates = tables, rows, each, fastest, rates
+        self._tables, self._rows, self._slot_counts = tables, rows, slot_counts
+        self._fastest, self._rates = fastest, rates
         self._overlap, self._least_copy = pipeline.overlap, pipeline.overlap.exposed(LEAST_COPY)
         schedule = SCHEDULES[pipeline.schedule]
         self._trains, self._splits = schedule.trains, schedule.splits
 
-    def write(self) -> dict[Pass, float]:
-        """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
-        host, again = self._tables.host_seconds, self._tables.recompute_host_seconds
-        counts, main, flavours = self._each.counts, self._each.main, self._each.flavours
-        total: dict[Pass, float] = {}
+    def write(self) -> dict[PassVariable, float]:
+        """Write the rows of one instance of each kind; return how often each pass counts in the sum of all passes."""
+        host, recompute_host = self._tables.host_seconds, self._tables.recompute_host_seconds
+        counts, main, flavours = self._slot_counts.counts, self._slot_counts.main, self._slot_counts.flavours
+        total: dict[PassVariable, float] = {}
         for kind, count in enumerate(counts):
             for index in range(len(flavours)) if kind == main else [None]:
                 offloads = index is not None and flavours[index] is Recompute.OFFLOAD
                 out, back = (self._rates.out, self._rates.back) if offloads else (0.0, 0.0)
-                self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0], out)
+                self._write_pass(
+                    ("forward", kind, index), self._forward_terms(*_FORWARD_SLOTS), kind, index, host[kind, 0], out
+                )
                 total["forward", kind, index] = count
                 if self._trains:
-                    self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1], back)
+                    self._write_pass(
+                        ("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1], back
+                    )
                     total["backward", kind, index] = count
             if kind != main and self._fastest[kind] is Recompute.FULL:
                 total["forward", kind, None] *= 2
@@ -62,41 +81,42 @@ class PassRows:
             if flavour is Recompute.FULL:
                 total["forward", main, index] *= 2
             elif flavour is Recompute.SELECTIVE:
-                terms = self._forward_terms(*_AGAIN)
-                self._pass(("again", main, index), terms, main, index, float(again[main]))
-                total["again", main, index] = counts[main]
+                terms = self._forward_terms(*_RECOMPUTE_SLOTS)
+                self._write_pass(("recompute", main, index), terms, main, index, float(recompute_host[main]))
+                total["recompute", main, index] = counts[main]
         return total
 
-    def _pass(
+    def _write_pass(
         self,
-        name: Pass,
+        name: PassVariable,
         terms: Sequence[Mapping[Slot, float]],
         kind: int,
         flavour: int | None,
         host: float,
         link: float = 0.0,
     ) -> None:
-        """Write the rows of one pass: at least each term, and with what the host takes at least each tangent.
+        """Write the rows of one pass.
 
-        With copies beside it, `link` seconds for a share of the limit, it takes as long as they do at least, and a part
-        of them is waited for.
+        Each term is a lower bound of the device's seconds. With `host` seconds of kernel launches, tangents of the
+        smooth maximum of host and device are lower bounds as well. With copies of `link` seconds per share of the
+        limit, the pass takes at least as long as the copies, and exposes a part of them.
         """
-        flavours = len(self._each.flavours)
-        own = np.ones(flavours) if flavour is None else np.eye(flavours)[flavour]
-        whole: dict[Name, float] = {name: 1.0, COPIED: -self._least_copy * link}
+        flavours = len(self._slot_counts.flavours)
+        of_flavour = np.ones(flavours) if flavour is None else np.eye(flavours)[flavour]
+        exposed: dict[Variable, float] = {name: 1.0, COPIED: -self._least_copy * link}
         if link:
             self._rows.add({name: 1.0, COPIED: -link})
         for term in terms:
-            self._rows.add(whole, self._each.prices(kind, term, flavour))
+            self._rows.add(exposed, self._slot_counts.of_kind(kind, term, flavour))
             for ratio in HOST_RATIOS if host else ():
                 scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
                 device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
-                self._rows.add(whole, self._each.prices(kind, device, flavour), host * scale * own)
+                self._rows.add(exposed, self._slot_counts.of_kind(kind, device, flavour), host * scale * of_flavour)
         if host:
-            self._rows.add(whole, None, host * own)
+            self._rows.add(exposed, None, host * of_flavour)
 
     def _forward_terms(self, kernels: Slot, waits: Slot, gathers: Slot) -> list[dict[Slot, float]]:
-        """Return the terms of `Overlap.forward`: gathers hide behind all kernels, or as far as any do."""
+        """Terms of `Overlap.forward`: gathers hide behind all kernels, or as far as the kernels last."""
         saving = self._overlap.saving
         return [
             {kernels: 1 - saving, waits: 1.0, gathers: 1.0},
@@ -104,7 +124,7 @@ class PassRows:
         ]
 
     def _backward_terms(self) -> list[dict[Slot, float]]:
-        """Return the terms of `Overlap.backward`, or what the halves of a split one take at least."""
+        """Terms of `Overlap.backward`; lower bounds of both halves if the backward is split."""
         s, gather, wait = self._overlap.saving, self._overlap.price(LEAST_GATHER), self._overlap.price(LEAST_WAIT)
         if self._splits:
             return [_backward(1 - s, 1 - s, 1.0, 1.0), _backward(1.0, 1.0, 1.0, gather)]
@@ -117,11 +137,12 @@ class PassRows:
         ]
 
 
-_FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)
-_AGAIN = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER)
+_FORWARD_SLOTS = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)
+_RECOMPUTE_SLOTS = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER)
 
 
 def _backward(kernels: float, weight: float, waits: float, gathers: float) -> dict[Slot, float]:
+    """Factors of the slots of a backward."""
     return {
         Slot.BACKWARD: kernels,
         Slot.BACKWARD_WEIGHT: weight,

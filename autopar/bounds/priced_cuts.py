@@ -1,8 +1,9 @@
-"""Bounds of pipelines without a closed form: blocks at prices, spread over stages (`autopar.bounds.cut_lp`).
+"""Lower bounds on pipelines without a closed form, by alternating the cut LP with pricing of single blocks.
 
-A linear program spreads blocks of the choices known, and says at what prices others would help. At these prices a
-placement problem per flavour of recompute says what a block takes at least, which is a cut for every stage of every
-schedule, and a choice. A second linear program, of cuts alone, has the bound.
+Look here for the loop between the two linear programs of `cut_lp.py`, and for the first cuts of a mesh. The inner
+program over known choices has duals; at these prices a placement problem per recompute flavour bounds what a block
+needs. Its bound is a cut, valid for every stage of every schedule, and its optimum a new choice. The outer program over
+all cuts is the lower bound.
 """
 
 import math
@@ -14,69 +15,75 @@ import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram
 from autopar.bounds.column_generation import Hull, Solve
-from autopar.bounds.cut_lp import Order, Rest, Spread, Take
-from autopar.bounds.master_rows import SHARES, StepProgram
+from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
+from autopar.bounds.master_rows import SHARE_VARIABLES, StepProgram
 from autopar.bounds.task_lp import Basis
 from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 
 LEVELS = 8
-"""Parts of the stages of a pipeline, by how many microbatches they hold, for which there are prices at first."""
+"""Most levels of microbatches in flight for which memory is priced before the first bound."""
 
-PARTS = 8
-"""Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
+MOST_PRICES = 8
+"""Most price vectors per round; stages with similar prices share one."""
 
-USUAL = (1.0, 0.35)
-"""What a device costs where memory has a price first, in what its blocks take for as many microbatches as there are
-groups: the longer the step, the less of it is won by more room."""
+MEMORY_PRICES = (1.0, 0.35)
+"""Standard prices of a device of memory, relative to the pass seconds of all blocks for one microbatch. The longer the
+step, the smaller the share of it that memory saves."""
 
-FEW = 1.0
-"""Microbatches that a stage counts as holding besides: where others are at their fullest, it may hold but these."""
+LEAST_LEVEL = 1.0
+"""The last level of microbatches in flight: of a stage that holds little while other stages are at their peaks."""
 
-WAITS = 0.05
-"""What a second of a link costs then, in seconds of passes: most of it is hidden. What follows the last passes costs
-nothing: steps mostly do not wait for it, and would have more of it in place of memory than any block does."""
+LINK_PRICE = 0.05
+"""Price of a link second at standard memory prices, in seconds of passes: most of it is hidden. Traffic after the last
+pass has no price: steps rarely wait for it, and a price would make a cut weak."""
 
-APART = 0.05
-"""Numbers of microbatches that differ by less, relative, are one."""
+SAME_LEVEL = 0.05
+"""Relative difference below which levels are merged."""
 
 ROW_WORK = 1e5
-"""Units of work per row of a linear program that spreads blocks: two thousand rows take about a fifth of a second."""
+"""Units of work per row of a cut LP: two thousand rows take about a fifth of a second."""
 
 MOST_WHOLE = 16
-"""Blocks of a group of which one more makes enough of a difference for a second linear program."""
+"""Blocks per group up to which one more block differs enough to solve both cases."""
 
-ALIKE = 1e-4
-"""Points are one where nothing differs by more, relative, and so are prices."""
+SAME_POINT = 1e-4
+"""Relative difference below which points, and prices, are equal."""
 
-NOTHING = 1e-9
-"""Prices of a stage that are less, of the highest ones, count as none."""
+NEGLIGIBLE = 1e-9
+"""Share of the highest total price below which the prices of a stage are ignored."""
 
 SHARE = 1e-3
-"""Blocks that are like a choice, of all, from which on it counts: an interior point has some of every one."""
+"""Blocks of a choice from which on it counts as used: an interior point gives every choice a little."""
 
-_SHARES = np.array([take in SHARES for take in Take])
+_SHARES = np.array([component in SHARE_VARIABLES for component in Component])
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How many blocks some group has, whether none has more, and how many none has more of in any case, if known."""
+    """A case of the cut LP: how many blocks the fullest group has.
+
+    Attributes:
+        most: Blocks of the fullest group at least.
+        is_most: Whether no group has more.
+        cap: Upper bound on the blocks of any group, if known.
+    """
 
     most: int
     is_most: bool
     cap: int | None = None
 
 
-class Bounded(NamedTuple):
-    """What is known of a pipeline.
+class CutBound(NamedTuple):
+    """A lower bound on one pipeline, and what the next solve starts from.
 
     Attributes:
-        seconds: No step has fewer.
-        case: The case that may have as few.
-        basis: Where to go on.
-        cuts: Numbers of the cuts that say so.
-        seen: How many cuts there were.
+        seconds: Lower bound on the step.
+        case: The case with the lesser bound.
+        basis: Final basis of that case.
+        cuts: Numbers of the cuts for the next solve: the binding ones after an interior point method, otherwise all.
+        seen: Number of cuts that were known.
     """
 
     seconds: float
@@ -87,15 +94,15 @@ class Bounded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Spreaded:
-    """What choices known allow a pipeline.
+class InnerResult:
+    """Optimum of the inner program of one pipeline.
 
     Attributes:
-        value: Seconds of its step.
-        choices: Those that its blocks are like, the most frequent first.
-        rent: Seconds of the step that all the memory of a group would save at most, if it had as much again.
-        cuts: Whether cuts were found that say more.
-        basis: Where to go on.
+        value: Step seconds that convex combinations of known choices reach.
+        choices: Choices with weight, the heaviest first.
+        rent: Greatest saving in step seconds per device of additional memory.
+        cuts: Whether pricing found a new cut or a new choice.
+        basis: Final basis.
     """
 
     value: float
@@ -106,16 +113,16 @@ class Spreaded:
 
 
 class Spreader:
-    """Bounds the pipelines of one mesh and one size of microbatches.
+    """Bounds all pipelines of one mesh and microbatch size, which share their cuts.
 
     Args:
-        tables: The decisions.
-        program: The program of a block.
-        choices: Choices that are known.
+        tables: The placement problem's tables.
+        program: Linear program of a block.
+        choices: Known choices.
         solve: Solves placement problems.
 
     Attributes:
-        program: The program of a block.
+        program: Linear program of a block.
     """
 
     def __init__(self, tables: Tables, program: BlockProgram, choices: Sequence[Choice], solve: Solve) -> None:
@@ -123,230 +130,252 @@ class Spreader:
         for choice in choices:
             self._hull.add(choice)
         self._unit, self._work = self._hull.unit, 0.0
-        self._plain = 0.0
+        self._plain_seconds = 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
-        self._kept: list[int] = []
-        self._seen = 0
+        self._undominated: list[int] = []
+        self._num_filtered = 0
 
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
-        """What need not be kept if `program` can be written anew."""
+        """The parts of this object that can be rebuilt from `program`, and need not be pickled."""
         return self.program, self._hull.rows
 
     @property
     def num_cuts(self) -> int:
-        """How many cuts there are."""
+        """Number of cuts."""
         return len(self._cuts)
 
     def worked(self) -> float:
-        """Return the units of work that linear programs took since this was asked last."""
+        """Units of work of linear programs since the last call."""
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest, enough: float = math.inf, known: Bounded | None = None) -> Bounded:
-        """Return what no step of a pipeline is shorter than, by what is known of blocks.
+    def bound(self, order: Order, rest: Rest, enough: float = math.inf, known: CutBound | None = None) -> CutBound:
+        """Lower bound on the step of a pipeline by all known cuts: the lesser of two cases.
 
-        Either no group has more than its share of whole blocks, or some group does; then more are at work longer.
+        Either no group has more than its share of whole blocks, or some group has at least one more, which takes
+        longer. With more than `MOST_WHOLE` blocks per group one program covers both cases.
 
         Args:
             order: The order of its tasks.
-            rest: What there is besides, in seconds.
-            enough: A bound that need not be raised further.
-            known: What was found before: cuts that said nothing then are left out.
+            rest: What it needs besides repeated blocks, in seconds.
+            enough: Cutoff: a bound that need not be raised further.
+            known: An earlier result: cuts that were not binding in it are left out.
         """
         if not self._cuts:
-            self._begin(order)
+            self._add_first_cuts(order)
         points, _ = self._points()
-        scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
-        seen = len(self._cuts)
-        cuts = list(range(seen)) if known is None else [*known.cuts, *range(known.seen, seen)]
+        scaled, pass_seconds = self._in_units(rest), _least_pass_seconds(points)
+        fewest, num_cuts = order.least_of_fullest(rest.blocks), len(self._cuts)
+        cuts = list(range(num_cuts)) if known is None else [*known.cuts, *range(known.seen, num_cuts)]
         start = known.basis if known is not None else None
         cap = self._cap(order, scaled, enough / self._unit)
-        most = math.inf if cap is None else self._alone(order, scaled, cap + 1)  # and more take no less
-        if share > MOST_WHOLE:
-            either = Case(share, is_most=False, cap=cap)
-            least, basis, holding = self._least(order, scaled, block, either, cuts, start)
-            return Bounded(min(least, most) * self._unit, either, basis, holding, seen)
-        even, more = Case(share, is_most=True), Case(share + 1, is_most=False, cap=cap)
-        least, basis, holding = self._least(order, scaled, block, even, cuts, start)
-        uneven = self._alone(order, scaled, more.most)
+        # The bound of steps with a group above the cap: further blocks only lengthen the step.
+        capped = math.inf if cap is None else self._step_of_blocks(order, scaled, cap + 1)
+        if fewest > MOST_WHOLE:
+            case = Case(fewest, is_most=False, cap=cap)
+            least, basis, binding = self._solve_case(order, scaled, pass_seconds, case, cuts, start)
+            return CutBound(min(least, capped) * self._unit, case, basis, binding, num_cuts)
+        even_case, uneven_case = Case(fewest, is_most=True), Case(fewest + 1, is_most=False, cap=cap)
+        least, basis, binding = self._solve_case(order, scaled, pass_seconds, even_case, cuts, start)
+        uneven = self._step_of_blocks(order, scaled, uneven_case.most)
         if uneven < min(least, enough / self._unit):
-            found, other, others = self._least(order, scaled, block, more, cuts, basis)
-            uneven = min(max(uneven, found), most)
-            basis = basis if least <= uneven else other
-            holding = tuple(sorted({*holding, *others}))
-        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more, basis, holding, seen)
+            solved, uneven_basis, uneven_binding = self._solve_case(
+                order, scaled, pass_seconds, uneven_case, cuts, basis
+            )
+            uneven = min(max(uneven, solved), capped)
+            basis = basis if least <= uneven else uneven_basis
+            binding = tuple(sorted({*binding, *uneven_binding}))
+        return CutBound(
+            min(least, uneven) * self._unit, even_case if least <= uneven else uneven_case, basis, binding, num_cuts
+        )
 
     def _cap(self, order: Order, rest: Rest, enough: float) -> int | None:
-        """Return how many blocks no group has more of in a step that takes less, in units; None if that is unknown."""
-        each = self._alone(order, rest, 1) - rest.fixed
-        return math.floor((enough - rest.fixed) / each) if each and enough < math.inf else None
+        """Upper bound on the blocks of a group in any step below `enough` units; None if unbounded."""
+        one_block = self._step_of_blocks(order, rest, 1) - rest.fixed
+        return math.floor((enough - rest.fixed) / one_block) if one_block and enough < math.inf else None
 
-    def _alone(self, order: Order, rest: Rest, blocks: int) -> float:
-        """Return what no step is shorter than in which a group has so many blocks, in units."""
-        return rest.turns * order.num_microbatches * blocks * self._plain + rest.fixed
+    def _step_of_blocks(self, order: Order, rest: Rest, blocks: int) -> float:
+        """Lower bound on the step, in units, if a group holds `blocks` blocks."""
+        return rest.turns * order.num_microbatches * blocks * self._plain_seconds + rest.fixed
 
-    def _least(
+    def _solve_case(
         self, order: Order, rest: Rest, block: float, case: Case, cuts: Sequence[int], start: Basis | None
     ) -> tuple[float, Basis | None, tuple[int, ...]]:
-        """Return the same of a case, in units, where to go on, and the cuts that say so; all that it goes on with."""
-        spread = Spread(order, rest, case.most, is_most=case.is_most, cap=case.cap)
-        self._work += ROW_WORK * (spread.num_rows + len(cuts) * order.num_stages)
-        found = spread.of_cuts([self._cuts[number] for number in cuts], block, start)
-        holding = cuts if found.basis is not None else np.array(cuts)[found.holding].tolist()
-        return found.seconds, found.basis, tuple(holding)
+        """Solve the cut LP of one case: value in units, final basis, binding cuts."""
+        program = CutLP(order, rest, case.most, is_most=case.is_most, cap=case.cap)
+        self._work += ROW_WORK * (program.num_rows + len(cuts) * order.num_stages)
+        solution = program.solve_outer([self._cuts[number] for number in cuts], block, start)
+        binding = cuts if solution.basis is not None else np.array(cuts)[solution.is_binding].tolist()
+        return solution.seconds, solution.basis, tuple(binding)
 
-    def spread(self, order: Order, rest: Rest, case: Case | None = None, start: Basis | None = None) -> Spreaded:
-        """Spread blocks of the choices known, and add the cuts that are missing.
+    def solve_inner(
+        self, order: Order, rest: Rest, case: Case | None = None, start: Basis | None = None
+    ) -> InnerResult:
+        """Distribute blocks over known choices, and add the cuts that the prices ask for.
 
         Args:
             order: The order of tasks.
-            rest: What there is besides, in seconds.
-            case: How blocks are spread; if not given, in any way.
-            start: Where to go on, if they were spread before.
+            rest: What the step needs besides repeated blocks, in seconds.
+            case: The case of whole blocks; neither if not given.
+            start: Final basis of the last solve.
         """
         points, known = self._points()
-        case = Case(order.share(rest.blocks), is_most=False) if case is None else case
-        spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most, cap=case.cap)
-        self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
-        found = spread.of_points(points, start)
-        rises = False
-        for prices in _parts(found.prices):
-            rises |= self._cut(prices)
-        chosen = found.shares.sum(axis=0)
-        own = [known[index][0] for index in np.argsort(-chosen, kind="stable").tolist() if chosen[index] > SHARE]
-        rent = float(found.prices[:, Take.RESIDENT].max()) * self._unit
-        return Spreaded(found.seconds * self._unit, tuple(dict.fromkeys(own)), rent, rises, found.basis)
+        case = Case(order.least_of_fullest(rest.blocks), is_most=False) if case is None else case
+        program = CutLP(order, self._in_units(rest), case.most, is_most=case.is_most, cap=case.cap)
+        self._work += ROW_WORK * (program.num_rows + len(Component) * order.num_stages)
+        solution = program.solve_inner(points, start)
+        is_new = False
+        for prices in _merged_prices(solution.prices):
+            is_new |= self._add_cut(prices)
+        blocks_of_point = solution.shares.sum(axis=0)
+        choices = [
+            known[index][0]
+            for index in np.argsort(-blocks_of_point, kind="stable").tolist()
+            if blocks_of_point[index] > SHARE
+        ]
+        rent = float(solution.prices[:, Component.RESIDENT].max()) * self._unit
+        return InnerResult(solution.seconds * self._unit, tuple(dict.fromkeys(choices)), rent, is_new, solution.basis)
 
-    def _scaled(self, rest: Rest) -> Rest:
-        """Return the rest in units."""
+    def _in_units(self, rest: Rest) -> Rest:
+        """Convert the seconds of a `Rest` to units."""
         unit = self._unit
         halves = rest.halves[0] / unit, rest.halves[1] / unit
-        ends = tuple(own / unit for own in rest.ends[0]), tuple(own / unit for own in rest.ends[1])
+        ends = tuple(number / unit for number in rest.ends[0]), tuple(number / unit for number in rest.ends[1])
         edges = rest.edges[0] / unit, rest.edges[1] / unit
-        seconds, whole, fixed, hop = (own / unit for own in (rest.seconds, rest.whole, rest.fixed, rest.hop))
+        seconds, whole, fixed, hop = (number / unit for number in (rest.seconds, rest.whole, rest.fixed, rest.hop))
         return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, edges=edges, hop=hop)
 
-    def _begin(self, order: Order) -> None:
-        """Add cuts at prices of no memory: of passes without what runs again, and of all that takes time."""
-        prices = np.zeros(len(Take))
-        prices[Take.PLAIN] = 1.0
-        self._cut(prices)
-        _, self._plain = self._cuts[-1]
-        self._cut(_usual(order))
+    def _add_first_cuts(self, order: Order) -> None:
+        """Add cuts at prices without memory: of passes without recompute, and `_base_prices`."""
+        prices = np.zeros(len(Component))
+        prices[Component.PLAIN] = 1.0
+        self._add_cut(prices)
+        _, self._plain_seconds = self._cuts[-1]
+        self._add_cut(_base_prices(order))
 
     def levels(self, order: Order) -> list[float]:
-        """Return how many microbatches stages hold that have usual prices of memory."""
+        """Levels of microbatches in flight for `price_memory`."""
         return levels_of(order)
 
     def price_memory(self, order: Order, rest: Rest, levels: Sequence[float], enough: float = math.inf) -> None:
-        """Add cuts at usual prices of memory: of much and some.
+        """Add cuts at standard prices of memory, a high and a low one per level.
 
-        What is there besides where blocks follow each other has one where they do in every group: cuts are worth
-        little where that may be missing.
+        Buffers of consecutive blocks have a price only if every group certainly has consecutive blocks; otherwise such
+        a cut is weak.
 
         Args:
             order: The order of tasks.
-            rest: What there is besides, in seconds.
-            levels: Microbatches that a stage holds, which say what those cost that it keeps.
-            enough: A bound that need not be raised further.
+            rest: What the step needs besides repeated blocks, in seconds.
+            levels: Microbatches in flight of a stage: the price of kept bytes relative to resident ones.
+            enough: Cutoff: a bound that need not be raised further.
         """
         if not self._cuts:
-            self._begin(order)
+            self._add_first_cuts(order)
         points, _ = self._points()
-        whole = _block(points) * rest.blocks / order.num_microbatches
-        prices = _usual(order)
-        prices[Take.LINK], prices[Take.ONCE] = WAITS, 0.0
-        even = order.share(rest.blocks)
-        most = self._cap(order, self._scaled(rest), enough / self._unit) if even > MOST_WHOLE else even
-        fewest = 0 if most is None else rest.blocks - most * (order.num_groups - 1)
-        for held in levels:
-            for share in USUAL:
-                prices[Take.RESIDENT] = share * whole
-                prices[Take.KEPT] = held * prices[Take.RESIDENT]
-                prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
-                prices[Take.RUNNING] = 0.0 if order.schedule.splits else prices[Take.BESIDE]
-                prices[Take.NEXT] = prices[Take.BESIDE] * (fewest > order.num_chunks)
-                self._cut(prices)
+        device_price = _least_pass_seconds(points) * rest.blocks / order.num_microbatches
+        prices = _base_prices(order)
+        prices[Component.LINK], prices[Component.LINK_ONCE] = LINK_PRICE, 0.0
+        fewest_of_fullest = order.least_of_fullest(rest.blocks)
+        most_of_group = (
+            self._cap(order, self._in_units(rest), enough / self._unit)
+            if fewest_of_fullest > MOST_WHOLE
+            else fewest_of_fullest
+        )
+        least_of_group = 0 if most_of_group is None else rest.blocks - most_of_group * (order.num_groups - 1)
+        for level in levels:
+            for share in MEMORY_PRICES:
+                prices[Component.RESIDENT] = share * device_price
+                prices[Component.KEPT] = level * prices[Component.RESIDENT]
+                prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / rest.blocks
+                prices[Component.RUNNING] = 0.0 if order.schedule.splits else prices[Component.BUFFERS]
+                prices[Component.NEXT_BUFFERS] = prices[Component.BUFFERS] * (least_of_group > order.num_chunks)
+                self._add_cut(prices)
 
-    def _cut(self, prices: FloatArray) -> bool:
-        """Add the cut of some prices, and return whether it says more than those known, or a choice is new."""
+    def _add_cut(self, prices: FloatArray) -> bool:
+        """Price a block and add the cut; return whether the cut is tighter than known ones or a choice is new."""
         total = float(prices.sum())
         if total <= 0:
             return False
-        own = prices / total
-        hull, before = self._hull, len(self._hull.known)
-        hull.reweigh(self.program.priced(own))
+        normalised = prices / total
+        hull, num_known = self._hull, len(self._hull.keys)
+        hull.reset_costs(self.program.with_prices(normalised))
         hull.step(self._solve, 0.0, lambda choice: None, memory=True)
         least = hull.bound / self._unit
-        known = any(np.abs(own - other).max() <= ALIKE and least <= value * (1 + ALIKE) for other, value in self._cuts)
-        self._cuts.append((own, least))
-        return not known or len(hull.known) > before
+        is_known = any(
+            np.abs(normalised - other).max() <= SAME_POINT and least <= value * (1 + SAME_POINT)
+            for other, value in self._cuts
+        )
+        self._cuts.append((normalised, least))
+        return not is_known or len(hull.keys) > num_known
 
     def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
-        """Return what blocks of the choices known take, and which these are.
+        """Return undominated points, (points, components), and the choice and flavour of each.
 
-        Choices that another one was better than in all when they were found are left out.
+        A point is dominated if a kept one is no greater in every component.
         """
         points = self.program.points(self._hull.columns)
         points[:, ~_SHARES] /= self._unit
-        new = np.arange(self._seen, len(points))
+        new = np.arange(self._num_filtered, len(points))
         for index in new[np.argsort(points[new].sum(axis=1), kind="stable")].tolist():
-            near = points[self._kept] <= points[index] * (1 + ALIKE) + 1e-12
-            if not near.all(axis=1).any():
-                self._kept.append(index)
-        self._seen = len(points)
-        known = self._hull.known
-        return points[self._kept], [known[index] for index in self._kept]
+            dominates = points[self._undominated] <= points[index] * (1 + SAME_POINT) + 1e-12
+            if not dominates.all(axis=1).any():
+                self._undominated.append(index)
+        self._num_filtered = len(points)
+        known = self._hull.keys
+        return points[self._undominated], [known[index] for index in self._undominated]
 
 
-def _parts(prices: FloatArray) -> list[FloatArray]:
-    """Return sums of prices, (stages, takes), of stages that are alike in how these are shared out.
+def _merged_prices(prices: FloatArray) -> list[FloatArray]:
+    """Sum the prices of stages with similar proportions; return at most `MOST_PRICES` price vectors.
 
-    >>> [part.tolist() for part in _parts(np.array([[2.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 0.0]]))]
+    Cluster centres are chosen greedily by distance and weight, as in farthest-first traversal (Gonzalez, 1985).
+
+    >>> [part.tolist() for part in _merged_prices(np.array([[2.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 0.0]]))]
     [[6.0, 0.0], [0.0, 1.0]]
     """
     totals = prices.sum(axis=1)
-    own = np.flatnonzero(totals > NOTHING * totals.max(initial=0.0))
-    if not len(own):
+    priced = np.flatnonzero(totals > NEGLIGIBLE * totals.max(initial=0.0))
+    if not len(priced):
         return []
-    shares = prices[own] / totals[own, None]
-    middles, near = list[int](), np.full(len(own), np.inf)
-    nearest = np.zeros(len(own), dtype=np.int64)
-    following = int(totals[own].argmax())
-    while len(middles) < PARTS and near[following] > ALIKE:
-        away = np.abs(shares - shares[following]).sum(axis=1)
-        nearest[away < near] = len(middles)
-        near = np.minimum(near, away)
-        middles.append(following)
-        following = int((near * np.sqrt(totals[own])).argmax())
-    return [prices[own[nearest == number]].sum(axis=0) for number in range(len(middles))]
+    shares = prices[priced] / totals[priced, None]
+    centres, distance = list[int](), np.full(len(priced), np.inf)
+    centre_of = np.zeros(len(priced), dtype=np.int64)
+    farthest = int(totals[priced].argmax())
+    while len(centres) < MOST_PRICES and distance[farthest] > SAME_POINT:
+        to_farthest = np.abs(shares - shares[farthest]).sum(axis=1)
+        centre_of[to_farthest < distance] = len(centres)
+        distance = np.minimum(distance, to_farthest)
+        centres.append(farthest)
+        farthest = int((distance * np.sqrt(totals[priced])).argmax())
+    return [prices[priced[centre_of == number]].sum(axis=0) for number in range(len(centres))]
 
 
-def _usual(order: Order) -> FloatArray:
-    """Return prices of passes, and of what comes once a step, of no memory."""
-    prices = np.zeros(len(Take))
-    prices[: Take.KEPT] = 1.0
-    prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
+def _base_prices(order: Order) -> FloatArray:
+    """Prices of passes, and per microbatch of the update and of traffic once a step; no prices of memory."""
+    prices = np.zeros(len(Component))
+    prices[: Component.KEPT] = 1.0
+    prices[[Component.UPDATE, Component.LINK_ONCE]] = 1 / order.num_microbatches
     return prices
 
 
-def _block(points: FloatArray) -> float:
-    """Return what passes of a block take at least."""
-    return float(points[:, : Take.KEPT].sum(axis=1).min())
+def _least_pass_seconds(points: FloatArray) -> float:
+    """Least seconds of the passes of a block over points."""
+    return float(points[:, : Component.KEPT].sum(axis=1).min())
 
 
 def levels_of(order: Order) -> list[float]:
-    """Return how many microbatches stages hold where their group is fullest: means of parts without near ones, and few.
+    """Typical numbers of microbatches in flight of stages at their peaks, the highest first, then `LEAST_LEVEL`.
 
-    The most come first: what is cheap where memory is dearest says what to pay for parts of passes elsewhere.
+    Stages are sorted by their peaks and averaged in `LEVELS` parts; near-equal levels are merged. High levels come
+    first: choices that are cheap at the highest memory price say what to pay for passes elsewhere.
     """
     held = np.concatenate(
-        [order.fullest(group)[:, : order.num_chunks].max(axis=0) for group in range(order.num_groups)]
+        [order.held_at_peaks(group)[:, : order.num_chunks].max(axis=0) for group in range(order.num_groups)]
     )
-    found = list[float]()
+    levels = list[float]()
     for part in np.array_split(np.sort(held), min(LEVELS, len(held))):
         mean = float(part.mean())
-        if not found or mean > found[-1] * (1 + APART):
-            found.append(mean)
-    return [*reversed(found), FEW]
+        if not levels or mean > levels[-1] * (1 + SAME_LEVEL):
+            levels.append(mean)
+    return [*reversed(levels), LEAST_LEVEL]

@@ -1,9 +1,8 @@
-"""Bytes that a change of placement takes while a block runs: parameters gathered for it, gradients on their way.
+"""Bytes of reshards while a block runs: gathered parameters, and gradients on their way to a reduction.
 
-They belong to pairs of decisions, so that the placement problem, whose memory is of single decisions, does not see
-them; a price on memory can be put on pairs as well as on single ones (`master_problem.py`). What is counted is never
-more than what the simulator counts (`autopar.simulate.memory`): what an op reads through a copy that it shares is left
-out.
+Look here for memory that belongs to pairs of decisions. Placement problems have memory of single decisions only; the
+master problem (`master_problem.py`) prices these pairs as edge costs. Amounts are at most those of the simulator
+(`autopar.simulate.memory`): inputs read through a shared copy are left out.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,14 @@ class BufferUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """Bytes per device of one instance: (S of the edge's first node, S of its second) amounts."""
+    """Bytes per device of the buffer of one instance of a kind.
+
+    Attributes:
+        edge: Number of the edge whose decisions it depends on.
+        kind: Kind of block.
+        use: What it is for.
+        amounts: (strategies of the edge's first node, strategies of its second node) bytes.
+    """
 
     edge: int
     kind: int
@@ -44,10 +50,10 @@ _USES = {
 
 
 def buffers(tables: Tables) -> tuple[Buffer, ...]:
-    """Return the buffers of a graph; those that are always empty are left out."""
+    """Return the nonempty buffers of a graph."""
     resident, wire = element_bytes(tables.folded, tables.costs.policy)
     found = []
-    known: dict[tuple[int, BufferUse, float, float], FloatArray] = {}  # equal prices are of equal ways
+    amounts_of: dict[tuple[int, BufferUse, float, float], FloatArray] = {}  # edges with one table have equal reshards
     for index, edge in enumerate(tables.edges):
         use = _USES.get(edge.slot)
         first, second = tables.nodes[edge.first], tables.nodes[edge.second]
@@ -58,32 +64,32 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
                 continue
         elif first.decision is not Decision.PARAMETER:
             continue
-        source, target = _ends(tables, edge)
+        source, target = _endpoints(tables, edge)
         value, name = tables.folded.graph.values[edge.value], edge.value
         key = (id(edge.table), use, resident[name], wire[name])
-        if key not in known:
+        if key not in amounts_of:
             reducing = use is BufferUse.REDUCING
             resharder = bucketed(tables.mesh, tables.costs) if reducing else tables.resharder
-            ways = resharder.of(value.shape, wire[name], tables.meaning.chunks(name))
-            ends, handed = ways.ways(source, target)
+            reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name))
+            is_gathered, handed_bytes = reshards.ways(source, target)
             if reducing:
-                known[key] = handed * min(1.0, resident[name] / wire[name])
+                amounts_of[key] = handed_bytes * min(1.0, resident[name] / wire[name])
             else:
                 size = local_sizes(value.shape, target, tables.mesh) * min(resident[name], wire[name])
-                known[key] = np.where(ends, size, 0)
-        amounts = known[key]
+                amounts_of[key] = np.where(is_gathered, size, 0)
+        amounts = amounts_of[key]
         if amounts.any():
             found.append(Buffer(index, edge.kind, use, amounts))
     return tuple(found)
 
 
-def _ends(tables: Tables, edge: Edge) -> tuple[IntArray, IntArray]:
-    """Return the placement numbers at which a value is made, and at which it is read, by strategy."""
+def _endpoints(tables: Tables, edge: Edge) -> tuple[IntArray, IntArray]:
+    """Placement numbers where the value of an edge is produced, and where it is read, by strategy."""
     first, second = tables.nodes[edge.first], tables.nodes[edge.second]
     slot = 0
     if first.decision is Decision.OP:
         slot = tables.folded.kinds[first.kind].ops[first.position].outputs.index(edge.value)
-    assert second.options is not None, "an op reads it"
+    assert second.options is not None, "the reader is an op"
     target = second.options.inputs[edge.consumer]
-    assert target is not None, "a price is for an input that is there"
+    assert target is not None, "edges are for inputs that exist"
     return first.outputs(slot), target

@@ -1,7 +1,8 @@
-"""What a block of the most frequent kind holds, whatever its placements: values and their bytes.
+"""Bytes that a block of the most frequent kind holds under any placements: saved, deferred, received, resident.
 
-What it leaves behind in its forward are the items of `Tables.bytes` that are kept per microbatch in flight, before any
-table is written. What a split backward puts off until the weight pass is there besides, whatever runs again.
+Look here for the constants of the memory bounds, computed from the graph before any table of placements exists. Saved
+values are the items of `Tables.bytes` kept per microbatch in flight. A split backward retains further values until its
+weight pass, whatever is recomputed.
 """
 
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from autopar.ir.graph import Phase, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Something that is kept.
+class SavedValue:
+    """A value that a block keeps between forward and backward.
 
     Attributes:
-        memory: What it is kept for, and so with which flavours of recompute.
-        shape: Its shape; None if it is no value of the graph, but kept by a kernel.
-        bytes: Its bytes, on all devices together if each holds a shard.
+        memory: Why it is kept, which decides under which recompute flavours it is.
+        shape: Its shape; None if a kernel keeps it and it is no value of the graph.
+        bytes: Bytes of the whole tensor.
     """
 
     memory: Memory
@@ -34,7 +35,7 @@ class Kept:
 
 @lru_cache(maxsize=65536)
 def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    """Return into how many shards a tensor can be cut by axes of a mesh, each of which cuts one dim or none.
+    """Upper bound on the number of shards: every mesh axis cuts one dim of the tensor or none.
 
     >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4))
     (12, 3)
@@ -50,173 +51,181 @@ def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 
 def main_kind(folded: Folded) -> BlockKind:
-    """Return the most frequent kind of blocks, the first of several."""
+    """Return the most frequent kind of blocks, the first one if several are."""
     return max(folded.kinds, key=lambda kind: kind.count)
 
 
-@lru_cache(maxsize=64)  # meshes are many, graphs few
-def kept(folded: Folded, costs: CostModel) -> tuple[Kept, ...]:
+@lru_cache(maxsize=64)  # there are many meshes and few graphs
+def saved_by_main(folded: Folded, costs: CostModel) -> tuple[SavedValue, ...]:
     """Return what a block of the most frequent kind keeps for its backward."""
-    return kept_by(folded, costs, main_kind(folded).id)
+    return saved_by(folded, costs, main_kind(folded).id)
 
 
-def kept_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[Kept, ...]:
+def saved_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[SavedValue, ...]:
     """Return what a block of a kind keeps for its backward."""
     kind, graph = folded.kinds[kind_id], folded.graph
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return ()
     resident, _ = element_bytes(folded, costs.policy)
-    again = selective_ops(folded, costs)[kind.id]
+    recomputed = selective_ops(folded, costs)[kind.id]
     written = {state.output for state in graph.states}
-    found = []
+    entries = []
     for position, op in enumerate(kind.ops):
-        memory = Memory.DROPPED if position in again else Memory.SAVED
-        behind = float(costs.kept_bytes(op, *global_shapes(graph, op), resident)[0])
-        if behind:
-            found.append(Kept(memory, None, behind))
+        memory = Memory.DROPPED if position in recomputed else Memory.SAVED
+        kernel_bytes = float(costs.kept_bytes(op, *global_shapes(graph, op), resident)[0])
+        if kernel_bytes:
+            entries.append(SavedValue(memory, None, kernel_bytes))
         for name, saved in zip(op.outputs, kind.saved[position], strict=True):
             if name and saved and name not in written:
                 value = graph.values[name]
-                found.append(Kept(memory, value.shape, value.size * resident[name]))
+                entries.append(SavedValue(memory, value.shape, value.size * resident[name]))
     for producers, arrivals in boundary_groups(folded):
-        made = producers[0]
-        value = graph.values[folded.kinds[made.kind].ops[made.position].outputs[made.slot]]
+        first_producer = producers[0]
+        value = graph.values[
+            folded.kinds[first_producer.kind].ops[first_producer.position].outputs[first_producer.slot]
+        ]
         for number, arrival in arrivals:
             if number == kind.id and arrival.saved:
-                theirs = (folded.kinds[own.kind].saved[own.position][own.slot] for own, _ in arrival.producers)
-                memory = Memory.HANDED if all(theirs) else Memory.ARRIVED
-                found.append(Kept(memory, value.shape, value.size * resident[value.name]))
-    return tuple(found)
+                are_saved = (
+                    folded.kinds[producer.kind].saved[producer.position][producer.slot]
+                    for producer, _ in arrival.producers
+                )
+                memory = Memory.HANDED if all(are_saved) else Memory.ARRIVED
+                entries.append(SavedValue(memory, value.shape, value.size * resident[value.name]))
+    return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True)
-class Memories:
-    """Values of one memory: one, and views of it.
+class Storage:
+    """A tensor in memory together with its views.
 
     Attributes:
-        shapes: Their shapes.
-        bytes: Their bytes, on all devices together if each holds a shard.
+        shapes: Shapes of the tensor and its views.
+        bytes: Bytes of the whole tensor.
     """
 
     shapes: frozenset[tuple[int, ...]]
     bytes: float
 
     def least(self, mesh: tuple[int, ...]) -> float:
-        """Return the least bytes that a device of a mesh of this shape holds of it."""
+        """Least bytes on a device of a mesh of this shape."""
         return self.bytes / max(most_shards(shape, mesh) for shape in self.shapes)
 
 
 @lru_cache(maxsize=64)
-def put_off(folded: Folded, costs: CostModel) -> tuple[Memories, ...]:
-    """Return what a block of the most frequent kind keeps from its backward to its weight pass, nearly all of it.
+def deferred_values(folded: Folded, costs: CostModel) -> tuple[Storage, ...]:
+    """Return values that a block of the most frequent kind retains from its backward until its weight pass.
 
-    Values of the forward that another block makes are left out: several blocks may keep them together.
+    A lower bound: forward values produced by another block are left out, for several blocks may share them.
     """
     kind, graph = main_kind(folded), folded.graph
-    late = weight_pass_ops(folded, kind)
+    weight_ops = weight_pass_ops(folded, kind)
     makers = {name: op for op in kind.ops for name in op.outputs if name}
     written = {state.output for state in graph.states}
-    here = {name for name, op in makers.items() if op.phase is not Phase.UPDATE and op.name not in late}
-    here = (here - written) | set(hand_overs(folded)[kind.id].backward_in)
+    kept_names = {name for name, op in makers.items() if op.phase is not Phase.UPDATE and op.name not in weight_ops}
+    kept_names = (kept_names - written) | set(hand_overs(folded)[kind.id].backward_in)
 
-    def memory(name: str) -> str:
+    def storage_name(name: str) -> str:
         op = makers.get(name)
         while op is not None and op.inputs and op.inputs[0] and is_view(op, len(graph.values[op.inputs[0]].shape)):
             name = op.inputs[0]
             op = makers.get(name)
         return name
 
-    read: dict[str, set[str]] = {}
+    views_of: dict[str, set[str]] = {}
     for op in kind.ops:
-        for name in op.inputs if op.name in late else ():
-            if name and memory(name) in here:
-                read.setdefault(memory(name), set()).update((name, memory(name)))
+        for name in op.inputs if op.name in weight_ops else ():
+            if name and storage_name(name) in kept_names:
+                views_of.setdefault(storage_name(name), set()).update((name, storage_name(name)))
     resident, wire = element_bytes(folded, costs.policy)
     return tuple(
-        Memories(
+        Storage(
             frozenset(graph.values[name].shape for name in names),
             min(graph.values[name].size * min(resident[name], wire[name]) for name in names),
         )
-        for names in read.values()
+        for names in views_of.values()
     )
 
 
 @lru_cache(maxsize=64)
-def received(folded: Folded, costs: CostModel, kind: int) -> tuple[tuple[Memories, ...], tuple[Memories, ...]]:
-    """Return what a block of a kind receives from the one before it, and from the next one."""
+def received_values(folded: Folded, costs: CostModel, kind: int) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+    """Return what a block of a kind receives from the previous block, and from the next one."""
     resident, wire = element_bytes(folded, costs.policy)
-    own, values = hand_overs(folded)[kind], folded.graph.values
+    interface, values = hand_overs(folded)[kind], folded.graph.values
     arriving, returning = (
         tuple(
-            Memories(frozenset({values[name].shape}), values[name].size * min(resident[name], wire[name]))
+            Storage(frozenset({values[name].shape}), values[name].size * min(resident[name], wire[name]))
             for name in names
         )
-        for names in (own.forward_in, own.backward_in)
+        for names in (interface.forward_in, interface.backward_in)
     )
     return arriving, returning
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A parameter or a sum of gradients of a block of the most frequent kind, and its way where it lies in shards.
+class ShardedState:
+    """A parameter or gradient sum of a block of the most frequent kind, and its collective if it is sharded.
 
     Attributes:
-        memories: What is held through the step.
-        wire: Bytes as it travels, of the whole tensor.
-        collective: What brings the whole to where it is used, or makes shards of what is made there.
-        times: How often, for every microbatch.
+        storage: What is resident through the step.
+        wire: Bytes of the whole tensor as communicated.
+        collective: All-gather of parameters before use, or reduce-scatter of gradients.
+        per_microbatch: Number of collectives per microbatch.
     """
 
-    memories: Memories
+    storage: Storage
     wire: float
     collective: Collective
-    times: int
+    per_microbatch: int
 
 
 @lru_cache(maxsize=64)
-def sent(folded: Folded, costs: CostModel) -> tuple[Sent, ...]:
-    """Return what travels in every microbatch if a data-parallel axis shards it: each pass reads parameters whole."""
+def sharded_states(folded: Folded, costs: CostModel) -> tuple[ShardedState, ...]:
+    """Return what is communicated in every microbatch if a data-parallel axis shards it.
+
+    Every pass reads whole parameters.
+    """
     kind, graph = main_kind(folded), folded.graph
-    made = {name for op in kind.ops for name in op.outputs}
-    sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
+    outputs = {name for op in kind.ops for name in op.outputs}
+    gradient_sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
     resident, wire = element_bytes(folded, costs.policy)
     readers: dict[str, set[Phase]] = {}
     for op in kind.ops:
-        if op.phase is not Phase.UPDATE and sums.isdisjoint(op.outputs):
+        if op.phase is not Phase.UPDATE and gradient_sums.isdisjoint(op.outputs):
             for name in op.inputs:
                 readers.setdefault(name, set()).add(Phase.BACKWARD if op.phase is Phase.BACKWARD else Phase.FORWARD)
-    found = []
+    entries = []
     for state in graph.states:
-        if state.output not in made or state.role not in (Role.PARAMETER, Role.GRADIENT):
+        if state.output not in outputs or state.role not in (Role.PARAMETER, Role.GRADIENT):
             continue
         is_parameter = state.role is Role.PARAMETER
         name = state.input if is_parameter else state.output
         value = graph.values[name]
-        found.append(
-            Sent(
-                Memories(frozenset({value.shape}), value.size * resident[name]),
+        entries.append(
+            ShardedState(
+                Storage(frozenset({value.shape}), value.size * resident[name]),
                 value.size * wire[name],
                 Collective.ALL_GATHER if is_parameter else Collective.REDUCE_SCATTER,
                 len(readers.get(name, ())) if is_parameter else 1,
             )
         )
-    return tuple(found)
+    return tuple(entries)
 
 
 @lru_cache(maxsize=64)
-def states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple[Memories, ...]:
-    """Return what a block of the most frequent kind holds through the step: parameters, sums of gradients, moments.
+def resident_states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple[Storage, ...]:
+    """Return parameters, gradient sums and moments of a block of the most frequent kind.
 
-    If the optimizer is offloaded, its moments are left out.
+    With `offload` the moments are left out.
     """
     kind, graph = main_kind(folded), folded.graph
-    made = {name for op in kind.ops for name in op.outputs}
+    outputs = {name for op in kind.ops for name in op.outputs}
     resident, _ = element_bytes(folded, costs.policy)
-    found = []
+    entries = []
     for state in graph.states:
-        if state.output in made and not (offload and state.role is Role.MOMENT):
+        if state.output in outputs and not (offload and state.role is Role.MOMENT):
             name = state.input if state.role is Role.PARAMETER else state.output
             if state.role in (Role.PARAMETER, Role.GRADIENT, Role.MOMENT):
                 value = graph.values[name]
-                found.append(Memories(frozenset({value.shape}), value.size * resident[name]))
-    return tuple(found)
+                entries.append(Storage(frozenset({value.shape}), value.size * resident[name]))
+    return tuple(entries)

@@ -1,6 +1,7 @@
-"""What a microbatch takes at least on meshes of three axes, from one small placement problem on the two free ones.
+"""Submesh bound: least seconds of a microbatch on three mesh axes, from placement problems on two of them.
 
-`autopar.bounds.submesh_tables` says which terms hold for every data-parallel axis besides.
+Look here for the bound that covers all `dp × outer × inner` meshes with equal free axes at once. `submesh_tables.py`
+argues which terms are valid for every data-parallel axis.
 """
 
 from collections.abc import Callable
@@ -19,18 +20,18 @@ from autopar.recompute import Recompute
 from autopar.solvers.limited import Limited
 
 _SCHEDULES = ("1f1b", "zb-h1")
-"""One with joint and one with split backwards: in the latter collectives have less to hide behind."""
+"""One schedule with joint and one with split backwards, behind which collectives hide less."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinorPaces:
-    """What a microbatch takes at least, and what that took to find out.
+    """Lower bounds on a microbatch, and the work spent on them.
 
     Attributes:
         joint: With joint backwards.
-        split: With split ones.
+        split: With split backwards.
         work: Units of work of placement problems.
-        cut: How many of them a limit has cut.
+        cut: Number of placement problems cut off by a limit.
     """
 
     joint: Pace
@@ -40,9 +41,13 @@ class MinorPaces:
 
 
 def minor_paces(tables: Tables, data: DataMajor, overlap: Overlap, solve: Callable[[Problem], Limited]) -> MinorPaces:
-    """Return lower bounds on the seconds of a microbatch on every mesh dp × outer × inner.
+    """Lower bounds on the seconds of a microbatch on every mesh dp × outer × inner.
 
-    Relaxes the dp axis: it splits every batch at no cost. Valid for microbatches of dp times the samples of `tables`.
+    - *Relaxes*: the dp axis, which costs nothing; memory; parameter gathers, gradient sums and updates.
+    - *Valid when*: microbatches have dp times the samples of `tables`, and the two graphs have the same ops on
+      proportional dims (`roofline.scales`).
+    - *Cost*: three placement problems: joint backward, split backward, one block.
+    - *Source*: projection of placements onto the free axes, argued in `submesh_tables.py`.
 
     Args:
         tables: Decisions and prices on outer × inner, unrestricted.
@@ -51,20 +56,20 @@ def minor_paces(tables: Tables, data: DataMajor, overlap: Overlap, solve: Callab
         solve: Solves a placement problem within its limit of work.
     """
     mesh, folded = tables.mesh, tables.folded
-    alone = passes_alone(tables, data)
-    paces, work, cut = [], 0.0, 0
+    restricted = passes_alone(tables, data)
+    paces, work, num_cut = [], 0.0, 0
     for schedule in _SCHEDULES:
-        pipeline = Pipeline(2, 1, schedule, overlap)  # without what one stage does at the end
-        weighting = weights(alone, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
-        instance = problem(alone, weighting, name=f"{mesh} alone")
-        found = solve(instance)
-        bound = max(0.0, found.solution.bound, launched(alone, pipeline))
+        pipeline = Pipeline(2, 1, schedule, overlap)  # several stages: no tail of a single stage
+        weighting = weights(restricted, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+        instance = problem(restricted, weighting, name=f"{mesh} alone")
+        limited = solve(instance)
+        bound = max(0.0, limited.solution.bound, launched(restricted, pipeline))
         paces.append(Pace(bound * pipeline.num_groups / pipeline.rounds, ()))
-        work, cut = work + found.work, cut + found.cut
-    # Blocks are whole: what one takes alone says more of stages than the mean does.
+        work, num_cut = work + limited.work, num_cut + limited.cut
+    # A bound on one whole block is tighter for stages than the mean over all blocks.
     main = main_kind(folded).id
-    instance = problem(alone, kind_weights(alone, [main], 0.0), name=f"{mesh} alone, a block")
-    found = solve(instance)
-    block = max(0.0, found.solution.bound)
+    instance = problem(restricted, kind_weights(restricted, [main], 0.0), name=f"{mesh} alone, a block")
+    limited = solve(instance)
+    block = max(0.0, limited.solution.bound)
     blocks = tuple(block if kind == main else 0.0 for kind in folded.chain)
-    return MinorPaces(replace(paces[0], blocks=blocks), paces[1], work + found.work, cut + found.cut)
+    return MinorPaces(replace(paces[0], blocks=blocks), paces[1], work + limited.work, num_cut + limited.cut)

@@ -1,4 +1,8 @@
-"""Small linear programs over the tasks of a step."""
+"""Small linear programs over the tasks of a step, solved by HiGHS.
+
+Look here for how the critical path of a step is written as a linear program (Kelley and Walker, 1959), and for how
+these programs are solved: warm started, by simplex or by an interior point.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,33 +16,34 @@ from numpy.typing import NDArray
 from autopar.bounds.task_graph import Excerpt
 
 SLACK = 1e-6
-"""Relative: by how much what is found is lowered, for optima are exact to a tolerance."""
+"""Relative amount by which an optimal value is lowered before it counts as a bound: solvers are exact to a
+tolerance."""
 
 LARGE = 1500
-"""Rows from which on an interior point is sought first, which takes a third of the time there, or less: the simplex
-method takes as long to go on from a known optimum as from nothing."""
+"""Rows from which on an interior point method is tried first. It takes at most a third of the time of the simplex
+method there, which gains nothing from a warm start at this size."""
 
 
-_STATUS = {int(own): own for own in highspy.HighsBasisStatus.__members__.values()}
+_STATUS = {int(status): status for status in highspy.HighsBasisStatus.__members__.values()}
 
 
 Row = Mapping[int, float]
-"""A sum of variables, by number, so many times each."""
+"""A linear expression: the factor of each variable, by the number of the variable."""
 
 
 DUAL, PRIMAL = 1, 4
-"""Simplex methods, as HiGHS numbers them."""
+"""Simplex strategies, as HiGHS numbers them."""
 
 
 class Basis(NamedTuple):
-    """Where the simplex method ended: the status of each variable and of each row, as HiGHS numbers them."""
+    """Final basis of the simplex method: the status of each variable and of each row, as HiGHS numbers them."""
 
     variables: NDArray[np.int8]
     rows: NDArray[np.int8]
 
 
 class Optimum(NamedTuple):
-    """The least cost, the duals of the rows, the variables, and where it is; infinity and none if nothing is."""
+    """Optimal value, row duals, variables, and basis; infinity, empty arrays and None if infeasible."""
 
     value: float
     duals: NDArray[np.float64]
@@ -47,7 +52,7 @@ class Optimum(NamedTuple):
 
 
 class LeastProgram:
-    """Minimises costs >= 0 of variables >= 0 under rows."""
+    """A linear program that minimises nonnegative costs of nonnegative variables under rows."""
 
     def __init__(self) -> None:
         self._index: list[Sequence[int]] = []
@@ -57,39 +62,38 @@ class LeastProgram:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self._least)
 
     def copy(self) -> "LeastProgram":
-        """Return a program with the same rows."""
+        """Return a program with the same rows, to which further rows can be added."""
         other = LeastProgram()
         other._index, other._values = self._index.copy(), self._values.copy()
         other._least, other._most = self._least.copy(), self._most.copy()
         return other
 
     def add(self, row: Row, *, least: float = -math.inf, most: float = math.inf) -> None:
-        """Add that a sum of variables by number, so many times each, is at least and at most something."""
+        """Add the row `least <= sum of factor * variable <= most`."""
         self._index.append(tuple(row))
         self._values.append(tuple(row.values()))
         self._least.append(least)
         self._most.append(most)
 
-    def total(self, variables: Collection[int], total: float) -> None:
-        """Add what some variables are together."""
-        self.add(dict.fromkeys(variables, 1.0), least=total, most=total)
+    def fix_sum(self, variables: Collection[int], value: float) -> None:
+        """Add the row that fixes the sum of some variables to a value."""
+        self.add(dict.fromkeys(variables, 1.0), least=value, most=value)
 
-    def minimised(
+    def minimise(
         self, cost: Row, num_variables: int, start: Basis | None = None, *, is_reducible: bool = False
     ) -> Optimum:
-        """Return the least cost.
+        """Minimise a cost over the rows.
 
         Args:
-            cost: The cost.
-            num_variables: Variables are numbered below that.
-            start: Where a program had its optimum that has the first ones of these variables and rows; large programs
-                are solved anew.
-            is_reducible: Whether a large program is made smaller first, which pays where rows outnumber variables by
-                far: most of the rows of cuts, say, say nothing.
+            cost: Cost per variable; 0 for variables that are not in it.
+            num_variables: Variables are numbered from 0 to `num_variables - 1`.
+            start: Final basis of a program with the first of these variables and rows; ignored for large programs.
+            is_reducible: Whether presolve runs before an interior point method. It pays off if rows outnumber variables
+                by far, as in a cut LP, most of whose rows are not binding.
         """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
@@ -105,22 +109,22 @@ class LeastProgram:
         highs = highspy.Highs()
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
-        highs.setOptionValue("run_crossover", "off")  # what costs least is asked, or prices, but for no vertex
+        highs.setOptionValue("run_crossover", "off")  # callers need the value and the duals, not a vertex
         highs.passModel(model)
         is_large = len(self._least) >= LARGE
-        if not _is_solved(highs, is_large, None if is_large else start, is_reducible=is_reducible):
+        if not _has_optimum(highs, is_large, None if is_large else start, is_reducible=is_reducible):
             return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
-        solution, found = highs.getSolution(), highs.getBasis()
+        solution, found_basis = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
         basis = None
-        if found.valid:
-            each = found.col_status, found.row_status
-            basis = Basis(*(np.array(list(map(int, own)), dtype=np.int8) for own in each))
+        if found_basis.valid:
+            statuses = found_basis.col_status, found_basis.row_status
+            basis = Basis(*(np.array(list(map(int, status)), dtype=np.int8) for status in statuses))
         return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value), basis)
 
 
-class _Way(StrEnum):
-    """How a program may be solved: `WARM` goes on from a known optimum, `PRESOLVED` makes it smaller first."""
+class _Method(StrEnum):
+    """How HiGHS solves a program: `WARM` is simplex from a known basis, `PRESOLVED` is simplex after presolve."""
 
     WARM = "warm"
     SIMPLEX = "simplex"
@@ -128,57 +132,59 @@ class _Way(StrEnum):
     PRESOLVED = "presolved"
 
 
-_ALONE = _Way.SIMPLEX, _Way.INTERIOR, _Way.PRESOLVED
-_LARGE = _Way.INTERIOR, _Way.SIMPLEX, _Way.PRESOLVED
+_METHODS = _Method.SIMPLEX, _Method.INTERIOR, _Method.PRESOLVED
+_METHODS_IF_LARGE = _Method.INTERIOR, _Method.SIMPLEX, _Method.PRESOLVED
 
 
-def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool:
-    """Solve a program that has an optimum or no solution, and return whether it has one.
+def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool:
+    """Solve a program that is bounded below, and return whether it is feasible.
+
+    Methods are tried in turn until one of them ends with an optimum or a proof of infeasibility.
 
     Args:
-        highs: What has the program.
-        is_large: Whether an interior point is sought first.
-        start: Where to go on, if it was solved before with fewer variables or rows.
-        is_reducible: Whether it is made smaller before an interior point is sought.
+        highs: Holds the program.
+        is_large: Whether an interior point method is tried first.
+        start: Final basis of a program with fewer variables or rows, if there is one.
+        is_reducible: Whether presolve runs before an interior point method.
     """
-    ways = _LARGE if is_large else _ALONE if start is None else (_Way.WARM, *_ALONE)
-    for way in ways:
-        highs.setOptionValue("solver", "ipm" if way is _Way.INTERIOR else "simplex")
-        # Elsewhere it takes as long as the rest, for nothing, unless all else gets stuck.
-        shrinks = way is _Way.PRESOLVED or (way is _Way.INTERIOR and is_reducible)
-        highs.setOptionValue("presolve", "on" if shrinks else "off")
-        if way is _Way.WARM:
-            assert start is not None, "what it goes on from"
+    methods = _METHODS_IF_LARGE if is_large else _METHODS if start is None else (_Method.WARM, *_METHODS)
+    for method in methods:
+        highs.setOptionValue("solver", "ipm" if method is _Method.INTERIOR else "simplex")
+        # Otherwise presolve takes as long as the solver saves; it is the last resort where the other methods fail.
+        presolves = method is _Method.PRESOLVED or (method is _Method.INTERIOR and is_reducible)
+        highs.setOptionValue("presolve", "on" if presolves else "off")
+        if method is _Method.WARM:
+            assert start is not None, "a warm start has a basis"
             num_variables, num_rows = highs.getNumCol(), highs.getNumRow()
-            highs.setBasis(_extended(start, num_variables, num_rows))
-            more = len(start.variables) < num_variables  # then what was found still fulfils all rows
-            highs.setOptionValue("simplex_strategy", PRIMAL if more else DUAL)
+            highs.setBasis(_extended_basis(start, num_variables, num_rows))
+            has_new_variables = len(start.variables) < num_variables  # new variables keep the basis primal feasible
+            highs.setOptionValue("simplex_strategy", PRIMAL if has_new_variables else DUAL)
         highs.run()
-        # An interior point may be missed where there is one: only the simplex method says that there is none. That may
-        # get stuck where it goes on.
+        # An interior point method may miss a feasible point: only the simplex method proves infeasibility. A warm
+        # started simplex method may end without an answer.
         if (status := highs.getModelStatus()) == highspy.HighsModelStatus.kOptimal:
             return True
-        if status == highspy.HighsModelStatus.kInfeasible and way is not _Way.INTERIOR:
+        if status == highspy.HighsModelStatus.kInfeasible and method is not _Method.INTERIOR:
             return False
         highs.clearSolver()
         highs.setOptionValue("simplex_strategy", DUAL)
-    raise AssertionError(f"no cost is below zero, but a program ended as {status}")
+    raise AssertionError(f"costs are nonnegative, but HiGHS ended with {status}")
 
 
-def _extended(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:
-    """Return a basis for HiGHS, in which further variables are 0, and further rows say nothing yet."""
-    found = highspy.HighsBasis()
-    found.col_status = [_STATUS[own] for own in start.variables.tolist()]
-    found.col_status += [highspy.HighsBasisStatus.kLower] * (num_variables - len(start.variables))
-    found.row_status = [_STATUS[own] for own in start.rows.tolist()]
-    found.row_status += [highspy.HighsBasisStatus.kBasic] * (num_rows - len(start.rows))
-    found.valid, found.alien = True, False
-    return found
+def _extended_basis(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:
+    """Return a HiGHS basis with further variables at their lower bound and further rows basic."""
+    basis = highspy.HighsBasis()
+    basis.col_status = [_STATUS[status] for status in start.variables.tolist()]
+    basis.col_status += [highspy.HighsBasisStatus.kLower] * (num_variables - len(start.variables))
+    basis.row_status = [_STATUS[status] for status in start.rows.tolist()]
+    basis.row_status += [highspy.HighsBasisStatus.kBasic] * (num_rows - len(start.rows))
+    basis.valid, basis.alien = True, False
+    return basis
 
 
-def add_order(
+def add_precedences(
     program: LeastProgram,
-    found: Excerpt,
+    graph: Excerpt,
     durations: Sequence[Row],
     step: int,
     *,
@@ -186,40 +192,51 @@ def add_order(
     after: Sequence[Row] = (),
     hop: float = 0.0,
 ) -> None:
-    """Add who waits for whom, of starts that are the first variables.
+    """Add the precedence rows of a step, whose first variables are the starts of the nodes.
+
+    ```text
+    start_v >= start_u + duration_u (+ hop)             v waits for u
+    T       >= start_last + duration_last + after       for each group; less start_first where steps overlap
+    ```
 
     Args:
-        program: Added to.
-        found: The tasks.
-        durations: By node what it takes, as sums of variables.
-        step: The variable that is the seconds of the step.
-        overlap: Whether steps overlap: then one is no shorter than a group's tasks from the first to the last.
-        after: By group what it takes after its last task, as sums of variables; nothing if not given.
-        hop: What a message from one group to another takes.
+        program: The program to add rows to.
+        graph: The tasks and their precedences.
+        durations: Duration of each node, as a linear expression in the variables.
+        step: Number of the variable T, the seconds of the step.
+        overlap: Whether consecutive steps overlap: then T is at least each group's time from its first to its last
+            task.
+        after: Seconds of each group after its last task, as linear expressions; none if not given.
+        hop: Seconds of a message from one group to another.
     """
-    taken = [{number: -factor for number, factor in own.items()} for own in durations]
-    group_of = {node: group for group, run in enumerate(found.runs) for node in run.tolist()}
-    # the later task of a pair is no earlier than the end of the first one
-    for first, second in zip(found.first.tolist(), found.second.tolist(), strict=True):
-        is_sent = group_of[first] != group_of[second]
-        program.add({second: 1.0, first: -1.0, **taken[first]}, least=hop if is_sent else 0.0)
-    # nor is the step shorter than a group's tasks from the first to the last, or than all until then
-    for group, run in enumerate(found.runs):
-        begin, last = int(run[0]), int(run[-1])
-        row = {step: 1.0, last: -1.0, **taken[last]}
+    negated = [{number: -factor for number, factor in duration.items()} for duration in durations]
+    group_of = {node: group for group, nodes in enumerate(graph.order_of_group) for node in nodes.tolist()}
+    for predecessor, successor in zip(graph.predecessors.tolist(), graph.successors.tolist(), strict=True):
+        is_sent = group_of[predecessor] != group_of[successor]
+        program.add({successor: 1.0, predecessor: -1.0, **negated[predecessor]}, least=hop if is_sent else 0.0)
+    for group, nodes in enumerate(graph.order_of_group):
+        first, last = int(nodes[0]), int(nodes[-1])
+        row = {step: 1.0, last: -1.0, **negated[last]}
         if overlap:
-            row[begin] = row.get(begin, 0.0) + 1.0
+            row[first] = row.get(first, 0.0) + 1.0
         row.update((number, -factor) for number, factor in (after[group] if after else {}).items())
         program.add(row, least=0.0)
 
 
-def durations_of(found: Excerpt, stages: Sequence[Sequence[Row]]) -> list[dict[int, float]]:
-    """Return by node what it takes, given the sums of variables that each pass of each stage takes."""
-    taken = [dict(stages[stage][kind]) for stage, kind in zip(found.stage.tolist(), found.kind.tolist(), strict=True)]
-    for counts in found.middles:
-        own = dict[int, float]()
+def durations_of(graph: Excerpt, stages: Sequence[Sequence[Row]]) -> list[dict[int, float]]:
+    """Duration of each node of an excerpt as a linear expression.
+
+    Args:
+        graph: The excerpt.
+        stages: For each stage and pass the duration of one task, as a linear expression in the variables.
+    """
+    durations = [
+        dict(stages[stage][kind]) for stage, kind in zip(graph.stage.tolist(), graph.kind.tolist(), strict=True)
+    ]
+    for counts in graph.aggregates:
+        duration = dict[int, float]()
         for stage, kind in np.argwhere(counts).tolist():
             for number, factor in stages[stage][kind].items():
-                own[number] = own.get(number, 0.0) + float(counts[stage, kind]) * factor
-        taken.append(own)
-    return taken
+                duration[number] = duration.get(number, 0.0) + float(counts[stage, kind]) * factor
+        durations.append(duration)
+    return durations
