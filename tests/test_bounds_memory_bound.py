@@ -82,8 +82,8 @@ def test_no_placement_puts_off_less_than_is_said(name: str, mesh: Mesh) -> None:
     for _ in range(6):
         lowered = lower_blocks(assemble_blocks(tables, choice), own, tables.resharder, splits=True)
         memory = chain_bytes(lowered, own, trains=True)
-        before, _ = memory.put_off(max(0, block - 2), block) if block else (0.0, 0.0)
-        late, _ = memory.put_off(max(0, block - 2), block + 1)
+        before, _ = memory.deferred_bytes(max(0, block - 2), block) if block else (0.0, 0.0)
+        late, _ = memory.deferred_bytes(max(0, block - 2), block + 1)
         ratios.append((late - before) / least)
         choice = random_choice(instance, rng, near=choice)
     assert min(ratios) >= 1 - 1e-9
@@ -101,7 +101,7 @@ def test_nearly_all_that_is_put_off_is_said(name: str) -> None:
     _, choice = optimum(instance)
     lowered = lower_blocks(assemble_blocks(tables, choice), own, tables.resharder, splits=True)
     first, *_, last = main_kind(own).instances
-    late, _ = chain_bytes(lowered, own, trains=True).put_off(first, last + 1)
+    late, _ = chain_bytes(lowered, own, trains=True).deferred_bytes(first, last + 1)
     said = sum(memory.least(mesh.shape) for memory in put_off(own, COSTS))
     assert 0.75 * late <= said * (last + 1 - first) <= late * (1 + 1e-9)
 

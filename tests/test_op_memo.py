@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.cost import ALONE, Fused
-from autopar.formulate.op_memo import Sharing
+from autopar.formulate.op_memo import OpCache
 from autopar.formulate.op_strategies import IntArray, options
 from autopar.ir.graph import Op
 from tests.formulations import COSTS, tables
@@ -28,7 +28,7 @@ def test_every_op_gets_what_it_would_get_alone(name: str) -> None:
     """Strategies listed once per signature are those that are listed for each op."""
     found = tables(name)
     graph, free = found.folded.graph, found.folded.free
-    shared = Sharing(graph, found.mesh, COSTS, free)
+    shared = OpCache(graph, found.mesh, COSTS, free)
     ops = [op for kind in found.folded.kinds for op in kind.ops]
 
     several = [shared.options(op, found.meaning.strategies(op)) for op in ops]
@@ -49,7 +49,7 @@ def test_what_differs_is_told_apart() -> None:
     found = tables("gpt2")
     choices = found.nodes[0].options
     assert choices is not None
-    shared = Sharing(found.folded.graph, found.mesh, COSTS, found.folded.free)
+    shared = OpCache(found.folded.graph, found.mesh, COSTS, found.folded.free)
     relu, drop = Op("a", "Relu", ("x",), ("y",)), Op("b", "Relu", ("x",), ("",))
     asked = [
         (relu, (2.0,), ALONE),

@@ -145,7 +145,7 @@ def test_stage_bytes_by_hand() -> None:
             Recompute.SELECTIVE: np.array([3.0, 4.0]),
             Recompute.FULL: np.array([1.0, 2.0]),
         },
-        remade={
+        recomputed={
             NONE: np.zeros(2),
             Recompute.SELECTIVE: np.array([1.0, 2.0]),
             Recompute.FULL: np.array([3.0, 4.0]),
@@ -281,7 +281,7 @@ def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, 
     walk = memory.walk
     saved = walk.memory.kept[NONE]  # type: ignore[attr-defined]
     walk.memory.kept[Recompute.OFFLOAD] = np.zeros(kinds)  # type: ignore[attr-defined]
-    walk.memory.remade[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
+    walk.memory.recomputed[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
     hosted = draw(st.frozensets(st.sampled_from(Hosted), min_size=1))
     flavours = BY_SECONDS if Hosted.ACTIVATIONS in hosted else ON_DEVICE
     state = np.floor(rng.uniform(size=kinds) * (memory.resident + 1))
@@ -317,7 +317,7 @@ def test_the_best_split_with_host_memory_is_best(
             flying = pipeline.in_flight(stage)
             assert stage_peak(memory, pipeline, split, stage) <= limit
             assert memory.host_bytes(*blocks, flying, flavours, offload=away[stage]) <= memory.host_room
-            assert constraints.may_lie(*blocks, away=away[stage])
+            assert constraints.allows_state(*blocks, on_host=away[stage])
         assert time.seconds == step_time(totals, memory.chain, pipeline, split, hop).seconds
 
 

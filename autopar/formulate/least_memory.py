@@ -141,12 +141,12 @@ class _Ranges:
             stops = [stop for stop in range(start + 1, last + 1) if allowed[start, stop - start - 1]]
             stops = [stop for stop in stops if not whole or stop == num_blocks]
             for stop in stops:
-                self._always[start, stop] = memory.always(start, stop)
+                self._always[start, stop] = memory.resident_bytes(start, stop)
                 kinds = list(memory.chain[start:stop])
                 self._update[start, stop] = memory.update[kinds].max()
                 self._state[start, stop] = memory.state[kinds].sum()
                 for away, lies in self._lies.items():
-                    lies[start, stop] = constraints.may_lie(start, stop, away=away)
+                    lies[start, stop] = constraints.allows_state(start, stop, on_host=away)
             for number, flavours in enumerate(self.flavours):
                 self._walk(memory, start, stops, number, flavours)
 
@@ -163,7 +163,7 @@ class _Ranges:
             if block + 1 in wanted:
                 self._kept[number, start, block + 1] = kept
                 own = flavours[start : block + 1]
-                self._running[number, start, block + 1] = running + memory.beside(start, block + 1, own)
+                self._running[number, start, block + 1] = running + memory.communication_bytes(start, block + 1, own)
                 self._hosted[number, start, block + 1] = memory.host_bytes(start, block + 1, 1, own)
 
     def peaks(self, in_flight: int, number: int, away: bool) -> FloatArray:

@@ -55,7 +55,7 @@ Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
+class GraphFacts:
     """What recipes and roles need to know of a graph, gathered once.
 
     Attributes:
@@ -75,7 +75,7 @@ class Facts:
     layers: frozenset[int]
 
     @classmethod
-    def of(cls, folded: Folded, dims: BatchDims) -> "Facts":
+    def of(cls, folded: Folded, dims: BatchDims) -> "GraphFacts":
         """Gather what a graph with these batch dims tells."""
         states = folded.graph.states
         parameters = frozenset(state.input for state in states if state.role is Role.PARAMETER)
@@ -151,13 +151,13 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
             if tensor_axes == num_axes and zero != data[0]:
                 continue
             tasks.append((zero,) * (num_axes - tensor_axes) + (Tensor(sequence),) * tensor_axes)
-    facts = Facts.of(tables.folded, dims)
+    facts = GraphFacts.of(tables.folded, dims)
     places = {place for axes in tasks for place in enumerate(axes)}
     allowed: list[list[tuple[int, ...]]] = [[] for _ in tasks]
     for node in tables.nodes:
         op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
         by_place = {
-            (axis, task): wanted(facts, task, node.decision, node.kind, op, placed_on(tables, node, axis))
+            (axis, task): matching_strategies(facts, task, node.decision, node.kind, op, placed_on(tables, node, axis))
             for axis, task in places
         }
         for axes, strategies in zip(tasks, allowed, strict=True):
@@ -194,7 +194,9 @@ def placed_on(tables: Tables, node: Node, axis: int) -> Placed:
     return placed
 
 
-def wanted(facts: Facts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+def matching_strategies(
+    facts: GraphFacts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed
+) -> Mask:
     """Return the (S,) strategies of a decision that do what a task asks of its axis."""
     match task:
         case Tensor():
@@ -203,7 +205,7 @@ def wanted(facts: Facts, task: Task, decision: Decision, kind: int, op: Op | Non
             return _data(facts, task, decision, op, placed)
 
 
-def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+def _data(facts: GraphFacts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
     dims, parameters = facts.batch, facts.parameters
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     sums = op is not None and any(name in facts.gradients for name in op.outputs)
@@ -232,7 +234,7 @@ def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: P
     return mask
 
 
-def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+def _tensor(facts: GraphFacts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
     dims = facts.batch
     values = facts.folded.graph.values
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)

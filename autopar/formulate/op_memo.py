@@ -23,7 +23,7 @@ Masks = Sequence[NDArray[np.bool_]]
 Found = TypeVar("Found")
 
 
-class Sharing:
+class OpCache:
     """Finds what was computed for an equal op before.
 
     Arrays that it returns are shared, and never to be written to.
