@@ -99,7 +99,7 @@ class Constraints:
     def flavours(self, blocks: Sequence[int] | None = None) -> tuple[Recompute, ...]:
         """Return the flavours that one of the given blocks (all if None) may have, from fastest to slowest.
 
-        Offload comes right after keeping everything on the device, as its copies may overlap with compute.
+        Offload ranks after no recompute: with a host link that took no time it would be as fast.
         """
         known = BY_SECONDS if Hosted.ACTIVATIONS in self.hosted else ON_DEVICE
         keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]

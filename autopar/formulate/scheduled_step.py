@@ -19,10 +19,10 @@ from autopar.folding.graph_facts import op_host_seconds
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.link_seconds import (
     NUM_LINKS,
-    again_links,
     backward_links,
     forward_links,
     gradient_links,
+    recompute_links,
     reduce_links,
 )
 from autopar.formulate.offload_costs import HostLinks, with_host
@@ -235,7 +235,7 @@ def works_of(
     offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
     passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
     updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
-    waits = {recompute: again_links(totals, recompute) for recompute in set(split.flavours)}
+    waits = {recompute: recompute_links(totals, recompute) for recompute in set(split.flavours)}
     waited = np.array([waits[recompute][:, block] for block, recompute in enumerate(split.flavours)]).T
     works = []
     for start, stop in split.ranges:

@@ -44,7 +44,7 @@ from autopar.cost.overlap import HIDING
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
 from autopar.formulate.block_memory import FloatArray
-from autopar.formulate.link_seconds import again_links, backward_links, forward_links, gradient_links, reduce_links
+from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
@@ -196,7 +196,7 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     for recompute in set(flavours):
         chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
-        waited[:, chosen] += again_links(blocks[chosen], recompute)
+        waited[:, chosen] += recompute_links(blocks[chosen], recompute)
         forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
     backward, gradient = blocks[:, Slot.BACKWARD] + again, gradient_links(blocks)
