@@ -30,9 +30,9 @@ from autopar.formulate.tables import (
     Edge,
     FloatArray,
     IntArray,
+    InterNodeSeconds,
     Memory,
     Node,
-    Outside,
     Slot,
     Tables,
 )
@@ -85,6 +85,7 @@ class _Builder:
         self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
+        """Build all nodes, edges and bytes, and return the tables."""
         for kind in self.folded.kinds:
             for position, op in enumerate(kind.ops):
                 self._add_op(kind.id, position, op)
@@ -110,6 +111,7 @@ class _Builder:
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
+        """Add the node of an op and its bytes."""
         options = self._keep_valid(op, self._options(kind, op))
         slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
         seconds = self._op_seconds(op, options)
@@ -178,6 +180,7 @@ class _Builder:
         return self.cache.selected(options, keep)
 
     def _op_bytes(self, kind: int, position: int, op: Op, options: Options) -> None:
+        """Add the bytes of an op: halo copies, values its kernel keeps for the backward, and its outputs."""
         node = self.op_node[kind, position]
         block = self.folded.kinds[kind]
         for index in dict.fromkeys(halos.input for halos in options.halos):
@@ -211,6 +214,7 @@ class _Builder:
                 )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
+        """Add the node of a parameter's stored placement and its bytes."""
         numbers = self._placements(Decision.PARAMETER, producer.kind, value, partial=False)
         share = count / self.folded.kinds[producer.kind].count
         self.parameter_node[producer] = len(self.nodes)
@@ -234,6 +238,7 @@ class _Builder:
     def _add_value(
         self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
     ) -> int:
+        """Add the node of a boundary or of a shared copy; return its index."""
         numbers = self._placements(decision, kind, value, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
@@ -311,6 +316,17 @@ class _Builder:
         consumers: Sequence[tuple[Consumer, float]],
         waiting: Mapping[Slot, Slot],
     ) -> None:
+        """Add the edges from a node to the ops that read its value, through a shared copy if there are several.
+
+        Args:
+            node: Node that defines the value.
+            output: Output of the node's op that is the value.
+            value: The value.
+            kind: Kind of the reading block.
+            slot: Pass of the readers.
+            consumers: The readers, each with its number of uses per instance.
+            waiting: Slot of the reshards, by pass: `_WAIT` or `_GATHER`.
+        """
         source = node
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
@@ -354,6 +370,19 @@ class _Builder:
         share: float,
         consumer: int,
     ) -> None:
+        """Add the edge of a reshard; no edge if the op has no placement for this input.
+
+        Args:
+            first: Node that defines the value.
+            output: Output of the first node's op that is the value.
+            second: Node that uses the value.
+            input_slot: Input of the second node's op that is the value; None if the node places the value itself.
+            value: The value.
+            kind: Kind of the block that pays.
+            slot: Slot of the seconds.
+            share: Times per instance of the kind.
+            consumer: As of `Edge.consumer`.
+        """
         source = self.nodes[first].outputs(output)
         if input_slot is None:
             target = self.nodes[second].outputs(0)
@@ -368,7 +397,7 @@ class _Builder:
         ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
         table = self.cache.prices(ways, source, target)
         ends = (self.cache.places(ways, numbers) for numbers in (source, target))
-        outside = Outside(ways.outside, *ends) if self.leaves_nodes else None
+        outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
 
     def _parameter_value(self, producer: Producer) -> Value:

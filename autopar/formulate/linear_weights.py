@@ -60,7 +60,7 @@ def weights(
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
         recompute: Recompute flavour of the blocks, for all kinds or by kind.
-        hidden: Multiplier in [0, 1] of the gradient traffic that the last backward does not hide, e_s of
+        hidden: Multiplier in [0, 1] of the gradient traffic that the last backward does not hide, late_s of
             `step_time.py`, on one link: the link between nodes if some axes use it and others do not. With `bounding`
             it is used for a single stage only.
         bounding: Whether the minimum must be a lower bound for every split; if not, terms of an even split are added,
@@ -80,7 +80,7 @@ def weights(
     factors = np.zeros((len(counts), len(Slot)))
     if traffic is None:
         inline, beside = flow, flow
-    else:  # of all microbatches, t + left >= f + b + e_s is used `hidden` times and t alone for the rest
+    else:  # of all microbatches, t + left >= f + b + late_s is used `hidden` times and t alone for the rest
         rest = flow - hidden * share if bounding and num_stages == 1 else flow
         inline, beside = flow - traffic * rest, traffic * rest
     overlap = pipeline.overlap
@@ -196,6 +196,7 @@ def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kind
 
 
 def _dominates(big: StageMix, small: StageMix) -> bool:
+    """Whether one stage takes at least as much memory as another one under any choice."""
     held = big.in_flight >= small.in_flight and big.offload <= small.offload
     return held and bool((np.array(big.counts) >= np.array(small.counts)).all())
 

@@ -38,9 +38,8 @@ class OpCache:
     def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel, free: frozenset[str]) -> None:
         self._graph, self._mesh, self._costs, self._free = graph, mesh, costs, free
         self._results: dict[Hashable, object] = {}
-        self._referenced: dict[
-            int, object
-        ] = {}  # objects whose identity is part of a key; kept alive so that no other object gets this identity
+        # objects whose identity is part of a key, kept alive so that no other object gets this identity
+        self._referenced: dict[int, object] = {}
         self._numbers: dict[int, tuple[Scaled, ...]] = {}
 
     def options(self, op: Op, strategies: tuple[Strategy, ...], allowed: Masks | None = None) -> Options:
@@ -118,9 +117,8 @@ class OpCache:
         """Return the cached result of a key; compute it on the first call."""
         if key not in self._results:
             self._results[key] = compute()
-        return cast(
-            Found, self._results[key]
-        )  # every key prefix is used by one method, so that the type of its results is known
+        # every key prefix belongs to one method, which fixes the type of the result
+        return cast(Found, self._results[key])
 
 
 def _hashable(allowed: Masks | None) -> tuple[bytes, ...] | None:
