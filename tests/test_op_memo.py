@@ -1,4 +1,4 @@
-"""What equal ops have in common: sharing it changes nothing but how often it is computed."""
+"""The cache of op strategies and seconds changes no result."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,8 +24,8 @@ def _same(first: tuple[IntArray | None, ...], second: tuple[IntArray | None, ...
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_op_gets_what_it_would_get_alone(name: str) -> None:
-    """Strategies listed once per signature are those that are listed for each op."""
+def test_cached_strategies_equal_those_listed_per_op(name: str) -> None:
+    """Strategies listed once per signature equal the strategies listed for each op."""
     found = tables(name)
     graph, free = found.folded.graph, found.folded.free
     shared = OpCache(graph, found.mesh, COSTS, free)
@@ -44,8 +44,8 @@ def test_every_op_gets_what_it_would_get_alone(name: str) -> None:
     assert len({id(own) for own in several}) < len(ops)
 
 
-def test_what_differs_is_told_apart() -> None:
-    """Seconds of ops with equal strategies, but of another kind, with other operands, bytes or settings, stay apart."""
+def test_seconds_of_different_ops_are_separate() -> None:
+    """Ops with equal strategies but another kind, other operands, bytes or attributes have separate seconds."""
     found = tables("gpt2")
     choices = found.nodes[0].options
     assert choices is not None
