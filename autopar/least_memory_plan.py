@@ -316,7 +316,7 @@ def _whole(memory: ChainBytes, pipeline: Pipeline) -> float:
     """Return more bytes than any group of devices holds: those of all blocks, each microbatch in flight."""
     number = len(memory.chain)
     every = max(memory.peak(0, number, pipeline.num_microbatches, (own,) * number) for own in memory.flavours)
-    late, weight = memory.put_off(0, number)
+    late, weight = memory.deferred_bytes(0, number)
     return 2 * (every + pipeline.num_microbatches * late + weight)
 
 

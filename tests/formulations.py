@@ -112,7 +112,7 @@ class _Adding:
 
     def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
         kept = float(self.memory.kept[recompute][kind])
-        running = kept + float(self.memory.transient[kind] + self.memory.remade[recompute][kind])
+        running = kept + float(self.memory.transient[kind] + self.memory.recomputed[recompute][kind])
         return Holding(kept, running, running), state
 
     def meet(self, states: Sequence[State]) -> State:
@@ -162,7 +162,7 @@ def best_by_enumeration(
     @cache
     def fitting(start: int, stop: int, in_flight: int) -> list[tuple[tuple[Recompute, ...], bool]]:
         each = product(*([f for f in memory.flavours if f in own] for own in keeps[start:stop]))
-        ways = [away for away in (False, True) if constraints.may_lie(start, stop, away=away)]
+        ways = [away for away in (False, True) if constraints.allows_state(start, stop, on_host=away)]
         return [
             (flavours, away)
             for flavours, away in product(each, ways)

@@ -1,4 +1,4 @@
-"""What the planner minimises beside what the simulator says, where gradients and gathers share links."""
+"""The step time formula compared with the simulator, where gradient reductions and parameter gathers share links."""
 
 from dataclasses import replace
 from functools import cache
@@ -28,17 +28,18 @@ from tests.formulations import optimum, rules
 
 H100 = PRESETS["h100"]
 COSTS = CostModel(replace(H100, devices_per_node=2, inter=replace(H100.inter, nics=None)))
-"""Nodes of two devices: the outer of two axes leaves them, the inner one does not."""
+"""Nodes of two devices: the outer axis of two crosses nodes, the inner one does not."""
 
 CLOSE = 0.04
-"""Relative. What the formula leaves out: a last bucket that is not full, which weighs in a model of four layers, and
-gradients that are ready before the backward of their block ends."""
+"""Relative tolerance. The formula ignores a partly filled last bucket, which matters in a model of four layers, and
+gradients that are ready before the backward of their block ends.
+"""
 
 SHARDING = 1e-10
-"""Seconds per byte at which parameters lie in shards."""
+"""Price in seconds per byte at which the solver shards parameters."""
 
 WIDE = {"num_layers": 4, "hidden": 2048, "heads": 16, "seq": 512, "vocab": 8192}
-"""Of as many layers as the tiny model whose rules are used, and wide enough for several buckets per block."""
+"""As many layers as the tiny model whose rules are used, and wide enough for several buckets per block."""
 
 SAMPLES = 64
 
@@ -50,7 +51,7 @@ def _tables(outer: int) -> Tables:
 
 
 def _ranges(num_blocks: int, num_stages: int) -> tuple[tuple[int, int], ...]:
-    """Return stages of equally many blocks."""
+    """Return stages with equal numbers of blocks."""
     size = num_blocks // num_stages
     return tuple((start, start + size) for start in range(0, num_blocks, size))
 
@@ -58,12 +59,13 @@ def _ranges(num_blocks: int, num_stages: int) -> tuple[tuple[int, int], ...]:
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
 @pytest.mark.parametrize("price", [0.0, SHARDING])
 @pytest.mark.parametrize(("num_stages", "outer", "num_microbatches"), [(1, 8, 1), (1, 8, 4), (2, 4, 8)])
-def test_the_objective_is_what_the_simulator_says(
+def test_the_step_time_formula_agrees_with_the_simulator(
     num_stages: int, outer: int, num_microbatches: int, price: float, recompute: Recompute
 ) -> None:
-    """Of the best choice under a linear objective, within `CLOSE`; a price on bytes makes it shard its parameters.
+    """The formula and the simulator agree within `CLOSE` on the best choice of a linear objective.
 
-    These are gathered over the link that reduces their gradients, which then has more to do than kernels have.
+    With a price on bytes the choice shards parameters. They are gathered over the link that reduces their gradients,
+    which is then busier than the kernels.
     """
     tables = _tables(outer)
     configuration = Configuration(num_stages, Mesh.of(outer=outer, inner=2), num_microbatches, "1f1b")
@@ -78,16 +80,16 @@ def test_the_objective_is_what_the_simulator_says(
     nothing = StepTime(0.0, 0.0, 0.0, np.zeros(num_stages))
     candidate = Candidate(configuration, tables, choice, split, nothing)
     program = lower(written(candidate, SAMPLES * num_microbatches, True), tables.folded, COSTS)
-    ways = [way.seconds for hop in hops(program, COSTS) for way in (hop.forward, hop.backward)]
-    hop = fmean(ways) if ways else 0.0
+    directions = [direction.seconds for hop in hops(program, COSTS) for direction in (hop.forward, hop.backward)]
+    hop = fmean(directions) if directions else 0.0
 
     time = step_time(tables.block_seconds(choice), tables.folded.chain, pipeline, split, hop)
 
     assert time.seconds == pytest.approx(simulate(program, COSTS).step_seconds, rel=CLOSE)
 
 
-def test_these_plans_share_links() -> None:
-    """Parameters that are in shards are gathered between nodes in the backward in which gradients are reduced there."""
+def test_gathers_and_reductions_of_these_plans_share_links() -> None:
+    """Sharded parameters are gathered between nodes in the backward, while gradients are reduced between nodes."""
     tables = _tables(8)
     weighting = weights(
         tables, Pipeline(1, 1, "1f1b"), recompute=Recompute.NONE, hidden=0.3, bounding=False, traffic=None

@@ -83,8 +83,8 @@ def test_no_placement_defers_less_than_the_bound(name: str, mesh: Mesh) -> None:
     for _ in range(6):
         lowered = lower_blocks(assemble_blocks(tables, choice), own, tables.resharder, splits=True)
         memory = chain_bytes(lowered, own, trains=True)
-        before, _ = memory.put_off(max(0, block - 2), block) if block else (0.0, 0.0)
-        late, _ = memory.put_off(max(0, block - 2), block + 1)
+        before, _ = memory.deferred_bytes(max(0, block - 2), block) if block else (0.0, 0.0)
+        late, _ = memory.deferred_bytes(max(0, block - 2), block + 1)
         ratios.append((late - before) / least)
         choice = random_choice(instance, rng, near=choice)
     assert min(ratios) >= 1 - 1e-9
@@ -102,7 +102,7 @@ def test_the_bound_on_deferred_bytes_is_close(name: str) -> None:
     _, choice = optimum(instance)
     lowered = lower_blocks(assemble_blocks(tables, choice), own, tables.resharder, splits=True)
     first, *_, last = main_kind(own).instances
-    late, _ = chain_bytes(lowered, own, trains=True).put_off(first, last + 1)
+    late, _ = chain_bytes(lowered, own, trains=True).deferred_bytes(first, last + 1)
     said = sum(memory.least(mesh.shape) for memory in deferred_values(own, COSTS))
     assert 0.75 * late <= said * (last + 1 - first) <= late * (1 + 1e-9)
 

@@ -246,7 +246,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
     task = _task("mlp-xs", 4)
     complete = plan_task(task, Effort())
 
-    plan = plan_task(task, Effort(time_limit=1e-9, settings=impatient))
+    plan = plan_task(task, Effort(time_limit=1e-9))
 
     assert plan.search is not None
     assert complete.search is not None
@@ -260,7 +260,7 @@ def test_a_time_limit_does_not_wait_for_ever() -> None:
     impatient = SearchSettings(overtime_seconds=0.0)
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:
-        plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
+        plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9, settings=impatient))
 
     assert caught.value.hint == "allow more time"
 

@@ -1,4 +1,4 @@
-"""Meshes of three axes whose major one is data parallel: what is listed, what the axis does, the law, and the bound."""
+"""Meshes of three axes with a data-parallel major axis: their list, the restriction of the axis, and the bound."""
 
 from dataclasses import replace
 from functools import cache
@@ -48,8 +48,8 @@ def _space(gpus: int, batch: int = 64) -> list[Configuration]:
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8, 64, 96, 1024])
-def test_what_is_listed(gpus: int) -> None:
-    """Three axes from 8 devices on; inner within a node, both minor ones within four, and dp divides the samples."""
+def test_listed_meshes_of_three_axes(gpus: int) -> None:
+    """Three axes from 8 devices on: inner within a node, both minor axes within four, dp divides the samples."""
     space = [each for each in _space(gpus) if len(each.mesh.axes) > 2]
 
     assert bool(space) == (gpus >= 8)
@@ -86,8 +86,8 @@ def test_the_declared_space_says_which_devices_it_is_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
-def test_the_major_axis_splits_the_batch_and_what_is_kept(name: str) -> None:
-    """Wherever an op of the passes has a batch it is split; parameters, sums and updates have all there is."""
+def test_the_major_axis_is_data_parallel(name: str) -> None:
+    """The major axis splits every value of a pass with a batch dim; parameters, gradient sums and updates are free."""
     found = _found(name, MESH, 8)
     dims = workload(name).batch_dims(8)
     shapes = {value: info.shape for value, info in found.folded.graph.values.items()}
@@ -112,8 +112,8 @@ def test_the_major_axis_splits_the_batch_and_what_is_kept(name: str) -> None:
     assert split > len(found.nodes) / 4
 
 
-def test_the_minor_axes_are_as_free_as_on_their_own() -> None:
-    """An op of the passes has as many strategies as on two axes with its share of the samples."""
+def test_the_minor_axes_are_free() -> None:
+    """An op of the passes has as many strategies as on the two minor axes with its share of the samples."""
     three, two = _found("llama3-8b", MESH, 8), _found("llama3-8b", Mesh.of(outer=2, inner=2), 4)
     matrices = 0
     for node, own in zip(three.nodes, two.nodes, strict=True):
@@ -200,7 +200,7 @@ def test_the_report_says_what_is_left_of_them(tasks: int) -> None:
     left = [line for line in report.space if line.startswith("not searched to the end: ") and "three axes" in line]
     assert bool(left) == (tasks == 0)
     assert any("meshes of three axes whose major one is data parallel 2×2×2;" in line for line in report.space)
-    assert report.configurations == len(task.space)
+    assert report.configurations == len(_task().space)
     assert report.bound <= report.objective
 
 

@@ -1,4 +1,4 @@
-"""Tables with strategies left out say of what is left what they said of it before."""
+"""Restricted tables keep the costs of the remaining strategies."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from autopar.sharding import Mesh
 from tests.formulations import folded, good_choice, rules
 
 
-def test_what_is_left_costs_what_it_cost() -> None:
+def test_remaining_strategies_keep_their_costs() -> None:
     """Seconds by kind and slot, those on links between nodes among them, of a choice with two strategies per node.
 
     Nodes of eight devices: the outer axis of the mesh leaves them, the inner one does not.

@@ -1,4 +1,4 @@
-"""Decisions and prices: what a choice costs is what its placements cost, op by op and value by value."""
+"""Decisions and costs: the cost of a choice equals the cost of its placements, op by op and value by value."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -31,8 +31,8 @@ def _placements(found: Tables, value: str, number: int) -> Placements:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_strategies_divide_and_mean_what_they_say(name: str) -> None:
-    """The number of every placement decodes to one whose local shape is the one that was priced."""
+def test_strategies_divide_and_decode_to_priced_shapes(name: str) -> None:
+    """Every placement number decodes to placements whose local shape is the priced one."""
     found = tables(name)
     values = found.folded.graph.values
     rng = np.random.default_rng(0)
@@ -59,8 +59,8 @@ def test_strategies_divide_and_mean_what_they_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_strategies_of_an_op_differ(name: str) -> None:
-    """No strategy is listed twice, and the first one copies everything."""
+def test_strategies_of_an_op_are_distinct(name: str) -> None:
+    """No strategy is listed twice, and the first one replicates everything."""
     found = tables(name)
 
     for node in found.nodes:
@@ -73,7 +73,7 @@ def test_strategies_of_an_op_differ(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_edges_price_the_change_of_placement(name: str) -> None:
-    """A table is zero where both ends agree, infinite where there is no way, else the sum along the cheapest path."""
+    """An edge costs zero for equal placements, infinity without a path, else the sum along the cheapest path."""
     found = tables(name)
     rng = np.random.default_rng(0)
     graph = found.folded.graph
@@ -261,8 +261,8 @@ def _paid(op: Op) -> Slot:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> None:
-    """Instances times seconds per kind and slot is what walking every op and every value of the graph adds up to."""
+def test_folded_seconds_equal_those_of_the_whole_graph(name: str, mode: str) -> None:
+    """Instances times seconds per kind and slot equal the sum over every op and value of the unfolded graph."""
     found = tables(name, mode)
     weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=Recompute.NONE, hidden=1.0, bounding=False)
     choice = random_choice(problem(found, weighting), np.random.default_rng(1), near=good_choice(name, mode))
@@ -275,8 +275,8 @@ def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> No
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
-    """A solver sees what `kind_totals` recomputes, for any choice and any pipeline."""
+def test_objective_equals_weights_times_totals(name: str, mode: str) -> None:
+    """The objective of a problem equals weights times `kind_totals`, for any choice and any pipeline."""
     found = tables(name, mode)
     rng = np.random.default_rng(2)
     schedule = "1f1b" if mode == "train" else "forward-only"
@@ -293,7 +293,7 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
                 assert instance.cost(choice) == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_is_laid_out_is_what_nodes_and_edges_say() -> None:
+def test_flat_arrays_equal_nodes_and_edges() -> None:
     """Totals, bytes and problems come of arrays: they are those of one decision and one pair after the other.
 
     Of a mesh some of whose axes leave nodes, at random weights, with prices on bytes and on a pair.
@@ -335,8 +335,8 @@ def test_what_is_laid_out_is_what_nodes_and_edges_say() -> None:
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 @pytest.mark.parametrize("recompute", Recompute)
-def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: Recompute) -> None:
-    """The peak use of a stage in the problem, with buffers, is `stage_bytes`, so that what fits fits."""
+def test_memory_of_the_problem_equals_stage_bytes(name: str, mode: str, recompute: Recompute) -> None:
+    """The peak use of a stage in the problem plus buffers equals `stage_bytes`."""
     found = tables(name, mode)
     chain = found.folded.chain
     pipeline = Pipeline(2, 3, "1f1b")

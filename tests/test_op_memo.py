@@ -1,4 +1,4 @@
-"""What equal ops have in common: sharing it changes nothing but how often it is computed."""
+"""The cache of op strategies and seconds changes no result."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.cost import ALONE, Fused
-from autopar.formulate.op_memo import Sharing
+from autopar.formulate.op_memo import OpCache
 from autopar.formulate.op_strategies import IntArray, options
 from autopar.ir.graph import Op
 from tests.formulations import COSTS, tables
@@ -24,11 +24,11 @@ def _same(first: tuple[IntArray | None, ...], second: tuple[IntArray | None, ...
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_op_gets_what_it_would_get_alone(name: str) -> None:
-    """Strategies listed once per signature are those that are listed for each op."""
+def test_cached_strategies_equal_those_listed_per_op(name: str) -> None:
+    """Strategies listed once per signature equal the strategies listed for each op."""
     found = tables(name)
     graph, free = found.folded.graph, found.folded.free
-    shared = Sharing(graph, found.mesh, COSTS, free)
+    shared = OpCache(graph, found.mesh, COSTS, free)
     ops = [op for kind in found.folded.kinds for op in kind.ops]
 
     several = [shared.options(op, found.meaning.strategies(op)) for op in ops]
@@ -44,12 +44,12 @@ def test_every_op_gets_what_it_would_get_alone(name: str) -> None:
     assert len({id(own) for own in several}) < len(ops)
 
 
-def test_what_differs_is_told_apart() -> None:
-    """Seconds of ops with equal strategies, but of another kind, with other operands, bytes or settings, stay apart."""
+def test_seconds_of_different_ops_are_separate() -> None:
+    """Ops with equal strategies but another kind, other operands, bytes or attributes have separate seconds."""
     found = tables("gpt2")
     choices = found.nodes[0].options
     assert choices is not None
-    shared = Sharing(found.folded.graph, found.mesh, COSTS, found.folded.free)
+    shared = OpCache(found.folded.graph, found.mesh, COSTS, found.folded.free)
     relu, drop = Op("a", "Relu", ("x",), ("y",)), Op("b", "Relu", ("x",), ("",))
     asked = [
         (relu, (2.0,), ALONE),

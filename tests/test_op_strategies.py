@@ -1,4 +1,4 @@
-"""Strategies on a mesh: what can stand together, what it costs, and what becomes of it in a program."""
+"""Strategies of ops on a mesh: which one-axis strategies are compatible, their costs, and their lowered programs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,8 +63,8 @@ def combined(found: Options) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("size", "rows"), [(16, 1), (16, 5), (24, 3), (16, 4)])
-def test_a_halo_needs_its_dim_for_itself_and_enough_rows(size: int, rows: int) -> None:
-    """Two axes may split two spatial dims; one dim is split by one axis, whose blocks have the rows neighbours need."""
+def test_a_halo_dim_is_split_by_one_axis_and_has_enough_rows(size: int, rows: int) -> None:
+    """Two axes may split two spatial dims; one dim with halo is split by one axis only, into shards of enough rows."""
     found = on_mesh(convolution(size, rows), [halo(2, rows), halo(3, rows), strategy("S(0),R->S(0)")])
 
     expected = set()
@@ -80,7 +80,7 @@ def test_a_halo_needs_its_dim_for_itself_and_enough_rows(size: int, rows: int) -
     assert combined(found) == expected
 
 
-def test_blocks_come_with_their_halos_one_dim_after_the_other() -> None:
+def test_halos_are_exchanged_dim_by_dim() -> None:
     """A 16 × 16 image over 4 × 2: 4 + 2 × 1 rows of 8 + 2 × 1; the columns are sent with the rows already there."""
     found = on_mesh(convolution(16, 1), [halo(2, 1), halo(3, 1)])
     chosen = found.combined.tolist().index([1, 2])
@@ -94,7 +94,7 @@ def test_blocks_come_with_their_halos_one_dim_after_the_other() -> None:
     assert sent == [(0, 0, 2 * 3 * 2 * 8), (0, 1, 2 * 3 * 6 * 2)]
 
 
-def test_a_number_has_one_replacement() -> None:
+def test_axes_may_not_replace_a_number_differently() -> None:
     one, other = (
         strategy(f"S({dim}),R->S({dim})", replaced=(Replaced("pads", 0, value),)) for dim, value in ((2, 0), (3, 1))
     )
@@ -111,8 +111,8 @@ def gather() -> Graph:
     return writer.graph(writer.emit("Gather", [writer.parameter(16, 4), tokens])[0])
 
 
-def test_all_axes_that_split_a_dim_tell_a_local_kind() -> None:
-    """Otherwise the device would not know where its block starts; and it cannot run two other ops."""
+def test_all_axes_that_split_a_dim_use_one_variant() -> None:
+    """Else a device would not know the offset of its shard; and a device cannot run two variants."""
     told = strategy("S(0),R->P", local=Local("autopar::GatherPart", 0, 0))
     other = strategy("S(1),R->S(2)", local=Local("autopar::Other", 0, 1))
     untold = strategy("S(0),R->S(1)")
@@ -126,8 +126,8 @@ def test_all_axes_that_split_a_dim_tell_a_local_kind() -> None:
 
 
 @pytest.mark.parametrize(("columns", "both"), [(12, set()), (24, {(1, 1), (2, 2)})])
-def test_axes_agree_on_the_chunks_of_a_dim_and_every_chunk_divides(columns: int, both: set[tuple[int, int]]) -> None:
-    """12 columns in 3 chunks go over one axis of 2 or of 4, not over both; and never in one chunk over the other."""
+def test_axes_agree_on_chunks_that_divide(columns: int, both: set[tuple[int, int]]) -> None:
+    """12 columns in 3 chunks are split by one axis, of 2 or of 4, not by both, and never with two chunk counts."""
     writer = Writer(2)
     graph = writer.graph(writer.emit("Relu", [writer.input((2, columns))])[0])
 
@@ -137,7 +137,7 @@ def test_axes_agree_on_the_chunks_of_a_dim_and_every_chunk_divides(columns: int,
 
 
 def test_halos_are_priced_and_held() -> None:
-    """Seconds of the op on its extended block and of the exchange; the block is held besides while the op runs."""
+    """Seconds include the op on the shard with halo and the exchange; the shard with halo is held while the op runs."""
     graph = spatial_net(train=False)
     whole = fold(graph)
     tables = build_tables(whole, discover(graph), MESH, COSTS)
@@ -194,7 +194,7 @@ def net_rules(net: Execution) -> Rules:
 
 
 @pytest.mark.parametrize(("mesh", "placement"), [({"inner": 4}, "S(2)"), ({"outer": 2, "inner": 4}, "S(3)S(2)")])
-def test_a_spatial_split_exchanges_rows_and_computes_the_same(
+def test_a_spatial_split_exchanges_rows_and_equals_the_whole(
     net: Execution, net_rules: Rules, mesh: dict[str, int], placement: str
 ) -> None:
     """Each device sends 1 + 1 rows per split dim, pads nothing there, and the net's outputs are the whole one's."""
@@ -218,8 +218,8 @@ def test_a_spatial_split_exchanges_rows_and_computes_the_same(
         assert compute.inputs[0] == exchanges[-1].result
 
 
-def test_a_spatial_split_trains_like_the_whole() -> None:
-    """Activations and their gradients come in strips; gradients of weights are sums over them."""
+def test_a_spatial_split_trains_like_the_whole_net() -> None:
+    """Activations and their gradients are split in strips; weight gradients are partial sums."""
     graph = spatial_net(size=8)
     model = execution(graph)
     layer = next(kind for kind in model.folded.kinds if kind.count > 1)
@@ -235,8 +235,8 @@ def test_a_spatial_split_trains_like_the_whole() -> None:
     assert plan.summary.startswith("dp=1 × spatial=4 ")
 
 
-def test_the_simulator_takes_as_long_as_the_planner(net: Execution, net_rules: Rules) -> None:
-    """Exchanges, padding and extended blocks included, kind by kind."""
+def test_simulated_seconds_equal_planned_seconds(net: Execution, net_rules: Rules) -> None:
+    """Planned and simulated seconds agree kind by kind, with exchanges, padding and halos."""
     configuration = Configuration(1, Mesh.of(outer=2, inner=4), 2, "forward-only")
     pins = spatial_pins(net.folded, "S(3)S(2)")
     candidate = pinned_candidate(net.folded, net_rules, configuration, pins)
@@ -253,10 +253,8 @@ def test_the_simulator_takes_as_long_as_the_planner(net: Execution, net_rules: R
     ("mesh", "placement", "axes"),
     [({"inner": 4}, "S(0)", ("inner",)), ({"outer": 2, "inner": 2}, "S(0)S(0)", ("outer", "inner"))],
 )
-def test_devices_with_some_rows_of_a_table_gather_what_they_hold(
-    mesh: dict[str, int], placement: str, axes: tuple[str, ...]
-) -> None:
-    """Embedding and its gradient with a vocabulary of 24 in 4 parts: everybody knows which six rows are its own."""
+def test_devices_look_up_their_own_rows_of_a_table(mesh: dict[str, int], placement: str, axes: tuple[str, ...]) -> None:
+    """Embedding and its gradient with a vocabulary of 24 on 4 devices: each device looks up its own six rows."""
     graph, configuration = fused_gpt(), Configuration(1, Mesh.of(**mesh), 2, "1f1b")
     gpt = execution(graph)
 
@@ -269,7 +267,7 @@ def test_devices_with_some_rows_of_a_table_gather_what_they_hold(
     assert compute.op.attr("size") == 24
 
 
-def test_a_large_table_is_read_where_its_rows_lie() -> None:
+def test_a_large_table_stays_sharded() -> None:
     """Nothing is pinned: 8192 rows make logits where they lie; to bring them elsewhere costs more than to add terms.
 
     Unless software hides it.

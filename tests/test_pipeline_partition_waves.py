@@ -190,13 +190,13 @@ def _peaks(split: Split, memory: ChainBytes, pipeline: Pipeline) -> list[float]:
         for stage in chunks:
             start, stop = split.ranges[stage]
             flavours = split.recompute[stage]
-            (kept, running), (late, weight) = memory.stage(start, stop, flavours), memory.put_off(start, stop)
+            (kept, running), (late, weight) = memory.stage(start, stop, flavours), memory.deferred_bytes(start, stop)
             sizes += [kept, late, running, running, weight]
-            always += memory.always(start, stop)
+            always += memory.resident_bytes(start, stop)
             got = memory.arriving[memory.chain[start]] if start else 0.0
             got += memory.returning[memory.chain[stop - 1]] if stop < last else 0.0
             received += got
-            others.append(memory.beside(start, stop, flavours) - got)
+            others.append(memory.communication_bytes(start, stop, flavours) - got)
         found.append(always + float((rows @ np.array(sizes)).max()) + received + max(others))
     return found
 

@@ -1,4 +1,4 @@
-"""What placements stand for: which terms a partial value has, in how many chunks a dim is sharded."""
+"""Meaning of placements: the reduction of a partial value, the chunks of a sharded dim."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -60,8 +60,8 @@ def chain(*kinds: str) -> Graph:
     return replace(graph, ops=tuple(replace(op, block=0) for op in graph.ops))
 
 
-def test_terms_are_what_their_producer_makes() -> None:
-    """A chain of ops that keep terms hands the kind of terms on; what asks for others is not offered."""
+def test_the_first_producer_decides_the_reduction() -> None:
+    """A chain of ops that keep partial terms passes their reduction on; strategies with another one are left out."""
     same = [strategy("P->P"), strategy("P(max)->P(max)"), strategy("P(min)->P(max)")]
     found = means(chain("Relu", "Abs"), {"op0": [strategy("S(1),S(0)->P(max)")], "op1": same, "op2": same[:1]})
 
@@ -70,14 +70,14 @@ def test_terms_are_what_their_producer_makes() -> None:
     assert texts(found, "op2") == set()
 
 
-def test_sums_come_first() -> None:
+def test_sums_are_preferred() -> None:
     found = means(chain(), {"op0": [strategy("S(1),S(0)->P(mean)"), strategy("R,S(0)->P")]})
 
     assert found.reduction("op0.0") == "sum"
     assert texts(found, "op0") == {"R,S(0) -> P"}
 
 
-def test_the_number_of_a_placement_says_which_terms_and_how_many_chunks() -> None:
+def test_placement_numbers_decode_to_reduction_and_chunks() -> None:
     """In base 4 with digits R, P, S(0), S(1): 1 × 4 + 3 is P(max)S(1/3)."""
     product = [strategy("R,S(1)->S(1)", cyclic=True), strategy("S(1),S(0)->P(max)")]
     found = means(chain("Relu"), {"op0": product, "op1": [strategy("S(1/3)->S(1)")]})
@@ -110,10 +110,10 @@ ALONG = strategy("S(1)->S(1)", cyclic=True)
         ({"op0": [TIED], "op1": [ALONG, strategy("S(1/3)->S(1)")]}, (1, 1, 1), "S(1) -> S(1)"),
     ],
 )
-def test_chunks_spread_along_what_ties_dims(
+def test_chunks_spread_along_tied_dims(
     offered: Mapping[str, Sequence[Strategy]], chunks: tuple[int, ...], offers: str
 ) -> None:
-    """From the strategy that asks for them to the parameter; what disagrees is not offered."""
+    """Chunks spread along tied dims from the strategy that asks for them to the parameter; others are left out."""
     found = means(chain("Relu", "Abs"), offered)
 
     assert tuple(found.chunks(name)[1] for name in ("w0", "op1.0", "op2.0")) == chunks
@@ -200,8 +200,8 @@ def test_terms_of_a_tied_embedding_are_reduced_once(ranges: tuple[tuple[int, int
     assert HEAD_TERM not in moved
 
 
-def test_what_else_crosses_is_whole_or_sharded(cache_dir: Path) -> None:
-    """Activations and their gradients have readers that ask for all of them."""
+def test_other_boundary_values_are_never_partial(cache_dir: Path) -> None:
+    """Activations and their gradients are never partial between blocks."""
     folded = Execution.of("gpt2", 4, 2).folded
     tables = build_tables(folded, model_rules("gpt2", cache_dir), Mesh.of(inner=2), QUICK_MEMORY)
 

@@ -77,16 +77,19 @@ def test_what_is_no_json_is_no_plan(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda plan: plan["blocks"][0]["ops"].pop(), "some ops only, or in another order"),
-        (lambda plan: plan["blocks"][0]["ops"].reverse(), "some ops only, or in another order"),
-        (lambda plan: plan["blocks"][0]["ops"][0].update(op="other"), "places op 'other', which is not there"),
+        (lambda plan: plan["blocks"][0]["ops"].pop(), "only some ops, or ops in another order"),
+        (lambda plan: plan["blocks"][0]["ops"].reverse(), "only some ops, or ops in another order"),
+        (
+            lambda plan: plan["blocks"][0]["ops"][0].update(op="other"),
+            "places op 'other', which the model does not have",
+        ),
         (lambda plan: plan["blocks"][0]["ops"][0]["inputs"].append("R"), "places 3 inputs of op"),
         (lambda plan: plan["blocks"][0].update(kind=99), "the plan has a block kind 99"),
         (
             lambda plan: plan["blocks"][0]["states"][0].update(value="other"),
             "places 'other', which the model does not have",
         ),
-        (lambda plan: plan["blocks"][0]["states"][0].update(placement="S(9)"), r"cannot lie as S\(9\) on mesh"),
+        (lambda plan: plan["blocks"][0]["states"][0].update(placement="S(9)"), r"cannot be placed as S\(9\) on mesh"),
     ],
 )
 def test_a_plan_that_contradicts_its_model_is_refused_before_anyone_works_on_it(

@@ -462,7 +462,7 @@ class _Forgetful(_Backwards):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (_Backwards, "the schedule deadlocks: group 0 for what B1 needs, group 1 for what F0 needs"),
+        (_Backwards, "the schedule deadlocks: group 0 waits for the inputs of B1, group 1 waits for the inputs of F0"),
         (_Forgetful, "schedule '_Forgetful' does not run every task once; group 0 lacks B1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pipeline schedules."""
+"""Pipeline schedules: task orders, in-flight counts, topological order and deadlocks."""
 
 from itertools import product
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import ProgramError
-from autopar.schedule import SCHEDULES, Pass, Task, chunks_of, follow
+from autopar.schedule import SCHEDULES, Pass, Task, chunks_of, topological_order
 from autopar.schedule.base import Schedule, Tasks
 from autopar.schedule.timing import time_tasks
 
@@ -19,10 +19,12 @@ each_case = pytest.mark.parametrize(("name", "num_groups", "num_microbatches", "
 
 
 @each_case
-def test_every_microbatch_passes_once(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
-    """Each stage runs every forward once, and in training every backward once, after its forward, in one or two passes.
+def test_every_pass_of_every_microbatch_runs_once(
+    name: str, num_groups: int, num_microbatches: int, num_chunks: int
+) -> None:
+    """Each stage runs every pass of every microbatch once, in the order forward, backward, weight pass.
 
-    Each kind of pass takes the microbatches of a chunk in their order: so sums of gradients are the same everywhere.
+    Each pass takes the microbatches of a chunk in ascending order, so that gradient sums are equal on all groups.
     """
     schedule = SCHEDULES[name]
     microbatches = [(i, chunk) for i in range(num_microbatches) for chunk in range(num_chunks)]
@@ -42,10 +44,10 @@ def test_every_microbatch_passes_once(name: str, num_groups: int, num_microbatch
 
 
 @each_case
-def test_in_flight_is_what_the_order_implies(
+def test_in_flight_equals_the_count_over_the_order(
     name: str, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> None:
-    """The closed form equals the highest number of forwards without their last pass; 1 where nothing is kept."""
+    """`in_flight` equals the largest number of forwards without their last pass in `order`; 1 in inference."""
     schedule = SCHEDULES[name]
 
     for group in range(num_groups):
@@ -60,19 +62,19 @@ def test_in_flight_is_what_the_order_implies(
 
 
 @each_case
-def test_no_group_waits_for_what_another_does_later(
+def test_topological_order_keeps_every_group_order(
     name: str, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> None:
-    """All tasks can be put in one order that keeps to that of every group and has nothing before what it needs."""
+    """The topological order keeps the order of every group and has every task after its dependencies."""
     schedule = SCHEDULES[name]
     orders, groups = schedule.orders(num_groups, num_microbatches, num_chunks), schedule.groups(num_groups, num_chunks)
 
-    followed = follow(orders, groups)
+    ordered = topological_order(orders, groups)
 
-    place = {entry: i for i, entry in enumerate(followed)}
+    place = {entry: i for i, entry in enumerate(ordered)}
     chunk_of = {stage: stages.index(stage) for stages in chunks_of(groups) for stage in stages}
     for group, order in enumerate(orders):
-        assert [task for stage, task in followed if groups[stage] == group] == list(order)
+        assert [task for stage, task in ordered if groups[stage] == group] == list(order)
     for (stage, (kind, i, _)), at in place.items():
         before = stage - 1 if kind is Pass.FORWARD else stage + 1
         if kind is not Pass.WEIGHT and 0 <= before < len(groups):
@@ -90,34 +92,36 @@ def _orders(*texts: str) -> list[list[Task]]:
     ("first", "second"),
     [
         ("B0 F0", "F0 B0"),  # a backward before its forward
-        ("F0 B0 F1 B1", "F1 B1 F0 B0"),  # one waits for the backward that the other does after another forward
-        ("F1 B1", "F0 B0"),  # nobody sends what is waited for
+        ("F0 B0 F1 B1", "F1 B1 F0 B0"),  # each group waits for a pass that the other one runs later
+        ("F1 B1", "F0 B0"),  # no group runs the forward that group 1 depends on
     ],
 )
-def test_deadlocks_are_found(first: str, second: str) -> None:
-    with pytest.raises(ProgramError, match=r"the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
-        follow(_orders(first, second), (0, 1))
+def test_a_deadlock_raises(first: str, second: str) -> None:
+    with pytest.raises(
+        ProgramError, match=r"the schedule deadlocks: group 0 waits for the inputs of .*, group 1 waits"
+    ):
+        topological_order(_orders(first, second), (0, 1))
 
 
-class _Stuck(Schedule):
-    """A schedule whose groups wait for each other."""
+class _Deadlocked(Schedule):
+    """A schedule whose groups deadlock."""
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
         assert (num_groups, num_microbatches, num_chunks) == (2, 2, 1)
         return tuple(_orders("F0 B0 F1 B1", "F1 B1 F0 B0")[group])
 
 
-def test_what_never_ends_is_not_timed() -> None:
+def test_timing_a_deadlocked_schedule_raises() -> None:
     hops = np.zeros(2)
     with pytest.raises(ProgramError, match="the schedule deadlocks"):
-        time_tasks(_Stuck(), 2, 2, np.ones((2, 3)), hops, hops)
+        time_tasks(_Deadlocked(), 2, 2, np.ones((2, 3)), hops, hops)
 
 
 def test_messages_may_cross() -> None:
-    """The second group returns microbatch 1 first, the first one wants 0 first: both are there in time."""
+    """Group 1 returns microbatch 1 first and group 0 expects microbatch 0 first: no deadlock."""
     orders = _orders("F0 F1 B0 B1", "F1 F0 B1 B0")
 
-    assert len(follow(orders, (0, 1))) == 8
+    assert len(topological_order(orders, (0, 1))) == 8
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,7 @@ def test_messages_may_cross() -> None:
         ("zb-h2", 1, "F0 F1 F2 B0 F3 B1 B2 W0 B3 W1 W2 W3"),
     ],
 )
-def test_order_is_the_published_one(name: str, group: int, expected: str) -> None:
+def test_order_equals_the_published_order(name: str, group: int, expected: str) -> None:
     order = SCHEDULES[name].order(group, num_groups=3, num_microbatches=4)
 
     assert " ".join(map(str, order)) == expected
@@ -146,8 +150,8 @@ def test_order_is_the_published_one(name: str, group: int, expected: str) -> Non
         (3, "F0 F1 F2 F3", "F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4 B0 F5 B1 F6 B2 F7 B3"),
     ],
 )
-def test_interleaved_order_is_the_published_one(group: int, warm_up: str, steady: str) -> None:
-    """4 groups of 2 chunks and 8 microbatches, as in figure 4 of Narayanan et al.; the start of it."""
+def test_interleaved_order_equals_the_published_order(group: int, warm_up: str, steady: str) -> None:
+    """The start of the order of 4 groups, 2 chunks, 8 microbatches in figure 4 of Narayanan et al., 2021."""
     order = SCHEDULES["interleaved"].order(group, num_groups=4, num_microbatches=8, num_chunks=2)
 
     assert " ".join(map(str, order)).startswith(f"{warm_up} {steady} ")

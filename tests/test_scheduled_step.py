@@ -1,4 +1,4 @@
-"""The formula of any schedule against the simulator."""
+"""Step time and memory by the longest path of `scheduled_step.py`, compared with the simulator."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,8 +51,8 @@ def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
 
 
 @given(size=sizes(), data=st.data())
-def test_the_longest_path_is_the_one_the_simulator_finds(size: tuple[str, int, int, int], data: st.DataObject) -> None:
-    """For stages of any seconds and messages of any length, all numbers small integers."""
+def test_longest_path_equals_simulated_step(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """Stages of random seconds and messages of random length, all small integers: equal step time."""
     name, num_groups, count, num_chunks = size
     schedule, stages = SCHEDULES[name], num_groups * num_chunks
     seconds = np.array([[data.draw(SECONDS) for _ in Pass] for _ in range(stages)])
@@ -73,7 +73,7 @@ def test_the_longest_path_is_the_one_the_simulator_finds(size: tuple[str, int, i
 
 
 @given(size=sizes(), forward=SECONDS, backward=SECONDS, weight=SECONDS, latency=SECONDS)
-def test_steps_of_equal_stages_take_what_the_simulator_says(
+def test_step_of_equal_stages_equals_simulated_step(
     size: tuple[str, int, int, int], forward: float, backward: float, weight: float, latency: float
 ) -> None:
     name, num_groups, count, num_chunks = size
@@ -90,8 +90,8 @@ def test_steps_of_equal_stages_take_what_the_simulator_says(
 
 
 @given(size=sizes())
-def test_equal_stages_hold_what_the_simulator_says(size: tuple[str, int, int, int]) -> None:
-    """Blocks that keep 1 + 3 bytes until their backward, of which the weight pass wants 1, and 2 bytes more."""
+def test_held_bytes_equal_simulated_bytes(size: tuple[str, int, int, int]) -> None:
+    """Blocks keep 1 + 3 bytes until their backward, of which the weight pass reads 1, and 2 further bytes."""
     name, num_groups, count, num_chunks = size
     stages = num_groups * num_chunks
     program = equal_stages(stages, count, name, num_chunks=num_chunks)
@@ -118,10 +118,11 @@ def _links(
     return LinkJobs((nothing, backward, nothing), every, once)
 
 
-def test_reductions_hide_behind_what_is_left_of_the_last_pass() -> None:
-    """2 groups of ZB-H1, 2 microbatches of 1 + 1 + 1 s: the first ends its weights at 7, the second starts at 1.
+def test_reductions_hide_behind_the_rest_of_the_last_pass() -> None:
+    """2 groups of ZB-H1, 2 microbatches of 1 + 1 + 1 s: group 0 ends its weight passes at 7 s, group 1 starts at 1 s.
 
-    Reductions of 4 s that may run half a second after the last weight pass has begun end at 6 + 0.5 + 4 on the first.
+    Reductions of 4 s that are ready half a second after the start of the last weight pass end at 6 + 0.5 + 4 s on group
+    0.
     """
     work = StageWork(1.0, 1.0, 1.0, links=_links(reduce=((0.5, 4.0, 0.0),)), update=0.25)
 
@@ -134,7 +135,7 @@ def test_traffic_of_every_microbatch_sets_the_pace() -> None:
     assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, links=_links(gradient=((1.0, 6.0, 0.0),)))]) == 22.0
 
 
-def test_gradients_wait_for_what_has_their_link() -> None:
+def test_gradients_queue_behind_traffic_of_their_link() -> None:
     """One group, 2 microbatches of 1 + 2 s under GPipe: backwards at 2 and 4, gradients of 1 s from 3 and 5 on.
 
     Each backward has the link between nodes for 1.5 s: from 2 on that has 1.5 + 1 + 1.5 + 1 s to do, until 7. What is
@@ -168,8 +169,8 @@ def _served(jobs: list[tuple[float, float]]) -> float:
 
 
 @given(size=sizes(), data=st.data())
-def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: st.DataObject) -> None:
-    """What a group has to do ends when its last pass does, or the last traffic of a queue on each of its links."""
+def test_links_serve_traffic_first_in_first_out(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """A group ends with its last pass or with the last traffic of a link queue, whichever is later."""
     name, num_groups, count, num_chunks = size
     schedule, groups = SCHEDULES[name], SCHEDULES[name].groups(num_groups, num_chunks)
     kinds = [list(Pass).index(kind) for kind in schedule.passes]
@@ -213,7 +214,7 @@ def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])
 @pytest.mark.parametrize("host", [0.0, 50e-6])
-def test_seconds_of_passes_are_those_of_the_program(model: str, host: float, cache_dir: Path) -> None:
+def test_pass_seconds_equal_those_of_the_lowered_program(model: str, host: float, cache_dir: Path) -> None:
     """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole.
 
     With a host that takes no time, and with one that takes most of it.
@@ -239,7 +240,7 @@ def test_seconds_of_passes_are_those_of_the_program(model: str, host: float, cac
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"])
 @pytest.mark.parametrize("recompute", one_in(2, [Recompute.FULL, Recompute.NONE]))
-def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute: Recompute, cache_dir: Path) -> None:
+def test_step_of_solved_plans_equals_simulated_step(name: str, recompute: Recompute, cache_dir: Path) -> None:
     """Uneven stages (the head is dearer than a layer), messages, reductions and updates of a plan on 2 x 4 devices.
 
     Reductions that wait for other traffic on their link make the difference, and gathers that are taken to keep the

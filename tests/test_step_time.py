@@ -1,4 +1,4 @@
-"""From block seconds to step seconds: the formula by hand, the best split by enumeration, bounds below everything."""
+"""Step time: the formula by hand, the best split by enumeration, and lower bounds below every plan."""
 
 from dataclasses import replace
 
@@ -145,7 +145,7 @@ def test_stage_bytes_by_hand() -> None:
             Recompute.SELECTIVE: np.array([3.0, 4.0]),
             Recompute.FULL: np.array([1.0, 2.0]),
         },
-        remade={
+        recomputed={
             NONE: np.zeros(2),
             Recompute.SELECTIVE: np.array([1.0, 2.0]),
             Recompute.FULL: np.array([3.0, 4.0]),
@@ -228,14 +228,14 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, f
         0.0,
     )
 )
-def test_best_split_is_best(
+def test_best_split_equals_enumeration(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float],
 ) -> None:
-    """No split that fits takes less time, whatever its blocks recompute; where none fits there is no answer.
+    """No split that fits is faster, under any recompute flavours; no answer if none fits.
 
-    Where hops make the pace slower the one that is found may be worse, by no more than that, and where traffic of
-    gradients, or what is gathered to run again, outlasts backwards, by no more than all of it: which blocks recompute
-    decides what hides it.
+    The answer may be worse in two cases: by the seconds of hops where these slow the pace, and by the seconds of
+    gradient traffic or repeated gathers where these outlast backwards, because recompute flavours decide what hides
+    them.
     """
     totals, memory, pipeline, _, hop = case
     found = best_split(*case)
@@ -249,10 +249,10 @@ def test_best_split_is_best(
 
 @given(_chains(), st.data())
 @settings(max_examples=80)
-def test_best_split_keeps_to_constraints(
+def test_best_split_satisfies_constraints(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float], data: st.DataObject
 ) -> None:
-    """Where stages may begin and what blocks may recompute: of what is left, the best."""
+    """The best split under constraints on cuts and recompute equals the best by enumeration."""
     totals, memory, pipeline, limit, _ = case
     totals[:, [Slot.REDUCE, Slot.GRADIENT, Slot.SELECTIVE_GATHER]] = 0.0
     _consistent(totals)
@@ -281,7 +281,7 @@ def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, 
     walk = memory.walk
     saved = walk.memory.kept[NONE]  # type: ignore[attr-defined]
     walk.memory.kept[Recompute.OFFLOAD] = np.zeros(kinds)  # type: ignore[attr-defined]
-    walk.memory.remade[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
+    walk.memory.recomputed[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
     hosted = draw(st.frozensets(st.sampled_from(Hosted), min_size=1))
     flavours = BY_SECONDS if Hosted.ACTIVATIONS in hosted else ON_DEVICE
     state = np.floor(rng.uniform(size=kinds) * (memory.resident + 1))
@@ -296,10 +296,10 @@ def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, 
 
 @given(_hosting())
 @settings(max_examples=60)
-def test_the_best_split_with_host_memory_is_best(
+def test_best_split_with_host_memory_equals_enumeration(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints],
 ) -> None:
-    """Whatever blocks and stages keep in host memory; what forwards wait for may make it as much worse, at most."""
+    """With offloaded activations and optimizer state; the answer may be worse by the copies that forwards wait for."""
     totals, memory, pipeline, limit, hop, constraints = case
 
     found = best_split(*case)
@@ -317,18 +317,16 @@ def test_the_best_split_with_host_memory_is_best(
             flying = pipeline.in_flight(stage)
             assert stage_peak(memory, pipeline, split, stage) <= limit
             assert memory.host_bytes(*blocks, flying, flavours, offload=away[stage]) <= memory.host_room
-            assert constraints.may_lie(*blocks, away=away[stage])
+            assert constraints.allows_state(*blocks, on_host=away[stage])
         assert time.seconds == step_time(totals, memory.chain, pipeline, split, hop).seconds
 
 
 @pytest.mark.parametrize(("num_microbatches", "offload"), [(1, ()), (2, ()), (3, (True,))])
-def test_the_optimizer_leaves_if_that_saves_more_than_its_copies_take(
-    num_microbatches: int, offload: tuple[bool, ...]
-) -> None:
-    """One block of 3 + 2 s and 4 bytes saved, 5 of 10 bytes resident are the optimizer's, whose copies take 7 s.
+def test_optimizer_state_is_offloaded_if_that_is_faster(num_microbatches: int, offload: tuple[bool, ...]) -> None:
+    """One block of 3 + 2 s with 4 bytes saved; 5 of 10 resident bytes are optimizer state, whose copies take 7 s.
 
-    12 bytes are too few for all of it: it recomputes in full, 3 s per microbatch, or the optimizer goes. What goes is
-    1 byte at a time on the device, all 5 of a small bucket: 5 bytes of buffers in the update.
+    12 bytes do not hold everything: the block recomputes in full, 3 s per microbatch, or the optimizer state is
+    offloaded. The offloaded state passes the device in one bucket of 5 bytes, held during the update.
     """
     totals = np.zeros((1, len(Slot)))
     totals[0, [Slot.FORWARD, Slot.BACKWARD, Slot.STATE]] = 3.0, 2.0, 7.0
@@ -347,7 +345,7 @@ def test_the_optimizer_leaves_if_that_saves_more_than_its_copies_take(
 
 @given(_hosting())
 @settings(max_examples=30)
-def test_what_fits_without_host_memory_is_no_faster_with_it(
+def test_offload_is_no_faster_where_all_fits_on_the_device(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints],
 ) -> None:
     """Dominance: where blocks that recompute nothing fit on the device, nothing goes to the host."""
@@ -372,7 +370,7 @@ def _traffic(totals: FloatArray, memory: ChainBytes) -> float:
 
 @given(_chains())
 @settings(max_examples=50)
-def test_a_best_split_is_a_split_that_fits(
+def test_best_split_tiles_the_chain_and_fits(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float],
 ) -> None:
     """Stages tile the chain, each under the limit, and the time is that of the formula."""
@@ -393,7 +391,7 @@ def test_a_best_split_is_a_split_that_fits(
 def test_more_memory_never_hurts_a_split(
     case: tuple[FloatArray, ChainBytes, Pipeline, float, float],
 ) -> None:
-    """Less recompute, more splits to choose from; but for what decides what hides traffic of gradients."""
+    """More memory allows more splits and less recompute; only hidden gradient traffic may add to the step."""
     totals, memory, pipeline, limit, hop = case
 
     tight = best_split(totals, memory, pipeline, limit, hop)
@@ -404,8 +402,8 @@ def test_more_memory_never_hurts_a_split(
         assert loose[1].seconds <= (tight[1].seconds + _traffic(totals, memory)) * (1 + TOLERANCE)
 
 
-def test_equal_blocks_split_evenly_however_they_round() -> None:
-    """Sums of equal blocks differ by rounding only; 96 blocks of 1/3 s on 8 stages are 12 on each."""
+def test_equal_blocks_split_evenly_despite_rounding() -> None:
+    """Sums of equal blocks differ only by rounding; 96 blocks of 1/3 s on 8 stages are 12 on each."""
     totals = _totals((0.1, 0.7 / 3, 0, 0, 0))
     found = best_split(totals, ChainBytes.nothing((0,) * 96), Pipeline(8, 64, "1f1b"), np.inf, 0.0)
 
@@ -525,8 +523,8 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 @pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize("evenly", [False, True])
-def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Recompute, evenly: bool) -> None:
-    """Whatever the choice and the split, at a limit of what the fullest stage needs the mean is not over it."""
+def test_mean_stage_is_below_the_fullest_stage(pipeline: Pipeline, recompute: Recompute, evenly: bool) -> None:
+    """With the fullest stage's bytes as limit, the mean stage does not exceed it, for any choice and split."""
     found = tables("gpt2")
     chain, kinds = found.folded.chain, found.folded.kinds
     rng = np.random.default_rng(3)
@@ -548,10 +546,10 @@ def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Reco
     num_stages=st.integers(1, 4),
     num_microbatches=st.integers(1, 5),
 )
-def test_least_flow_is_the_least_over_all_splits(
+def test_least_flow_equals_the_minimum_over_all_splits(
     seconds: list[float], chain: list[int], num_stages: int, num_microbatches: int
 ) -> None:
-    """Blocks are not divided: enumeration of all cuts gives the same."""
+    """`least_flow` equals the minimum over an enumeration of all cuts."""
     pipeline = Pipeline(num_stages, num_microbatches, "1f1b")
     blocks = [seconds[kind] for kind in chain]
 
@@ -562,7 +560,7 @@ def test_least_flow_is_the_least_over_all_splits(
 
 
 def test_least_time_of_a_kind_is_below_its_time_in_every_choice() -> None:
-    """Alone, a block does at least as well as beside the others."""
+    """The minimum for one kind alone is at most its seconds in a joint choice."""
     found = tables("gpt2")
     rng = np.random.default_rng(2)
     choice = good_choice("gpt2", "train")
@@ -579,7 +577,7 @@ def test_least_time_of_a_kind_is_below_its_time_in_every_choice() -> None:
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
-    """Whatever the choice and the split, with and without recompute."""
+    """For any choice and any split, with and without recompute."""
     found = tables("gpt2")
     chain = found.folded.chain
     rng = np.random.default_rng(0)
@@ -615,7 +613,7 @@ def test_no_weight_of_a_bound_is_negative() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "forward-only"])
-def test_hops_of_their_own_are_those_of_all_where_they_are_equal(schedule: str) -> None:
+def test_equal_hops_by_stage_equal_one_hop(schedule: str) -> None:
     """An array with the same seconds everywhere, or nothing back in inference, gives what one number gives."""
     rng = np.random.default_rng(2)
     trains = schedule != "forward-only"
@@ -628,7 +626,7 @@ def test_hops_of_their_own_are_those_of_all_where_they_are_equal(schedule: str) 
         assert time_of(stages, pipeline, both).seconds == pytest.approx(time_of(stages, pipeline, 0.3).seconds)
 
 
-def test_hops_of_their_own_by_hand() -> None:
+def test_hops_by_stage_by_hand() -> None:
     """Forwards of 1 s, backwards of 2 s on three stages, on 0.1 and 0.3 s, back 0.2 and 0.4 s, two microbatches.
 
     All passes take 9 s and hops 1 s. From one microbatch to the next it takes 3 s for a stage, (6 + 0.3) / 2 and

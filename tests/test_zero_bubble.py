@@ -37,10 +37,10 @@ SECONDS = st.integers(1, 6).map(float)
     weight=SECONDS,
     stretch=st.sampled_from([1, 2]),
 )
-def test_bubbles_are_the_published_ones(
+def test_bubbles_equal_the_published_formulas(
     num_groups: int, more: int, forward: float, backward: float, weight: float, stretch: int
 ) -> None:
-    """(p - 1) (F + B - W) for ZB-H1 and (p - 1) (F + B - 2 W) for ZB-H2, if weights are the cheapest pass.
+    """(p - 1) (F + B - W) for ZB-H1 and (p - 1) (F + B - 2 W) for ZB-H2, if the weight pass is the shortest pass.
 
     Arithmetic on small integers is exact.
     """
@@ -56,10 +56,8 @@ def test_bubbles_are_the_published_ones(
 
 
 @given(num_groups=st.integers(1, 6), more=st.integers(0, 8), seconds=SECONDS)
-def test_passes_that_take_equally_long_leave_a_third_of_the_bubble_or_none(
-    num_groups: int, more: int, seconds: float
-) -> None:
-    """Against 1F1B of the same work; the chunks of ZB-V are half a stage each."""
+def test_bubbles_of_equal_passes_relative_to_1f1b(num_groups: int, more: int, seconds: float) -> None:
+    """Compared with 1F1B of equal work; a chunk of ZB-V is half a stage."""
     count = 2 * num_groups - 1 + more
 
     def bubble(schedule: str, num_chunks: int = 1) -> float:
@@ -84,10 +82,10 @@ def test_passes_that_take_equally_long_leave_a_third_of_the_bubble_or_none(
 
 @settings(max_examples=50)
 @given(num_groups=st.integers(1, 6), forward=SECONDS, backward=SECONDS, weight=SECONDS)
-def test_a_schedule_fitted_to_its_passes_has_almost_no_bubble(
+def test_a_fitted_schedule_has_almost_no_bubble(
     num_groups: int, forward: float, backward: float, weight: float
 ) -> None:
-    """Less than one microbatch takes, on any number of groups, if a backward takes no less than a forward."""
+    """The bubble is less than one microbatch, for any number of groups, if backwards are no shorter than forwards."""
     backward = max(forward, backward)
     schedule, count = ZeroBubble.fitted(forward, backward, weight), 80
     passes = np.array([[forward, backward, weight]] * num_groups)
@@ -99,15 +97,15 @@ def test_a_schedule_fitted_to_its_passes_has_almost_no_bubble(
     assert 0 <= bubble < forward + backward + weight
 
 
-def test_the_schedules_fitted_to_equal_passes_are_zb_h2() -> None:
+def test_the_schedule_fitted_to_equal_passes_is_zb_h2() -> None:
     fitted = ZeroBubble.fitted(2.0, 2.0, 2.0)
 
     assert fitted.orders(4, 9) == SCHEDULES["zb-h2"].orders(4, 9)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 4, 8])
-def test_microbatches_held_are_the_published_ones(num_groups: int) -> None:
-    """ZB-H1 holds on its fullest group what 1F1B holds there, ZB-H2 about twice that, ZB-V as much in half stages."""
+def test_microbatches_held_equal_the_published_numbers(num_groups: int) -> None:
+    """ZB-H1 holds as many as group 0 of 1F1B, ZB-H2 about twice as many, ZB-V twice as many half stages."""
     count = 3 * num_groups
 
     def held(name: str, num_chunks: int = 1) -> list[int]:
@@ -120,7 +118,7 @@ def test_microbatches_held_are_the_published_ones(num_groups: int) -> None:
 
 
 def test_memory_is_held_from_the_forward_to_the_weight_pass() -> None:
-    """4 groups, 8 microbatches of 1 byte over 10 resident; chunks of ZB-V hold half of what stages do."""
+    """4 groups, 8 microbatches of 1 byte over 10 resident bytes; a chunk of ZB-V holds half of a stage."""
     programs = [equal_stages(4, 8, name) for name in ("1f1b", "zb-h1", "zb-h2")]
     programs.append(equal_stages(8, 8, "zb-v", activation=0.5, num_chunks=2))
 
@@ -152,10 +150,10 @@ def freed_by_half(program: Program) -> Program:
 
 
 def test_a_weight_pass_keeps_only_what_it_reads() -> None:
-    """A microbatch holds 1 + 3 bytes until its backward and 1 + 2 until its weights.
+    """A microbatch holds 1 + 3 bytes until its backward and 1 + 2 bytes until its weight pass.
 
-    ZB-H1 on 2 groups runs F0 B0 F1 B1 W0 F2 on the second one: in F2 microbatch 1 waits for its weights (3 bytes) and
-    microbatch 2 has its 4; in B1 the first has 3, the second 4 and what its backward makes besides, 2.
+    ZB-H1 on 2 groups runs F0 B0 F1 B1 W0 F2 on group 1. In F2 microbatch 1 waits for its weight pass with 3 bytes and
+    microbatch 2 holds 4; in B1 microbatch 0 holds 3, microbatch 1 holds 4 and 2 that its backward produces.
     """
     program = freed_by_half(equal_stages(2, 3, "zb-h1"))
 
@@ -167,21 +165,21 @@ def test_a_weight_pass_keeps_only_what_it_reads() -> None:
 
 
 def _samples(program: Program, group: int) -> list[float]:
-    """Return the bytes over the resident ones in every task of a group."""
+    """Return the bytes above the resident ones in every task of a group."""
     timeline = simulate(program, ExactCosts(), trace=True)
     return [sample.bytes - 10 for sample in timeline.samples if sample.stage == group][:-1]
 
 
-def test_recompute_makes_again_what_the_weights_read() -> None:
-    """Blocks keep their inputs (0 bytes here) until the backward, what it has made again until the weight pass."""
+def test_recomputed_values_are_held_until_the_weight_pass() -> None:
+    """Blocks keep their inputs (0 bytes here) until the backward, recomputed values until the weight pass."""
     timeline = simulate(equal_stages(2, 3, "zb-h1", recompute=Recompute.FULL), ExactCosts())
 
     assert timeline.step_seconds == 3 * (1 + 3 + 1) + (1 + 3 - 1)
     assert [stage.memory.bytes for stage in timeline.stages] == [11, 12]
 
 
-def test_transfers_follow_the_v() -> None:
-    """2 groups, stages 0 1 1 0: nothing is sent at the turn, and group 0 gets its second chunk from group 1."""
+def test_messages_of_zb_v_cross_groups_only() -> None:
+    """2 groups, stages 0 1 1 0: no message at the turn, and group 0 gets the input of its second chunk from group 1."""
     timeline = simulate(equal_stages(4, 3, "zb-v", num_chunks=2), ExactCosts(latency=1.0), trace=True)
 
     sends = {(event.stage, event.row, event.name.partition(".")[2]) for event in timeline.events if event.row in _SENDS}
@@ -206,8 +204,8 @@ def _kinds_of_ops(program: Program, phase: SegmentPhase) -> set[str]:
     }
 
 
-def test_a_split_program_has_the_same_ops_in_two_parts(cache_dir: Path) -> None:
-    """What the block before waits for stays in the backward, sums of gradients are in the weight segments."""
+def test_a_split_backward_has_all_ops_of_the_joint_one(cache_dir: Path) -> None:
+    """Ops that the previous block depends on stay in the backward; gradient sums are in the weight segments."""
     execution, rules = Execution.of("llama3-8b", 4, 4), model_rules("llama3-8b", cache_dir)
     plan = random_plan(execution.folded, rules, Configuration(2, Mesh.of(inner=2), 4, "1f1b"), 4, seed=3)
 
@@ -260,7 +258,7 @@ DW: Operand = value("dw")
         (equal_stages(2, 2, "zb-v"), "'zb-v' runs two stages per group of devices, i and 2p - 1 - i of 2p, not 1"),
     ],
 )
-def test_unlawful_splits_are_refused(program: Program, message: str) -> None:
+def test_invalid_splits_are_refused(program: Program, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         verify_program(program)
 
@@ -284,8 +282,8 @@ class _WeightsLast(Schedule):
         return (*SCHEDULES["1f1b"].order(group, num_groups, num_microbatches), *rest)
 
 
-def test_a_schedule_can_be_added_from_outside(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
-    """A class and a line: it is lowered, verified, executed and simulated as any other."""
+def test_a_schedule_can_be_added(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    """A new schedule is lowered, verified, executed and simulated like any other."""
     monkeypatch.setitem(SCHEDULES, "weights-last", _WeightsLast())
     execution, rules = Execution.of("mlp-xs", 4, 4), model_rules("mlp-xs", cache_dir)
     plan = random_plan(execution.folded, rules, Configuration(3, Mesh.of(inner=2), 4, "weights-last"), 4, seed=1)
@@ -298,7 +296,7 @@ def test_a_schedule_can_be_added_from_outside(monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_reports_say_that_steps_are_taken_to_overlap() -> None:
-    """A plan that is timed from a group's first task to its last needs an optimizer that waits for nobody."""
+    """A step counted from a group's first task to its last needs an optimizer that waits for no other group."""
     plan = two_stage_plan()
 
     told = [format_report(replace(plan, schedule=name)) for name in ("1f1b", "zb-h1")]
@@ -332,7 +330,7 @@ def test_the_command_lists_and_draws_schedules(capsys: pytest.CaptureFixture[str
         (["zb-h9"], "there is no schedule 'zb-h9'"),
     ],
 )
-def test_schedules_that_do_not_fit_are_told_why(
+def test_unfit_schedules_are_refused_with_a_reason(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["schedules", *arguments]) != 0

@@ -1,4 +1,7 @@
-"""Whether a plan from a file places the ops of a model: its blocks, its ops in their order, and dims that divide."""
+"""Check that a plan loaded from a file fits the model: same blocks, same ops in the same order, divisible dims.
+
+`check_blocks` raises a `PlanError` that names the first mismatch.
+"""
 
 from collections.abc import Iterator
 
@@ -15,49 +18,51 @@ def check_blocks(plan: Plan, folded: Folded) -> None:
 
     Args:
         plan: The plan.
-        folded: The graph of one of its microbatches.
+        folded: The folded graph of one microbatch of the plan.
 
     Raises:
-        PlanError: If blocks, ops or dims are not those of the graph.
+        PlanError: If the blocks, the ops or the sharded dims of the plan do not fit the graph.
     """
-    placed = plan.stages[-1].blocks[1]
-    if placed != folded.num_blocks:
-        raise PlanError(f"the plan has {placed} blocks, the model has {folded.num_blocks}", hint=_HINT)
+    num_planned = plan.stages[-1].blocks[1]
+    if num_planned != folded.num_blocks:
+        raise PlanError(f"the plan has {num_planned} blocks, the model has {folded.num_blocks}", hint=_HINT)
     for variant in plan.all_variants:
         for block in variant.blocks:
-            fault = next(_faults_of_block(block, variant, folded), None)
-            if fault is not None:
-                raise PlanError(fault, hint=_HINT)
+            mismatch = next(_block_mismatches(block, variant, folded), None)
+            if mismatch is not None:
+                raise PlanError(mismatch, hint=_HINT)
 
 
-def _faults_of_block(block: BlockPlan, variant: Variant, folded: Folded) -> Iterator[str]:
-    """Yield what does not agree with the graph."""
+def _block_mismatches(block: BlockPlan, variant: Variant, folded: Folded) -> Iterator[str]:
+    """Yield a description of every mismatch between a block of a plan and the graph."""
     if not 0 <= block.kind < len(folded.kinds):
         yield f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}"
         return
     kind = folded.kinds[block.kind]
-    strange = [index for index in block.instances if folded.chain[index] != block.kind]
-    if strange:
-        yield f"block {strange[0]} of the model is of kind {folded.chain[strange[0]]}, not {block.kind}"
+    mismatched = [index for index in block.instances if folded.chain[index] != block.kind]
+    if mismatched:
+        yield f"block {mismatched[0]} of the model is of kind {folded.chain[mismatched[0]]}, not {block.kind}"
     if [op.op for op in block.ops] != [op.name for op in kind.ops]:
         known = {op.name for op in kind.ops}
         others = [op.op for op in block.ops if op.op not in known]
-        what = f"op {others[0]!r}, which is not there" if others else "some ops only, or in another order"
+        what = (
+            f"op {others[0]!r}, which the model does not have" if others else "only some ops, or ops in another order,"
+        )
         yield f"the plan places {what} in block kind {block.kind}"
         return
     mesh = variant.device_mesh
-    named: list[tuple[str, str]] = []
+    placements: list[tuple[str, str]] = []
     for op, own in zip(kind.ops, block.ops, strict=True):
         for what, names, texts in (("inputs", op.inputs, own.inputs), ("outputs", op.outputs, own.outputs)):
             if len(names) != len(texts):
                 yield f"the plan places {len(texts)} {what} of op {op.name!r}, which has {len(names)}"
                 return
-            named += zip(names, texts, strict=True)
-    named += [(item.value, item.placement) for item in (*block.states, *block.borrowed, *block.arrivals)]
-    named += [(item.value, item.placement) for item in block.departures]
-    for name, text in named:
+            placements += zip(names, texts, strict=True)
+    placements += [(item.value, item.placement) for item in (*block.states, *block.borrowed, *block.arrivals)]
+    placements += [(item.value, item.placement) for item in block.departures]
+    for name, text in placements:
         value = folded.graph.values.get(name)
         if value is None and name:
             yield f"the plan places {name!r}, which the model does not have"
         elif value is not None and text and not fits(value.shape, parse_placements(text), mesh):
-            yield f"{name!r} of shape {value.shape} cannot lie as {text} on mesh {mesh}"
+            yield f"{name!r} of shape {value.shape} cannot be placed as {text} on mesh {mesh}"

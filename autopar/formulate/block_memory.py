@@ -1,8 +1,10 @@
-"""Bytes of blocks and of stages: what the placement problem sees, and what any range of blocks would hold as a stage.
+"""Memory per device of blocks and stages, and its peak.
 
-The placement problem is linear: every byte belongs to one decision. A chain of blocks under one choice of strategies is
-held against the limit by `ChainBytes`, which is not: there the bytes are those of the lowered blocks, the ones that the
-simulator counts (`autopar.simulate.ranges`).
+    peak = resident + max((in_flight - 1) kept + fullest moment of a pass + communication buffers, update)
+
+`ChainBytes` holds the bytes of lowered blocks, which the simulator counts too (`autopar.simulate.ranges`): the limit
+applies to them. `BlockBytes` holds the linear estimate of the placement problem, in which every byte belongs to one
+decision.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +21,10 @@ from autopar.recompute import Recompute
 FloatArray = NDArray[np.float64]
 
 RESIDENT = (Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER)
-"""What stays through the step."""
+"""Memory that is held throughout the step."""
 
 UNHOSTED = tuple(memory for memory in RESIDENT if memory is not Memory.OPTIMIZER)
-"""What of it cannot lie in host memory."""
+"""Resident memory that cannot be offloaded to host memory."""
 
 KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.NONE: (Memory.SAVED, Memory.DROPPED, Memory.ARRIVED),
@@ -30,24 +32,27 @@ KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.FULL: (Memory.ARRIVED, Memory.HANDED),
     Recompute.OFFLOAD: (),
 }
-"""What is kept on the device per microbatch in flight."""
+"""Memory that a block keeps on the device for each microbatch in flight, by recompute flavour."""
 
 
 State = tuple[tuple[int, bool, bool], ...]
-"""Of each value handed to a block, which tensor it is (numbered in order of appearance), whether an earlier block of
-the stage keeps it, and whether one keeps it until its weight pass."""
+"""State of a walk over the blocks of a stage, one entry per value handed to the next block.
+
+An entry has the number of the tensor (in order of appearance), whether an earlier block of the stage keeps it for a
+backward, and whether an earlier block keeps it for a weight pass.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a block of a stage keeps and needs, in bytes of one microbatch.
+    """Bytes that one microbatch takes in a block of a stage.
 
     Attributes:
-        kept: What it keeps from its forward to its backward, besides what earlier blocks of the stage keep.
-        forward: Fullest moment of its forward, on top of what earlier blocks keep.
-        backward: Fullest moment of its backward, on top of what earlier blocks keep and later ones have put off.
-        late: What it keeps from its backward to its weight pass, where the schedule splits these.
-        weight: Fullest moment of its weight pass, on top of what earlier blocks have put off.
+        kept: Kept from the forward to the backward of the block, without tensors that earlier blocks of the stage keep.
+        forward: Fullest moment of the forward, in addition to what earlier blocks keep.
+        backward: Fullest moment of the backward, in addition to what earlier blocks keep and later blocks deferred.
+        late: Kept from the backward to the weight pass, if the schedule splits the backward.
+        weight: Fullest moment of the weight pass, in addition to what earlier blocks deferred.
     """
 
     kept: float
@@ -58,32 +63,35 @@ class Holding:
 
 
 class Walk(Protocol):
-    """What blocks hold, block after block of a stage."""
+    """Computes the bytes of the blocks of a stage one after another; a tensor that two blocks keep counts once."""
 
     def enter(self, kind: int) -> State:
-        """Return the state of a stage before its first block."""
+        """Return the state before the first block of a stage."""
 
     def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
-        """Return what the next block holds, and the state after it."""
+        """Return the bytes of the next block, and the state after it."""
 
     def meet(self, states: Sequence[State]) -> State:
-        """Return the state in which only what all of these keep is kept: no block holds less in it."""
+        """Return the meet of states: a tensor counts as kept only if every state keeps it.
+
+        A block never holds less in the meet than in one of the states.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """A parameter that several blocks read: stages that read it and do not own it hold a copy.
+    """A parameter that several blocks read; a stage that reads it without owning it holds a copy.
 
     Attributes:
-        owner: The block it belongs to.
-        readers: The blocks that read it, each with the bytes of a copy as it reads it.
+        owner: The block that owns the parameter.
+        readers: (block, bytes of a copy under the placement at which the block reads it) per reading block.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
 
     def on(self, start: int, stop: int) -> float:
-        """Return the bytes of the copy that a range of blocks holds; 0 if it needs none."""
+        """Return the bytes of the copy that a range of blocks holds; 0 if it owns the parameter or does not read it."""
         if start <= self.owner < stop:
             return 0.0
         return max((size for reader, size in self.readers if start <= reader < stop), default=0.0)
@@ -91,23 +99,23 @@ class SharedBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainBytes:
-    """What any range of a chain of blocks holds as a stage, whatever its blocks recompute; arrays over kinds.
+    """Bytes of any range of a chain of blocks as a stage, under any recompute flavours; arrays are (kinds,) bytes.
 
     Attributes:
         chain: Kind of every block.
-        walk: What blocks keep and need for a microbatch.
-        flavours: What blocks may recompute.
+        walk: Bytes of the passes of one microbatch, block by block.
+        flavours: Recompute flavours that blocks may have.
         resident: Parameters, gradients, optimizer state.
-        gathered: Parameters gathered for a block.
-        reducing: Gradients under way to their reduction once a block has run.
-        update: Fullest moment of the reductions and the update.
-        arriving: What a first block of a stage receives from the stage before.
-        returning: What a last block of a stage receives from the next stage.
-        hosted: What a block with flavour `OFFLOAD` takes to host memory, per microbatch.
-        state: Bytes of `resident` that are the optimizer's state, which can lie in host memory.
-        buffers: Buffers of the model, held by every stage.
+        gathered: Parameters gathered before use.
+        reducing: Gradients that wait for their reduction or are being reduced after the block has run.
+        update: Fullest moment of gradient reductions and the update.
+        arriving: Message from the previous stage, if the block is the first of a stage.
+        returning: Message from the next stage, if the block is the last of a stage.
+        hosted: Bytes that flavour `OFFLOAD` moves to host memory per microbatch.
+        state: The part of `resident` that is optimizer state, which can be offloaded to host memory.
+        buffers: Bytes of the model's buffers, held by every stage.
         shared: Parameters that several blocks read.
-        host_room: Bytes of host memory per device that may be taken: its share of what its host has.
+        host_room: Bytes of host memory that one device may use: its share of its host's memory.
     """
 
     chain: tuple[int, ...]
@@ -127,12 +135,12 @@ class ChainBytes:
 
     @classmethod
     def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
-        """Return what blocks hold that take no memory."""
+        """Return the bytes of a chain whose blocks take no memory."""
         zero = np.zeros(max(chain) + 1)
-        return cls(tuple(chain), _Nothing(), tuple(flavours), zero, zero, zero, zero, zero, zero, zero, zero)
+        return cls(tuple(chain), _EmptyWalk(), tuple(flavours), zero, zero, zero, zero, zero, zero, zero, zero)
 
     def stage(self, start: int, stop: int, flavours: Sequence[Recompute]) -> tuple[float, float]:
-        """Return what one microbatch leaves behind in a range of blocks, and the fullest moment of its passes."""
+        """Return the bytes that one microbatch keeps in a range of blocks, and the fullest moment of its passes."""
         state = self.walk.enter(self.chain[start])
         kept = running = 0.0
         for kind, flavour in zip(self.chain[start:stop], flavours, strict=True):
@@ -141,8 +149,8 @@ class ChainBytes:
             kept += holding.kept
         return kept, running
 
-    def put_off(self, start: int, stop: int) -> tuple[float, float]:
-        """Return what one microbatch leaves for its weight pass, and the fullest moment of that."""
+    def deferred_bytes(self, start: int, stop: int) -> tuple[float, float]:
+        """Return the bytes that one microbatch keeps for its weight pass, and the fullest moment of the weight pass."""
         state = self.walk.enter(self.chain[start])
         late = weight = 0.0
         for kind in self.chain[start:stop]:
@@ -151,60 +159,66 @@ class ChainBytes:
             late += holding.late
         return late, weight
 
-    def always(self, start: int, stop: int) -> float:
-        """Return the bytes that are there all the time."""
+    def resident_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes that a range of blocks holds throughout the step."""
         copies = sum(shared.on(start, stop) for shared in self.shared)
         return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + copies
 
-    def beside(self, start: int, stop: int, flavours: Sequence[Recompute] = ()) -> float:
-        """Return the bytes of buffers that are there while tasks run; no block offloads if no flavours are given."""
+    def communication_bytes(self, start: int, stop: int, flavours: Sequence[Recompute] = ()) -> float:
+        """Return the bytes of communication buffers while tasks run; no block offloads if `flavours` is empty.
+
+        The buffers are gathered parameters of two neighbouring blocks, gradients under reduction, messages of the
+        neighbouring stages and offloaded values in transit.
+        """
         kinds = list(self.chain[start:stop])
         gathered = self.gathered[kinds]
         pairs = gathered[1:] + gathered[:-1] if len(kinds) > 1 else gathered
         received = self.arriving[kinds[0]] if start else 0.0
         received += self.returning[kinds[-1]] if stop < len(self.chain) else 0.0
-        copied = (self.hosted[kind] for kind in self._offloading(start, stop, flavours))
+        copied = (self.hosted[kind] for kind in self._offloaded_kinds(start, stop, flavours))
         transit = TRANSIT_BLOCKS * max(copied, default=0.0)
         return float(pairs.max() + self.reducing[kinds].max() + received + transit)
 
     def peak(
         self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
     ) -> float:
-        """Return the peak bytes of a range of blocks with so many microbatches in flight, the running one counted.
+        """Return the peak bytes of a range of blocks with `in_flight` microbatches in flight, the running one included.
 
-        It is that of any schedule in which the fullest forward and the fullest backward both run with all but one of
-        the microbatches in flight waiting.
+        The peak is exact for schedules in which the fullest forward and the fullest backward both run while all other
+        microbatches in flight are kept.
 
         Args:
             start: First block.
             stop: The block after the last one.
             in_flight: Microbatches in flight.
-            flavours: What each block keeps.
-            offload: Whether the optimizer's state lies in host memory.
+            flavours: Recompute flavour of each block.
+            offload: Whether the optimizer state is in host memory.
         """
         kept, running = self.stage(start, stop, flavours)
-        passes = (in_flight - 1) * kept + running + self.beside(start, stop, flavours)
+        passes = (in_flight - 1) * kept + running + self.communication_bytes(start, stop, flavours)
         kinds = list(self.chain[start:stop])
         state = float(self.state[kinds].sum()) if offload else 0.0
         update = float(self.update[kinds].max()) + float(state_buffers(state))
-        return self.always(start, stop) - state + max(passes, update)
+        return self.resident_bytes(start, stop) - state + max(passes, update)
 
     def host_bytes(
         self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
     ) -> float:
-        """Return the bytes of a device of a range of blocks that lie in host memory; arguments as of `peak`."""
+        """Return the bytes of host memory that a range of blocks uses per device; arguments as in `peak`."""
         state = float(self.state[list(self.chain[start:stop])].sum()) if offload else 0.0
-        return state + in_flight * sum(float(self.hosted[kind]) for kind in self._offloading(start, stop, flavours))
+        return state + in_flight * sum(
+            float(self.hosted[kind]) for kind in self._offloaded_kinds(start, stop, flavours)
+        )
 
-    def _offloading(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
-        """Yield the kinds of the blocks that keep in host memory what they save."""
+    def _offloaded_kinds(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
+        """Yield the kinds of the blocks with flavour `OFFLOAD`."""
         for kind, flavour in zip(self.chain[start:stop], flavours, strict=False):
             if flavour is Recompute.OFFLOAD:
                 yield kind
 
 
-class _Nothing:
-    """Blocks that hold nothing."""
+class _EmptyWalk:
+    """Walk over blocks that take no memory."""
 
     def enter(self, kind: int) -> State:
         return ()
@@ -218,26 +232,26 @@ class _Nothing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockBytes:
-    """Bytes per device of one instance of each kind, as the placement problem counts them; arrays over kinds.
+    """Bytes per device of one instance of each kind in the linear estimate of the placement problem; (kinds,) arrays.
 
     Attributes:
         resident: Parameters, gradients and optimizer state.
-        kept: Kept per microbatch in flight, arrivals included.
-        remade: Made again, to be there while the block runs.
-        transient: Peak of what lives only while the block runs.
-        buffers: Bytes of buffers, once per device.
+        kept: Kept per microbatch in flight, by recompute flavour; values from other blocks included.
+        recomputed: Recomputed before the backward, by recompute flavour.
+        transient: Peak of the values that live only while the block runs.
+        buffers: Bytes of the model's buffers per device.
     """
 
     resident: FloatArray
     kept: Mapping[Recompute, FloatArray]
-    remade: Mapping[Recompute, FloatArray]
+    recomputed: Mapping[Recompute, FloatArray]
     transient: FloatArray
     buffers: float
 
     def stage_bytes(self, counts: NDArray[np.int64], in_flight: int, recompute: Recompute) -> float:
         """Return the peak bytes of a stage with `counts` instances of each kind."""
         kept = self.kept[recompute]
-        running = self.transient + self.remade[recompute]
+        running = self.transient + self.recomputed[recompute]
         present = counts > 0
         peak = float(running[present].max()) if present.any() else 0.0
         return float(counts @ self.resident + in_flight * (counts @ kept)) + peak + self.buffers
@@ -248,7 +262,7 @@ def block_bytes(tables: Tables, choice: Sequence[int]) -> BlockBytes:
     num_kinds = len(tables.folded.kinds)
     resident = np.zeros(num_kinds)
     kept = {recompute: np.zeros(num_kinds) for recompute in Recompute}
-    remade = {recompute: np.zeros(num_kinds) for recompute in Recompute}
+    recomputed = {recompute: np.zeros(num_kinds) for recompute in Recompute}
     profiles = [np.zeros(len(kind.ops) + 1) for kind in tables.folded.kinds]
     for item in tables.bytes:
         amount = item.amounts[choice[item.node]]
@@ -261,6 +275,6 @@ def block_bytes(tables: Tables, choice: Sequence[int]) -> BlockBytes:
                 if item.memory in memories:
                     kept[recompute][item.kind] += amount
                 elif item.memory in KEPT[Recompute.NONE]:
-                    remade[recompute][item.kind] += amount
+                    recomputed[recompute][item.kind] += amount
     transient = np.array([profile.max() for profile in profiles])
-    return BlockBytes(resident, kept, remade, transient, tables.folded.buffer_bytes)
+    return BlockBytes(resident, kept, recomputed, transient, tables.folded.buffer_bytes)

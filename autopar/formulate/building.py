@@ -1,4 +1,8 @@
-"""Writing the tables of one mesh: a node per decision, an edge per change of placement, bytes per what is held."""
+"""Build the placement decisions of one folded graph on one mesh.
+
+Every op, parameter, boundary and shared copy becomes a node, every change of placement an edge with its seconds, every
+tensor that takes memory an entry of `Tables.bytes`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +20,7 @@ from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.folding.graph_facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
 from autopar.folding.selective_recompute import selective_ops
-from autopar.formulate.op_memo import Sharing
+from autopar.formulate.op_memo import OpCache
 from autopar.formulate.op_strategies import Options, is_partial, local_sizes
 from autopar.formulate.placement_semantics import meaning
 from autopar.formulate.tables import (
@@ -26,9 +30,9 @@ from autopar.formulate.tables import (
     Edge,
     FloatArray,
     IntArray,
+    InterNodeSeconds,
     Memory,
     Node,
-    Outside,
     Slot,
     Tables,
 )
@@ -37,30 +41,32 @@ from autopar.sharding import Mesh
 
 _WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
 _GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
-"""Slot of the reshards before the ops of a pass: of what was computed, or of what is there before as parameters are."""
+"""Slots of the reshards before the ops of a pass: `_WAIT` for computed values, `_GATHER` for values that exist before
+the pass, such as parameters.
+"""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
 
 class Restriction(Protocol):
-    """What each mesh axis may do, asked for decision by decision; masks are over what one axis could do."""
+    """Restricts what each mesh axis may do, decision by decision; masks are over the options of one axis alone."""
 
     def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> Sequence[NDArray[np.bool_]]:
-        """Return by axis which of an op's strategies on one axis it may take; none if the op is free on that axis."""
+        """Return per axis a mask of the strategies of an op that the axis may take; all false leaves the axis free."""
 
     def of_value(self, decision: Decision, kind: int, value: Value) -> Sequence[NDArray[np.bool_]]:
-        """Return by axis which codes of a placement a value may have; none if it is free on that axis."""
+        """Return per axis a mask of the placement codes that a value may have; all false leaves the axis free."""
 
 
 class _Builder:
-    """Collects nodes and edges of one folded graph."""
+    """Collects nodes, edges and bytes of one folded graph."""
 
     def __init__(
         self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
     ) -> None:
         self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
-        self.sharing = Sharing(folded.graph, mesh, costs, folded.free)
+        self.cache = OpCache(folded.graph, mesh, costs, folded.free)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.bytes: list[Bytes] = []
@@ -79,22 +85,23 @@ class _Builder:
         self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
+        """Build all nodes, edges and bytes, and return the tables."""
         for kind in self.folded.kinds:
             for position, op in enumerate(kind.ops):
                 self._add_op(kind.id, position, op)
         for parameter in self.folded.parameters:
             self._add_parameter(parameter.producer, parameter.value, parameter.count)
         self._connect_inside()
-        self._connect_between()
-        self._close_step()
+        self._connect_boundaries()
+        self._connect_updates()
         return Tables(
             self.folded, self.meaning, self.mesh, self.costs, self.resharder,
             tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
-            self.selective, *self._again(),
+            self.selective, *self._rerun_under_selective(),
         )  # fmt: skip
 
-    def _again(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the nodes and the edges that are paid again under selective recompute."""
+    def _rerun_under_selective(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the nodes and the edges whose cost selective recompute repeats."""
         nodes = {self.op_node[kind, position] for kind, ops in enumerate(self.selective) for position in ops}
         read = {edge.first for edge in self.edges if edge.second in nodes}
         copies = {index for index in read if self.nodes[index].decision is Decision.COPY}
@@ -104,92 +111,95 @@ class _Builder:
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
-        choices = self._in_place(op, self._options(kind, op))
+        """Add the node of an op and its bytes."""
+        options = self._keep_valid(op, self._options(kind, op))
         slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
-        seconds = self._op_seconds(op, choices)
+        seconds = self._op_seconds(op, options)
         self.op_node[kind, position] = len(self.nodes)
-        self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
-        self._op_bytes(kind, position, op, choices)
+        self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, options, None, None))
+        self._op_bytes(kind, position, op, options)
 
     def _options(self, kind: int, op: Op) -> Options:
-        """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
+        """Return the strategies of an op under the restriction; all of them if no strategy satisfies it."""
         strategies = self.meaning.strategies(op)
         if self.restriction is not None:
-            choices = self.sharing.options(op, strategies, self.restriction.of_op(kind, op, strategies))
-            if choices.count:
-                return choices
-        return self.sharing.options(op, strategies)
+            options = self.cache.options(op, strategies, self.restriction.of_op(kind, op, strategies))
+            if options.count:
+                return options
+        return self.cache.options(op, strategies)
 
     def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
-        """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
+        """Return the placement numbers of a value under the restriction; all of them if no placement satisfies it."""
         chunks = self.meaning.chunks(value.name)
         if self.restriction is not None:
             allowed = self.restriction.of_value(decision, kind, value)
-            numbers = self.sharing.placements(value.shape, chunks, partial=partial, allowed=allowed)
+            numbers = self.cache.placements(value.shape, chunks, partial=partial, allowed=allowed)
             if len(numbers):
                 return numbers
-        return self.sharing.placements(value.shape, chunks, partial=partial)
+        return self.cache.placements(value.shape, chunks, partial=partial)
 
-    def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
-        """Return the (S,) seconds of what devices run, rows from neighbours included."""
+    def _op_seconds(self, op: Op, options: Options) -> FloatArray:
+        """Return the (S,) seconds of an op, halo exchange included, from the cache if an equal op was priced before."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
         operands = tuple(size[name] for size in (sizes, self.wire) for name in (*op.inputs, *op.outputs) if name)
-        return self.sharing.seconds(op, choices, operands, fused, lambda: self._seconds(op, choices, sizes, fused))
+        return self.cache.seconds(op, options, operands, fused, lambda: self._seconds(op, options, sizes, fused))
 
-    def _seconds(self, op: Op, choices: Options, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
-        """As `_op_seconds`, by the formulas."""
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
-        for index in set(choices.local_kinds.tolist()) - {-1}:
-            local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
+    def _seconds(self, op: Op, options: Options, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
+        """Compute the (S,) seconds of an op, halo exchange included."""
+        seconds = self.costs.op_seconds(op, options.local_inputs, options.local_outputs, sizes, fused)
+        for index in set(options.local_kinds.tolist()) - {-1}:
+            local, rows = options.on_one_axis[index].local, options.local_kinds == index
             assert local is not None
-            part = choices.select(rows)
+            part = options.select(rows)
             size = self.graph.values[op.inputs[local.input]].shape[local.dim]
             other = replace(op, kind=local.kind, attrs=(*op.attrs, ("size", size)))
             seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
-        for halos in choices.halos:
+        for halos in options.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
         return seconds
 
-    def _in_place(self, op: Op, choices: Options) -> Options:
-        """Keep the strategies that can stand: sums and moments never move, and results of inference are reduced.
+    def _keep_valid(self, op: Op, options: Options) -> Options:
+        """Return the strategies of an op that keep written state where it is stored, and reduce results of inference.
 
-        The loss of a training step may stay a partial sum: nobody waits for it.
+        Gradient sums and moments keep the placement they have before the op. The loss of a training step may stay a
+        partial sum, because nothing reads it.
         """
-        keep = np.ones(choices.count, dtype=bool)
+        keep = np.ones(options.count, dtype=bool)
         for slot, name in enumerate(op.outputs):
-            numbers = choices.outputs[slot]
+            numbers = options.outputs[slot]
             if name in self.results and numbers is not None:
                 keep &= ~is_partial(numbers, len(self.graph.values[name].shape), len(self.mesh.axes))
             state = self.written.get(name)
             if state is not None and state.role in (Role.GRADIENT, Role.MOMENT):
-                before, after = choices.inputs[op.inputs.index(state.input)], choices.outputs[slot]
+                before, after = options.inputs[op.inputs.index(state.input)], options.outputs[slot]
                 assert before is not None, state
                 assert after is not None, state
                 keep &= before == after
-        return self.sharing.selected(choices, keep)
+        return self.cache.selected(options, keep)
 
-    def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
+    def _op_bytes(self, kind: int, position: int, op: Op, options: Options) -> None:
+        """Add the bytes of an op: halo copies, values its kernel keeps for the backward, and its outputs."""
         node = self.op_node[kind, position]
         block = self.folded.kinds[kind]
-        for index in dict.fromkeys(halos.input for halos in choices.halos):
-            # With rows of its neighbours around it a block is another value, which lives while the op runs.
-            local, with_rows = choices.local_inputs[index], np.zeros(choices.count, dtype=bool)
+        for index in dict.fromkeys(halos.input for halos in options.halos):
+            # A shard with halo rows is a new tensor, which lives while the op runs.
+            local, with_rows = options.local_inputs[index], np.zeros(options.count, dtype=bool)
             assert local is not None, op.name
-            for halos in choices.halos:
+            for halos in options.halos:
                 with_rows |= (halos.elements > 0) & (halos.input == index)
-            amounts = np.where(with_rows, self.sharing.elements(local) * self.resident[op.inputs[index]], 0.0)
+            amounts = np.where(with_rows, self.cache.elements(local) * self.resident[op.inputs[index]], 0.0)
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
-        behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
+        behind = self.costs.kept_bytes(op, options.local_inputs, options.local_outputs, self.resident)
         if behind.any() and self.trains:
             memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
             self.bytes.append(Bytes(node, kind, memory, behind))
         for slot, name in enumerate(op.outputs):
-            local = choices.local_outputs[slot]
+            local = options.local_outputs[slot]
             if not name or local is None:
                 continue
-            amounts = self.sharing.elements(local) * self.resident[name]
+            amounts = self.cache.elements(local) * self.resident[name]
             state = self.written.get(name)
             if state is not None or op.phase is Phase.UPDATE:
                 if state is not None and state.role in _STATE_MEMORY:
@@ -204,6 +214,7 @@ class _Builder:
                 )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
+        """Add the node of a parameter's stored placement and its bytes."""
         numbers = self._placements(Decision.PARAMETER, producer.kind, value, partial=False)
         share = count / self.folded.kinds[producer.kind].count
         self.parameter_node[producer] = len(self.nodes)
@@ -227,6 +238,7 @@ class _Builder:
     def _add_value(
         self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
     ) -> int:
+        """Add the node of a boundary or of a shared copy; return its index."""
         numbers = self._placements(decision, kind, value, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
@@ -236,7 +248,7 @@ class _Builder:
     def _connect_inside(self) -> None:
         """Connect ops with the ops and parameters of their own block.
 
-        A value that several ops of a phase read goes through a copy that they share.
+        A value that several ops of a pass read goes through one copy that they share.
         """
         for (producer, kind_id, slot), consumers in _inner_uses(self.folded).items():
             if producer.source is Source.STATE:
@@ -246,13 +258,13 @@ class _Builder:
                 op = self.folded.kinds[producer.kind].ops[producer.position]
                 value = self.graph.values[op.outputs[producer.slot]]
             waiting = _GATHER if producer.source is Source.STATE else _WAIT
-            self._fan_out(node, producer.slot, value, kind_id, slot, consumers, waiting)
+            self._connect_consumers(node, producer.slot, value, kind_id, slot, consumers, waiting)
 
-    def _connect_between(self) -> None:
-        """Give every value that passes between blocks one placement wherever it crosses: blocks fit together.
+    def _connect_boundaries(self) -> None:
+        """Give every value that passes between blocks one placement at all block boundaries.
 
-        Only what is added to the gradient of a parameter that other blocks read, too, may cross as terms: these are
-        reduced once, with all others.
+        So any two blocks fit together. Only terms of the gradient of a parameter that several blocks read may pass as
+        partial sums; they are reduced once, together with the other terms.
         """
         groups = boundary_groups(self.folded)
         added = gradient_terms(self.folded)
@@ -268,7 +280,7 @@ class _Builder:
                 kind = self.folded.kinds[producer.kind]
                 slot = _WAIT[_slot(kind.ops[producer.position])]
                 source = self.op_node[producer.kind, producer.position]
-                self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
+                self._add_edge(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
             for kind_id, arrival in arrivals:
                 if arrival.saved:
                     sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
@@ -282,17 +294,19 @@ class _Builder:
                 for consumer in arrival.uses:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
                     by_slot.setdefault(slot, []).append((consumer, 1.0))
-                # What was exported is there before the pass, as parameters are.
+                # Exported values exist before the pass, as parameters do.
                 waiting = _GATHER if is_far(self.folded, kind_id, arrival.value) else _WAIT
                 for slot, consumers in by_slot.items():
-                    self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers, waiting)
+                    self._connect_consumers(
+                        node, 0, self.graph.values[arrival.value], kind_id, slot, consumers, waiting
+                    )
 
     def _is_saved(self, arrival: Arrival) -> bool:
-        """Whether the blocks that a value comes from save it themselves."""
+        """Whether the blocks that produce a value save it for their own backward."""
         makers = (producer for producer, _ in arrival.producers)
         return all(self.folded.kinds[made.kind].saved[made.position][made.slot] for made in makers)
 
-    def _fan_out(
+    def _connect_consumers(
         self,
         node: int,
         output: int,
@@ -302,14 +316,25 @@ class _Builder:
         consumers: Sequence[tuple[Consumer, float]],
         waiting: Mapping[Slot, Slot],
     ) -> None:
+        """Add the edges from a node to the ops that read its value, through a shared copy if there are several.
+
+        Args:
+            node: Node that defines the value.
+            output: Output of the node's op that is the value.
+            value: The value.
+            kind: Kind of the reading block.
+            slot: Pass of the readers.
+            consumers: The readers, each with its number of uses per instance.
+            waiting: Slot of the reshards, by pass: `_WAIT` or `_GATHER`.
+        """
         source = node
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
-            # What arrives from other blocks is reduced for several readers, and nothing becomes partial again.
+            # A boundary value is reduced before several ops read it, and a reduced value never becomes partial.
             partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
             copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
-            self._price(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
+            self._add_edge(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
             source, output = copy, 0
         for consumer, share in consumers:
             target = self.op_node[consumer.kind, consumer.position]
@@ -319,10 +344,10 @@ class _Builder:
                 paid = Slot.GRADIENT
             elif op.phase is Phase.UPDATE:
                 paid = Slot.REDUCE
-            self._price(source, output, target, consumer.slot, value, kind, paid, share, consumer.slot)
+            self._add_edge(source, output, target, consumer.slot, value, kind, paid, share, consumer.slot)
 
-    def _close_step(self) -> None:
-        """Connect new parameters with old: who owns a shard of the update sends it to who stores the parameter."""
+    def _connect_updates(self) -> None:
+        """Add the reshards from the updated parameters to the stored ones."""
         for state in states_of(self.folded).updates:
             new = self.folded.by_value.get(state.output)
             old = self.folded.by_value.get(state.input)
@@ -331,9 +356,9 @@ class _Builder:
             value = self.graph.values[state.input]
             share = self.nodes[self.parameter_node[old]].share
             source = self.op_node[new.kind, new.position]
-            self._price(source, new.slot, self.parameter_node[old], None, value, old.kind, Slot.UPDATE, share, -1)
+            self._add_edge(source, new.slot, self.parameter_node[old], None, value, old.kind, Slot.UPDATE, share, -1)
 
-    def _price(
+    def _add_edge(
         self,
         first: int,
         output: int,
@@ -345,6 +370,19 @@ class _Builder:
         share: float,
         consumer: int,
     ) -> None:
+        """Add the edge of a reshard; no edge if the op has no placement for this input.
+
+        Args:
+            first: Node that defines the value.
+            output: Output of the first node's op that is the value.
+            second: Node that uses the value.
+            input_slot: Input of the second node's op that is the value; None if the node places the value itself.
+            value: The value.
+            kind: Kind of the block that pays.
+            slot: Slot of the seconds.
+            share: Times per instance of the kind.
+            consumer: As of `Edge.consumer`.
+        """
         source = self.nodes[first].outputs(output)
         if input_slot is None:
             target = self.nodes[second].outputs(0)
@@ -357,9 +395,9 @@ class _Builder:
             target = numbers
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
-        table = self.sharing.prices(ways, source, target)
-        ends = (self.sharing.places(ways, numbers) for numbers in (source, target))
-        outside = Outside(ways.outside, *ends) if self.leaves_nodes else None
+        table = self.cache.prices(ways, source, target)
+        ends = (self.cache.places(ways, numbers) for numbers in (source, target))
+        outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
 
     def _parameter_value(self, producer: Producer) -> Value:
@@ -371,13 +409,13 @@ class _Builder:
 def build_tables(
     folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
 ) -> Tables:
-    """Return the decisions and prices of a folded graph on a mesh, all of them or as restricted."""
+    """Return the decisions and costs of a folded graph on a mesh, under an optional restriction."""
     return _Builder(folded, rules, mesh, costs, restriction).build()
 
 
 @lru_cache(maxsize=32)
 def _inner_uses(folded: Folded) -> Mapping[tuple[Producer, int, Slot], list[tuple[Consumer, float]]]:
-    """Return who uses what inside blocks, and how often, by what it is, the kind of block and the pass."""
+    """Return the uses inside blocks: (consumer, uses per instance) by producer, kind of the reading block, and pass."""
     groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
     for use in folded.uses:
         if use.crossing and use.producer.source is Source.OP:
@@ -390,7 +428,7 @@ def _inner_uses(folded: Folded) -> Mapping[tuple[Producer, int, Slot], list[tupl
 
 
 def _slot(op: Op) -> Slot:
-    """Return when an op, and what feeds it, is paid."""
+    """Return the slot of an op's cost by its phase."""
     if op.phase is Phase.UPDATE:
         return Slot.UPDATE
     return Slot.BACKWARD if op.phase is Phase.BACKWARD else Slot.FORWARD

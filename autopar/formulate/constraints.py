@@ -1,7 +1,7 @@
-"""What a search has to keep to besides memory: which placements, cuts, recompute and ZeRO levels are left open.
+"""Constraints of a search besides memory: allowed placements, stage cuts, recompute flavours, ZeRO levels, offload.
 
-Everything is open by default. Whoever restricts (`autopar.pins`) says it in these terms; the tables, the split into
-stages and the bounds are then those of what is left.
+Everything is allowed by default. `autopar.pins` translates user pins into these constraints; tables, staging and bounds
+then refer to the restricted space.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,24 +24,24 @@ from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
 Restrict: TypeAlias = Callable[[Folded, Rules, Mesh], Restriction | None]
-"""Returns what the axes of a mesh may do; None if the mesh cannot do what is asked."""
+"""Returns the restriction of the axes of a mesh; None if the mesh cannot satisfy the constraints."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constraints:
-    """What is left open.
+    """The choices that a search may make.
 
     Attributes:
         restrict: Restricts placements; None if they are free.
-        zero: The levels of ZeRO that parameters may have.
-        cuts: The blocks at which a stage may begin besides block 0; None for all.
-        keeps: For each block what it may keep of its forward; empty for anything.
-        hosted: What may lie in host memory.
-        reserve: What may lie there besides if nothing fits without.
-        states: For each block whether the optimizer's state may lie in host memory (True) and on the device (False);
-            empty for either, if `hosted` has it.
-        batch: Returns the batch dim of every value of a folded graph that has one: what a data-parallel major axis of
-            a mesh of three splits.
+        zero: Allowed ZeRO levels of parameters.
+        cuts: Blocks at which a stage may begin, besides block 0; None for all.
+        keeps: Allowed recompute flavours per block; empty for all flavours.
+        hosted: What may be offloaded to host memory.
+        reserve: What may be offloaded in addition if nothing fits without it.
+        states: Allowed locations of the optimizer state per block: True for host memory, False for the device; empty
+            for both, if `hosted` contains the optimizer.
+        batch: Returns the batch dim of every value of a folded graph that has one; the data-parallel major axis of a
+            mesh of three axes splits it.
     """
 
     restrict: Restrict | None = None
@@ -54,7 +54,7 @@ class Constraints:
     batch: Callable[[Folded], BatchDims] | None = None
 
     def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
-        """Return the decisions and prices that are left on a mesh; None if it cannot do what is asked."""
+        """Return the decisions and costs on a mesh under the constraints; None if the mesh cannot satisfy them."""
         restriction = None
         if self.restrict is not None:
             restriction = self.restrict(folded, rules, mesh)
@@ -66,7 +66,10 @@ class Constraints:
         return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
 
     def ranges(self, num_blocks: int, longest: int) -> Mask:
-        """Return which ranges may be a stage, (blocks, longest): from a block on, one more than the column says."""
+        """Return which ranges of blocks may be a stage, (blocks, longest) booleans.
+
+        Entry (i, n) is the range of n + 1 blocks from block i.
+        """
         if self.cuts is None:
             return np.ones((num_blocks, longest), dtype=bool)
         edges = np.zeros(num_blocks + longest + 1, dtype=bool)
@@ -75,14 +78,14 @@ class Constraints:
         return np.asarray(edges[start] & edges[start + 1 + np.arange(longest)[None, :]])
 
     def edges(self, num_blocks: int) -> list[int]:
-        """Return where a stage may begin or end, ascending, the ends of the chain included."""
+        """Return the blocks at which a stage may begin or end, ascending, with both ends of the chain."""
         cuts = range(num_blocks) if self.cuts is None else self.cuts
         return sorted({0, num_blocks, *(cut for cut in cuts if 0 < cut < num_blocks)})
 
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
-        """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on.
+        """Return by kind the fastest flavour that one of its blocks may have, for use in lower bounds.
 
-        What is offloaded runs nothing again, so that it counts as none.
+        Offload recomputes nothing, so that it counts as no recompute.
         """
         found = [Recompute.FULL] * num_kinds
         order = list(ON_DEVICE)
@@ -94,33 +97,33 @@ class Constraints:
         return tuple(found)
 
     def flavours(self, blocks: Sequence[int] | None = None) -> tuple[Recompute, ...]:
-        """Return the flavours that some of the blocks may have, or any block at all, from fastest to slowest.
+        """Return the flavours that one of the given blocks (all if None) may have, from fastest to slowest.
 
-        Nothing is faster than to offload, but to keep all on the device, where the host link takes no time.
+        Offload ranks after no recompute: with a host link that took no time it would be as fast.
         """
         known = BY_SECONDS if Hosted.ACTIVATIONS in self.hosted else ON_DEVICE
         keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]
         return tuple(flavour for flavour in known if not keeps or any(flavour in own for own in keeps))
 
-    def may_lie(self, start: int, stop: int, *, away: bool) -> bool:
-        """Return whether the optimizer's state of a range of blocks may lie in host memory, or on the device."""
-        return (not away or self.hosts_optimizer) and all(away in own for own in self.states[start:stop])
+    def allows_state(self, start: int, stop: int, *, on_host: bool) -> bool:
+        """Return whether the optimizer state of a range of blocks may be in host memory, or else on the device."""
+        return (not on_host or self.hosts_optimizer) and all(on_host in own for own in self.states[start:stop])
 
     @property
     def needs_host(self) -> bool:
-        """Whether some block has to have something in host memory."""
+        """Whether some block must use host memory."""
         return any(own.isdisjoint(ON_DEVICE) for own in self.keeps) or any(False not in own for own in self.states)
 
     @property
     def opened(self) -> "Constraints":
-        """The constraints with all that may lie in host memory."""
+        """These constraints with the reserve of offload opened."""
         return replace(self, hosted=self.hosted | self.reserve, reserve=frozenset())
 
     @property
     def hosts_optimizer(self) -> bool:
-        """Whether the optimizer's state of some stage may lie in host memory."""
+        """Whether the optimizer state of some stage may be in host memory."""
         return Hosted.OPTIMIZER in self.hosted and (not self.states or any(True in own for own in self.states))
 
 
 FREE = Constraints()
-"""Everything is open that needs no host memory."""
+"""No constraints; host memory is not used."""

@@ -1,9 +1,9 @@
-"""The least memory instead of the least time: bytes as costs of the placement problem, and the split that needs least.
+"""Minimise memory instead of time: a placement problem whose costs are bytes, and the stage cuts of least peak memory.
 
-The problem minimises the bytes of a mean stage (`mean_memory.py`), which no split has all stages below. Bytes of pairs
-of decisions are costs of edges: values kept at two placements, and buffers of changes of placement. The problem does
-not see which values live beside each other in a pass. So what is found is a plan that fits if its own peak does, and no
-proof that nothing fits; `least_bytes` is one.
+The problem minimises the bytes of the mean stage (`mean_memory.py`), a lower bound on the fullest stage of every split.
+Costs of edges are bytes that depend on two decisions: values kept at two placements, and buffers of reshards. The
+problem ignores which values live at the same time in a pass. So its solution is a plan that has to be checked against
+the limit, and proves nothing if it does not fit; `least_bytes` is the lower bound.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ def byte_problem(
     resident: Sequence[Memory] = RESIDENT,
     name: str = "",
 ) -> Problem:
-    """Return the placement problem whose costs are the bytes of a mean stage that recomputes so.
+    """Build the placement problem whose costs are the bytes of the mean stage under one recompute flavour.
 
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
-        recompute: What all blocks keep.
-        passing: Weight of what lives only while its neighbours run: not all of it is there at a time.
-        second: Bytes that a second counts for: what takes long often ends in buffers, which belong to no decision.
-        between: First node, second node and bytes, (S of first, S of second), of what passes and belongs to both.
-        resident: What stays on the device through the step.
-        name: For reports.
+        recompute: Recompute flavour of all blocks.
+        passing: Weight of transient bytes, which are not all held at the same time.
+        second: Bytes that one second of cost counts for; slow choices often need buffers that belong to no decision.
+        between: First node, second node and bytes, (S of first, S of second), of buffers that depend on both.
+        resident: Memory that stays on the device throughout the step.
+        name: Name of the problem for reports.
     """
     weighting = weights(tables, pipeline, recompute=recompute, hidden=0.0, bounding=False)
-    pairs = [] if recompute is Recompute.FULL else _kept_twice(tables, pipeline)
+    pairs = [] if recompute is Recompute.FULL else _doubly_kept(tables, pipeline)
     if passing:
         pairs += [(*pair, passing) for pair in between]
     instance = problem(tables, replace(weighting, factors=second * weighting.factors), name=name, pairs=pairs)
@@ -61,11 +61,11 @@ def byte_problem(
     return replace(lasting, node_costs=tuple(costs))
 
 
-def _kept_twice(tables: Tables, pipeline: Pipeline) -> list[tuple[int, int, FloatArray, float]]:
-    """Return the pairs of decisions by which a value is kept at two placements, as of `problem`.
+def _doubly_kept(tables: Tables, pipeline: Pipeline) -> list[tuple[int, int, FloatArray, float]]:
+    """Return the pairs of decisions under which a value is kept at two placements, in the form of `problem`'s `pairs`.
 
-    The block that makes a value and the block that reads it both need it in their backward: they share it where it
-    crosses as it was made, else each has its own, the reader as it crosses.
+    The producing and the reading block both keep a boundary value for their backward. They share one tensor if the
+    boundary placement equals the placement at which the value is made; else each keeps its own.
     """
     handed = {item.node: item for item in tables.bytes if item.memory is Memory.HANDED}
     ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes)}
@@ -84,10 +84,14 @@ def _kept_twice(tables: Tables, pipeline: Pipeline) -> list[tuple[int, int, Floa
 
 
 def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints = FREE) -> tuple[float, Split] | None:
-    """Return the split whose fullest stage needs the fewest bytes, with those bytes; None if no split is allowed.
+    """Return the least peak bytes of the fullest stage, and a split that attains it; None if no split is allowed.
 
-    All blocks of a stage recompute alike, or what comes nearest of what is allowed; of equals what is fastest. The
-    optimizer's state lies in host memory wherever it may and that frees bytes.
+    Dynamic program over stages and blocks: the peak of a prefix is the maximum of its last stage's peak and the least
+    peak of the rest. All blocks of a stage have one recompute flavour, or the nearest allowed one; ties go to the
+    fastest flavour. The optimizer state of a stage is offloaded where that is allowed and lowers the peak.
+
+    Without a constraint on cuts, stages are at most about twice as long as the mean. Costs O(stages x blocks^2) per
+    flavour, after one walk from every block.
     """
     num_blocks, num_stages = len(memory.chain), pipeline.num_stages
     if num_stages > num_blocks:
@@ -99,9 +103,9 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
     cuts, chosen = [], []
     if not ranges.flavours:
         return None
-    ways = [(number, away) for away in (False, True) for number in range(len(ranges.flavours))]
+    options = [(number, on_host) for on_host in (False, True) for number in range(len(ranges.flavours))]
     for stage in range(num_stages):
-        each = np.stack([ranges.peaks(pipeline.in_flight(stage), *way) for way in ways])
+        each = np.stack([ranges.peaks(pipeline.in_flight(stage), *option) for option in options])
         chosen.append(each.argmin(axis=0))
         peaks = np.maximum(best[:num_blocks, None], each.min(axis=0))
         cuts.append(peaks.argmin(axis=0))
@@ -112,82 +116,82 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
     for stage in reversed(range(num_stages)):
         first = int(cuts[stage][stop])
         found.append((first, stop))
-        number, away = ways[int(chosen[stage][first, stop])]
+        number, on_host = options[int(chosen[stage][first, stop])]
         recompute.append(ranges.flavours[number][first:stop])
-        offload.append(away)
+        offload.append(on_host)
         stop = first
     hosted = tuple(reversed(offload)) if any(offload) else ()
     return float(best[num_blocks]), Split(tuple(reversed(found)), tuple(reversed(recompute)), hosted)
 
 
 class _Ranges:
-    """What every range of blocks that may be a stage holds, by flavour; (blocks, blocks + 1) arrays, infinity if not.
+    """Peak bytes of every range of blocks that may be a stage; (blocks, blocks + 1) arrays, infinity if not allowed.
 
     Attributes:
-        flavours: What each block of the chain recomputes, from fastest to slowest.
+        flavours: Recompute flavour of each block of the chain, one tuple per uniform flavour, from fastest to slowest.
     """
 
     def __init__(self, memory: ChainBytes, constraints: Constraints, longest: int, *, whole: bool) -> None:
-        self.flavours = _uniform(memory, constraints)
+        self.flavours = _uniform_flavours(memory, constraints)
         num_blocks = len(memory.chain)
         shape = (num_blocks, num_blocks + 1)
         allowed = constraints.ranges(num_blocks, longest)
-        self._always, self._update, self._state = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+        self._resident, self._update, self._state = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
         self._kept, self._running, self._hosted = (np.zeros((len(self.flavours), *shape)) for _ in range(3))
-        self._room = memory.host_room
-        self._lies = {away: np.zeros(shape, dtype=bool) for away in (False, True)}
+        self._host_room = memory.host_room
+        self._allowed_state = {on_host: np.zeros(shape, dtype=bool) for on_host in (False, True)}
         for start in range(1 if whole else num_blocks):
             last = min(num_blocks, start + longest)
             stops = [stop for stop in range(start + 1, last + 1) if allowed[start, stop - start - 1]]
             stops = [stop for stop in stops if not whole or stop == num_blocks]
             for stop in stops:
-                self._always[start, stop] = memory.always(start, stop)
+                self._resident[start, stop] = memory.resident_bytes(start, stop)
                 kinds = list(memory.chain[start:stop])
                 self._update[start, stop] = memory.update[kinds].max()
                 self._state[start, stop] = memory.state[kinds].sum()
-                for away, lies in self._lies.items():
-                    lies[start, stop] = constraints.may_lie(start, stop, away=away)
+                for on_host, allowed_state in self._allowed_state.items():
+                    allowed_state[start, stop] = constraints.allows_state(start, stop, on_host=on_host)
             for number, flavours in enumerate(self.flavours):
-                self._walk(memory, start, stops, number, flavours)
+                self._fill_ranges_from(memory, start, stops, number, flavours)
 
-    def _walk(
+    def _fill_ranges_from(
         self, memory: ChainBytes, start: int, stops: Sequence[int], number: int, flavours: Sequence[Recompute]
     ) -> None:
-        """Fill in what ranges from a block on keep and need, as `ChainBytes.stage` counts it, in one walk."""
-        state, wanted = memory.walk.enter(memory.chain[start]), set(stops)
+        """Fill in the bytes of all ranges that start at one block, in one walk, as `ChainBytes.stage` counts them."""
+        state, target = memory.walk.enter(memory.chain[start]), set(stops)
         kept = running = 0.0
         for block in range(start, max(stops, default=start)):
             holding, state = memory.walk.advance(memory.chain[block], flavours[block], state)
             running = max(running + holding.late, kept + max(holding.forward, holding.backward))
             kept += holding.kept
-            if block + 1 in wanted:
+            if block + 1 in target:
                 self._kept[number, start, block + 1] = kept
                 own = flavours[start : block + 1]
-                self._running[number, start, block + 1] = running + memory.beside(start, block + 1, own)
+                self._running[number, start, block + 1] = running + memory.communication_bytes(start, block + 1, own)
                 self._hosted[number, start, block + 1] = memory.host_bytes(start, block + 1, 1, own)
 
-    def peaks(self, in_flight: int, number: int, away: bool) -> FloatArray:
-        """Return the peak bytes of every range with so many microbatches in flight.
+    def peaks(self, in_flight: int, number: int, on_host: bool) -> FloatArray:
+        """Return the peak bytes of every range with `in_flight` microbatches in flight.
 
         Args:
             in_flight: Microbatches in flight.
-            number: Flavour of the blocks.
-            away: Whether the optimizer's state lies in host memory.
+            number: Index into `flavours`.
+            on_host: Whether the optimizer state is in host memory.
         """
-        state = self._state if away else np.zeros(self._state.shape)
+        state = self._state if on_host else np.zeros(self._state.shape)
         passes = (in_flight - 1) * self._kept[number] + self._running[number]
-        peaks = self._always - state + np.maximum(passes, self._update + state_buffers(state))
-        fits = state + in_flight * self._hosted[number] <= self._room
-        return np.where(fits & self._lies[away], peaks, np.inf)
+        peaks = self._resident - state + np.maximum(passes, self._update + state_buffers(state))
+        fits = state + in_flight * self._hosted[number] <= self._host_room
+        return np.where(fits & self._allowed_state[on_host], peaks, np.inf)
 
 
-def _uniform(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recompute, ...], ...]:
-    """Return what blocks recompute if all do the same, as far as they may: one tuple per flavour."""
+def _uniform_flavours(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recompute, ...], ...]:
+    """Return the flavours of all blocks if they are as equal as the constraints allow: one tuple per flavour."""
     keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(memory.chain)
     known = [flavour for flavour in BY_SECONDS if flavour in memory.flavours]
     found = []
-    for wanted in known:
-        at = known.index(wanted)
+    for target in known:
+        at = known.index(target)
         nearest = sorted(known, key=lambda own: (abs(known.index(own) - at), -known.index(own)))
         each = [next((own for own in nearest if own in keep), None) for keep in keeps]
         if None not in each:
@@ -196,13 +200,14 @@ def _uniform(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recomp
 
 
 def state_bytes(tables: Tables, resident: Sequence[Memory] = RESIDENT) -> float:
-    """Return the bytes of parameters, sums of gradients and optimizer state at their smallest, on all devices together.
+    """Return the least bytes of parameters, gradient sums and optimizer state over all instances of the tables' kinds.
 
-    Of the tables of one device it is what all devices of a job hold at least, whatever the plan.
+    Applied to the tables of a single device, this is a lower bound on the total over all devices of a job, for any
+    plan.
 
     Args:
         tables: The decisions.
-        resident: What stays on the device through the step.
+        resident: Memory that stays on the device throughout the step.
     """
     return sum(
         float(item.amounts.min()) * tables.folded.kinds[item.kind].count

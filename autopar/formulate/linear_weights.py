@@ -1,6 +1,11 @@
-"""The step time made linear: weights of the prices of blocks, whose optimum is a choice of strategies and a bound.
+"""Linear weights of the step time, which make it a placement problem.
 
-`step_time.py` has the formula, docs/bounds.md why these weights bound it from below.
+    minimise    sum over kinds k, slots s of w_ks * seconds_ks(x)
+    subject to  memory of every stage in `mixes` <= limit at every time
+
+`weights` returns w for a pipeline, `problem` builds the `Problem` for a solver. With `bounding` the optimum is a lower
+bound on the step time of docs/model.md: stage maxima are relaxed to means, overlap terms to Lagrangian combinations
+(docs/bounds.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +28,12 @@ from autopar.schedule import SCHEDULES
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Times each slot of each kind counts, (kinds, slots), and whether the optimum is then a lower bound on `step`."""
+    """Weight of each slot of each kind in the objective.
+
+    Attributes:
+        factors: (kinds, slots) weights.
+        is_bound: Whether the minimum of the weighted sum is a lower bound on the step time.
+    """
 
     factors: FloatArray
     is_bound: bool
@@ -41,20 +51,24 @@ def weights(
 ) -> Weights:
     """Return the weights that make the step time linear.
 
+    With `bounding`: relaxes the slowest stage to the mean stage, and the two maxima of the step time formula to
+    combinations with multipliers `traffic` and `hidden`. Valid for every split of a chain with these recompute
+    flavours. Costs one pass over (kinds, slots). The multipliers are those of Lagrangian duality: any value in [0, 1]
+    is valid, the best values close the gap.
+
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
-        recompute: What blocks run again, for all kinds or by kind.
-        hidden: Multiplier in [0, 1] on what the last backward does not hide of gradients, e_s of `step_time.py` on one
-            link, the one between nodes if there is one: any value gives a lower bound when there is one stage, the best
-            one closes the gap (Lagrange).
-        bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
-            make better plans.
-        traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside
-            it on that link, t >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best
-            one closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
-        early: Whether to price what is reduced after the last backward of a block as if nothing hid it, which is no
-            bound but prefers gradients that are reduced as soon as they are there.
+        recompute: Recompute flavour of the blocks, for all kinds or by kind.
+        hidden: Multiplier in [0, 1] of the gradient traffic that the last backward does not hide, late_s of
+            `step_time.py`, on one link: the link between nodes if some axes use it and others do not. With `bounding`
+            it is used for a single stage only.
+        bounding: Whether the minimum must be a lower bound for every split; if not, terms of an even split are added,
+            which give better plans.
+        traffic: Multiplier in [0, 1] that combines compute and gradient traffic beside it on that link, t >= (1 -
+            traffic) (f + b) + traffic g. None adds both in full, which is no bound but avoids such traffic.
+        early: Whether to price gradient reductions in full, as if nothing hid them. This is no bound; it favours
+            gradients that are reduced as early as possible.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages = pipeline.num_groups
@@ -66,18 +80,18 @@ def weights(
     factors = np.zeros((len(counts), len(Slot)))
     if traffic is None:
         inline, beside = flow, flow
-    else:  # t + left >= f + b + e_s counts `hidden` times, t alone all the others
+    else:  # of all microbatches, t + left >= f + b + late_s is used `hidden` times and t alone for the rest
         rest = flow - hidden * share if bounding and num_stages == 1 else flow
         inline, beside = flow - traffic * rest, traffic * rest
     overlap = pipeline.overlap
     factors[:, Slot.FORWARD] = inline * (1 + full)
     factors[:, Slot.SELECTIVE] = inline * selective
     factors[:, Slot.BACKWARD] = inline
-    gradient, reduced = _one_link(tables) if bounding else (Slot.GRADIENT, Slot.REDUCE)
+    gradient, reduced = _gradient_slots(tables) if bounding else (Slot.GRADIENT, Slot.REDUCE)
     factors[:, Slot.GRADIENT] = overlap.share * inline
     factors[:, gradient] += beside
     if num_stages == 1 or not bounding:
-        before = share  # nothing hides behind the last block of the chain, whose backward is the first
+        before = share  # the backward of the last block runs first, when there is no traffic to hide yet
         if bounding:
             before = counts - np.eye(len(counts))[tables.folded.chain[-1]]
         factors[:, Slot.BACKWARD] -= hidden * before
@@ -90,32 +104,35 @@ def weights(
             factors[:, reduced] += hidden * (1 - overlap.share) * share
         else:
             factors[:, Slot.REDUCE] = share if early else hidden * share
-    splits = SCHEDULES[pipeline.schedule].splits  # what would hide collectives is put off
-    _share_passes(factors, overlap if bounding else Overlap(share=1.0), splits=splits)
+    splits = SCHEDULES[pipeline.schedule].splits  # the weight pass, which would hide collectives, is deferred
+    _spread_pass_weights(factors, overlap if bounding else Overlap(share=1.0), splits=splits)
     if bounding and num_stages == 1:
-        for slot in _waits(tables):
-            factors[:, slot] += hidden * before  # links that are taken hide nothing
+        for slot in _backward_wait_slots(tables):
+            factors[:, slot] += hidden * before  # a link that carries these collectives hides no gradients
     return Weights(factors, bounding and traffic is not None and not early)
 
 
-def _one_link(tables: Tables) -> tuple[Slot, Slot]:
-    """Return where gradient traffic and reductions are told that are on one link: between nodes, or else inside."""
+def _gradient_slots(tables: Tables) -> tuple[Slot, Slot]:
+    """Return the slots of gradient traffic and reductions on one link: between nodes if the mesh is mixed, else all."""
     return (Slot.GRADIENT_OUTSIDE, Slot.REDUCE_OUTSIDE) if _is_mixed(tables) else (Slot.GRADIENT, Slot.REDUCE)
 
 
-def _waits(tables: Tables) -> tuple[Slot, ...]:
-    """Return where it is told what a backward waits for on that link."""
+def _backward_wait_slots(tables: Tables) -> tuple[Slot, ...]:
+    """Return the slots of the collectives that a backward waits for on that link."""
     return (Slot.BACKWARD_OUTSIDE,) if _is_mixed(tables) else (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER)
 
 
 def _is_mixed(tables: Tables) -> bool:
-    """Whether some axes of the mesh leave nodes and others do not."""
+    """Whether some axes of the mesh cross nodes and others do not."""
     leaving = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
     return any(leaving) and not all(leaving)
 
 
-def _share_passes(factors: FloatArray, overlap: Overlap, *, splits: bool = False) -> None:
-    """Give the other slots of a pass their part of its weight; hidden as far as anything could hide it."""
+def _spread_pass_weights(factors: FloatArray, overlap: Overlap, *, splits: bool = False) -> None:
+    """Set the weights of collectives, gathers and weight gradients of each pass from the weight of the pass.
+
+    A collective is priced at the part that no overlap can hide.
+    """
     factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
     factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * overlap.price(LEAST_GATHER)
     factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
@@ -126,46 +143,46 @@ def _share_passes(factors: FloatArray, overlap: Overlap, *, splits: bool = False
 
 
 def kind_weights(tables: Tables, kinds: Sequence[int], traffic: float) -> Weights:
-    """Return the weights whose optimum is the least a block of each kind adds to its stage; `traffic` as in `weights`.
+    """Return the weights whose minimum is the least seconds that one block of each kind adds to its stage.
 
     Args:
         tables: The decisions.
         kinds: The kinds.
-        traffic: The same.
+        traffic: Multiplier as in `weights`.
     """
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
     factors[kinds, Slot.FORWARD] = factors[kinds, Slot.BACKWARD] = 1.0 - traffic
     factors[kinds, Slot.GRADIENT] = traffic
-    _share_passes(factors, Overlap.of(tables.costs.stack))
+    _spread_pass_weights(factors, Overlap.of(tables.costs.stack))
     return Weights(factors, True)
 
 
 @dataclass(frozen=True, slots=True)
 class StageMix:
-    """What one stage holds, for memory limits.
+    """The blocks of one stage, for its memory limit.
 
     Attributes:
-        counts: Per flavour of recompute the instances of each kind.
+        counts: Per recompute flavour, the instances of each kind.
         in_flight: Microbatches in flight.
-        offload: Whether the optimizer's state lies in host memory.
+        offload: Whether the optimizer state is in host memory.
     """
 
     counts: tuple[tuple[int, ...], ...]
     in_flight: int
     offload: bool = False
 
-    def having(self, kind: int, memory: Memory) -> tuple[int, int]:
-        """Return how many instances of a kind keep such memory for their backward, and how many make it again."""
-        keeps = loses = 0
+    def kept_and_recomputed(self, kind: int, memory: Memory) -> tuple[int, int]:
+        """Return how many instances of a kind keep such bytes for the backward, and how many recompute them."""
+        num_kept = num_recomputed = 0
         for flavour, counts in zip(Recompute, self.counts, strict=True):
             kept = memory in KEPT[flavour]
-            keeps += counts[kind] * kept
-            loses += counts[kind] * (not kept and memory in KEPT[Recompute.NONE])
-        return keeps, loses
+            num_kept += counts[kind] * kept
+            num_recomputed += counts[kind] * (not kept and memory in KEPT[Recompute.NONE])
+        return num_kept, num_recomputed
 
 
 def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
-    """Return the distinct stages of a split that no other stage dominates."""
+    """Return the distinct stages of a split, without stages that another one dominates in memory."""
     mixes = []
     for stage, (start, stop) in enumerate(split.ranges):
         kinds, flavours = np.asarray(chain[start:stop]), split.recompute[stage]
@@ -179,6 +196,7 @@ def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kind
 
 
 def _dominates(big: StageMix, small: StageMix) -> bool:
+    """Whether one stage takes at least as much memory as another one under any choice."""
     held = big.in_flight >= small.in_flight and big.offload <= small.offload
     return held and bool((np.array(big.counts) >= np.array(small.counts)).all())
 
@@ -193,19 +211,19 @@ def problem(
     prices: FloatArray | None = None,
     pairs: Sequence[tuple[int, int, FloatArray, float]] = (),
 ) -> Problem:
-    """Return the placement problem: weighted seconds, and the memory of every stage in `mixes` under `limit` bytes.
+    """Build the placement problem: weighted seconds as costs, and a memory limit for every stage in `mixes`.
 
-    Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory
-    throughout their stage, transient values while the ops that need them run.
+    The time of a memory limit runs through the ops of every kind of every stage: resident tensors and saved activations
+    take memory throughout their stage, transient values only while the ops that need them run.
 
     Args:
         tables: The decisions.
-        weighting: How much each price counts.
+        weighting: Weight of each slot.
         mixes: The stages whose memory is limited.
         limit: Bytes per device.
-        name: For reports.
-        prices: What a byte of each item of `Tables.bytes` costs besides, (items,); nothing by default.
-        pairs: First node, second node, (S of first, S of second) costs and weight of what else is paid in pairs.
+        name: Name of the problem for reports.
+        prices: (items,) cost of a byte of each item of `Tables.bytes`; None for zero.
+        pairs: First node, second node, (S of first, S of second) costs and weight of further pairwise costs.
     """
     flat, factors = tables.flat, np.maximum(0.0, weighting.factors)
     times = factors[flat.node_kinds, flat.node_slots] * flat.node_shares
@@ -220,7 +238,7 @@ def problem(
     costs.flags.writeable = False
     distinct, numbers, paid = [*flat.tables], flat.table_of.copy(), np.ones(len(flat.table_of))
     paid[: len(weight)] = weight
-    for own, table in _outside(flat, weighting.factors, weight):
+    for own, table in _tables_with_outside(flat, weighting.factors, weight):
         numbers[own], paid[own] = len(distinct), 1.0
         distinct.append(table)
     used, numbers = np.unique(numbers, return_inverse=True)
@@ -239,37 +257,39 @@ def problem(
     )
 
 
-def _outside(flat: FlatTables, factors: FloatArray, weight: FloatArray) -> Iterator[tuple[list[int], FloatArray]]:
-    """Yield edges whose collectives have another price between nodes than inside, and the tables they have with that.
+def _tables_with_outside(
+    flat: FlatTables, factors: FloatArray, weight: FloatArray
+) -> Iterator[tuple[list[int], FloatArray]]:
+    """Yield the edges whose seconds on links between nodes are weighted apart, with their combined table of costs.
 
-    It may be less than nothing, but by no more than what the edge costs without.
+    The weight of the part between nodes may be negative; the combined cost is never negative.
 
     Args:
-        flat: The prices.
-        factors: (kinds, slots) how much each counts.
-        weight: (edges,) how much edges count.
+        flat: The costs as arrays.
+        factors: (kinds, slots) weights.
+        weight: (edges,) weight of each edge's whole seconds.
     """
     kinds = flat.edge_kinds[flat.outside]
     counted = factors[kinds, flat.outside_slots]
     if factors[:, Slot.SELECTIVE_OUTSIDE].any():
         counted[flat.again_outside] += factors[kinds[flat.again_outside], Slot.SELECTIVE_OUTSIDE]
     counted *= flat.edge_shares[flat.outside]
-    alike: dict[tuple[int, int, float, float], list[int]] = {}
+    edges_by_price: dict[tuple[int, int, float, float], list[int]] = {}
     for index in np.flatnonzero(counted).tolist():
         edge = int(flat.outside[index])
         key = int(flat.table_of[edge]), int(flat.outside_of[index]), float(weight[edge]), float(counted[index])
-        alike.setdefault(key, []).append(edge)
-    for (of, there, own, more), edges in alike.items():
-        inside = flat.tables[of]
-        with np.errstate(invalid="ignore"):  # infinity less infinity, where a pair is forbidden
-            table = np.where(
-                np.isinf(inside), np.inf, np.maximum(0.0, own * inside + more * flat.outside_tables[there])
-            )
+        edges_by_price.setdefault(key, []).append(edge)
+    for (table_number, outside_number, whole_weight, outside_weight), edges in edges_by_price.items():
+        whole = flat.tables[table_number]
+        with np.errstate(invalid="ignore"):  # infinity minus infinity for a forbidden pair
+            cost = whole_weight * whole + outside_weight * flat.outside_tables[outside_number]
+            table = np.where(np.isinf(whole), np.inf, np.maximum(0.0, cost))
         table.flags.writeable = False
         yield edges, table
 
 
 def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[list[Usage], list[Limit]]:
+    """Return the memory use of every decision over time, and the limit of every stage."""
     usages: list[Usage] = []
     limits: list[Limit] = []
     time = 0
@@ -294,10 +314,10 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
             elif item.memory is Memory.TRANSIENT:
                 usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
             else:
-                keeps, loses = mix.having(item.kind, item.memory)
-                if keeps:
-                    usages.append(Usage(item.node, begin, time, item.amounts * (keeps * mix.in_flight)))
-                if loses:  # made again before the backward
+                num_kept, num_recomputed = mix.kept_and_recomputed(item.kind, item.memory)
+                if num_kept:
+                    usages.append(Usage(item.node, begin, time, item.amounts * (num_kept * mix.in_flight)))
+                if num_recomputed:  # before the backward
                     usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
         limits.append(Limit(limit - tables.folded.buffer_bytes, begin, time))
     return usages, limits

@@ -1,6 +1,7 @@
-"""Seconds in which the links of a device are busy, by what they carry: row 0 inside a node, row 1 between nodes.
+"""Seconds that the two links of a device are busy, by type of traffic: row 0 inside a node, row 1 between nodes.
 
-Tables price a collective as a whole and tell what of it leaves nodes (`Slot.*_OUTSIDE`); the rest stays inside.
+Tables have the seconds of a whole collective and the part of them on links between nodes (`Slot.*_OUTSIDE`); the rest
+is inside a node.
 """
 
 import numpy as np
@@ -13,27 +14,27 @@ NUM_LINKS = 2
 
 
 def gradient_links(seconds: FloatArray) -> FloatArray:
-    """Return (2, ...) seconds of gradients on their way in every microbatch, given (..., slots) seconds."""
+    """Return (2, ...) seconds of gradient traffic of one microbatch, given (..., slots) seconds."""
     return _by_link(seconds, (Slot.GRADIENT,), Slot.GRADIENT_OUTSIDE)
 
 
 def reduce_links(seconds: FloatArray) -> FloatArray:
-    """Return those of gradients that are reduced once."""
+    """Return (2, ...) seconds of gradient reductions after accumulation, given (..., slots) seconds."""
     return _by_link(seconds, (Slot.REDUCE,), Slot.REDUCE_OUTSIDE)
 
 
 def forward_links(seconds: FloatArray) -> FloatArray:
-    """Return those of what a forward waits for, hidden or not."""
+    """Return (2, ...) seconds of collectives and gathers of a forward, hidden or not, given (..., slots) seconds."""
     return _by_link(seconds, (Slot.FORWARD_WAIT, Slot.FORWARD_GATHER), Slot.FORWARD_OUTSIDE)
 
 
 def backward_links(seconds: FloatArray) -> FloatArray:
-    """Return those of what a backward waits for, hidden or not; without what runs again."""
+    """Return (2, ...) seconds of collectives and gathers of a backward, hidden or not, without recompute."""
     return _by_link(seconds, (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER), Slot.BACKWARD_OUTSIDE)
 
 
-def again_links(seconds: FloatArray, recompute: Recompute) -> FloatArray:
-    """Return those of what runs again before a backward."""
+def recompute_links(seconds: FloatArray, recompute: Recompute) -> FloatArray:
+    """Return (2, ...) seconds of collectives and gathers of the recompute before a backward."""
     match recompute:
         case Recompute.NONE | Recompute.OFFLOAD:
             return np.zeros((NUM_LINKS, *seconds.shape[:-1]))
@@ -44,6 +45,7 @@ def again_links(seconds: FloatArray, recompute: Recompute) -> FloatArray:
 
 
 def _by_link(seconds: FloatArray, slots: tuple[Slot, ...], outside: Slot) -> FloatArray:
+    """Split the seconds of slots into those inside a node and those between nodes."""
     between = seconds[..., outside]
     whole = seconds[..., list(slots)].sum(axis=-1)
     return np.stack([np.maximum(0.0, whole - between), between])

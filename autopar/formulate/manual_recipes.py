@@ -1,11 +1,11 @@
-"""What people do by hand, as restrictions of the placement problem: the points of a grid search.
+"""Manual parallelisation recipes as restrictions of the placement problem: the points of a grid search.
 
-A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and
-gradients summed; with ZeRO-1 the update is split, with ZeRO-2 the sums of gradients too, with ZeRO-3 the parameters
-between their uses as well. On a *tensor* axis (Megatron-LM) the matrices of repeated blocks, or of all blocks if none
-repeats, are split where they are used, values between blocks are copied or, with sequence parallelism, split along the
-sequence, and nothing is split along the batch. What a recipe leaves open (which matrix by rows, which by columns) is
-for the solver to complete.
+A recipe gives each mesh axis a role. A *data* axis splits every value along the batch, replicates parameters and sums
+gradients; ZeRO-1 also splits the update, ZeRO-2 the gradient sums, ZeRO-3 the parameters between uses (Rajbhandari et
+al., 2020, arXiv:1910.02054). A *tensor* axis (Megatron-LM, Shoeybi et al., 2019, arXiv:1909.08053) splits the weight
+matrices of repeated blocks, or of all blocks if none repeats, and splits nothing along the batch; values between blocks
+are replicated or, with sequence parallelism (Korthikanti et al., 2022, arXiv:2205.05198), split along the sequence. The
+solver completes what a recipe leaves open, such as which matrix is split by rows and which by columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from autopar.problem import Problem, Recipe
 
 Mask = NDArray[np.bool_]
 BatchDims = Mapping[str, int]
-"""The batch dim of every value that has one."""
+"""The batch dim of every value that has one, by name."""
 
-_MATRIX_RANK = 2  # of parameters: what tensor parallelism splits
+_MATRIX_RANK = 2  # tensor parallelism splits parameters of at least this rank
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Data parallelism; `zero` 0 to 3, or None if what is kept between steps is free."""
+    """Data parallelism at ZeRO level `zero`; None leaves the placement of parameters, gradients and updates free."""
 
     zero: int | None
 
@@ -40,7 +40,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Megatron's tensor parallelism, with or without sequence parallelism, or either if None."""
+    """Tensor parallelism of Megatron-LM with or without sequence parallelism; None allows either."""
 
     sequence: bool | None
 
@@ -51,19 +51,22 @@ class Tensor:
 Task = Data | Tensor
 
 Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
-"""Of every tensor of a decision: (name, (S,) code on one axis, is output); 0 Replicate, 1 Partial, 2 + d Shard(d)."""
+"""The tensors of a decision: (name, (S,) codes on one axis, whether it is an output).
+
+Codes are 0 Replicate, 1 Partial, 2 + d Shard(d).
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """What recipes and roles need to know of a graph, gathered once.
+class GraphFacts:
+    """Facts about a graph that recipes and roles depend on.
 
     Attributes:
         folded: The graph.
         batch: The batch dim of every value that has one.
         parameters: Names of parameters.
-        gradients: Names of sums of gradients.
-        summands: What a backward pass makes of parameters: gradients on their way to the sum.
+        gradients: Names of gradient sums.
+        summands: Names of values without batch dim that backward ops produce, such as gradients before accumulation.
         layers: Kinds of blocks whose matrices tensor parallelism splits.
     """
 
@@ -75,8 +78,8 @@ class Facts:
     layers: frozenset[int]
 
     @classmethod
-    def of(cls, folded: Folded, dims: BatchDims) -> "Facts":
-        """Gather what a graph with these batch dims tells."""
+    def of(cls, folded: Folded, dims: BatchDims) -> "GraphFacts":
+        """Collect the facts about a graph with the given batch dims."""
         states = folded.graph.states
         parameters = frozenset(state.input for state in states if state.role is Role.PARAMETER)
         return cls(
@@ -97,22 +100,26 @@ class Facts:
 
 
 def _layers(folded: Folded, parameters: frozenset[str]) -> frozenset[int]:
-    """Return the kinds of blocks with matrices that repeat, or all with matrices if none of them does."""
+    """Return the kinds of repeated blocks with matrices, or all kinds with matrices if none of them repeats."""
     matrices = {name for name in parameters if len(folded.graph.values[name].shape) >= _MATRIX_RANK}
-    able = [
+    with_matrices = [
         (number, kind.count)
         for number, kind in enumerate(folded.kinds)
         if any(not matrices.isdisjoint(op.inputs) for op in kind.ops)
     ]
-    return frozenset(number for number, count in able if count > 1) or frozenset(number for number, _ in able)
+    return frozenset(number for number, count in with_matrices if count > 1) or frozenset(
+        number for number, _ in with_matrices
+    )
 
 
-class _Differing(Mapping[str, int]):
-    """The first dim in which values of two graphs differ; looked up when asked for, as most of a deep model never is.
+class _DifferingDims(Mapping[str, int]):
+    """The first dim in which a value differs between two graphs, computed on lookup.
+
+    Few values of a deep model are ever looked up.
 
     Args:
         small: The values of one graph.
-        large: Those of the other.
+        large: The values of the other graph.
     """
 
     def __init__(self, small: Mapping[str, Value], large: Mapping[str, Value]) -> None:
@@ -136,12 +143,12 @@ class _Differing(Mapping[str, int]):
 
 
 def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> BatchDims:
-    """Return the first dim in which two microbatch sizes differ, of every value that has one."""
-    return _Differing(small, large)
+    """Return the batch dim of every value that has one: the first dim that differs between two microbatch sizes."""
+    return _DifferingDims(small, large)
 
 
 def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
-    """Return the recipes of a mesh: every axis is a data axis or a tensor axis, the minor axis tensor first."""
+    """Return the recipes of a mesh: every axis is a data axis or a tensor axis, tensor axes being the minor ones."""
     num_axes = len(tables.mesh.axes)
     trains = any(op.phase is Phase.UPDATE for kind in tables.folded.kinds for op in kind.ops)
     data = (Data(0), Data(1)) if trains else (Data(0),)
@@ -151,19 +158,19 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
             if tensor_axes == num_axes and zero != data[0]:
                 continue
             tasks.append((zero,) * (num_axes - tensor_axes) + (Tensor(sequence),) * tensor_axes)
-    facts = Facts.of(tables.folded, dims)
+    facts = GraphFacts.of(tables.folded, dims)
     places = {place for axes in tasks for place in enumerate(axes)}
     allowed: list[list[tuple[int, ...]]] = [[] for _ in tasks]
     for node in tables.nodes:
         op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
         by_place = {
-            (axis, task): wanted(facts, task, node.decision, node.kind, op, placed_on(tables, node, axis))
+            (axis, task): matching_strategies(facts, task, node.decision, node.kind, op, placed_on(tables, node, axis))
             for axis, task in places
         }
         for axes, strategies in zip(tasks, allowed, strict=True):
             mask = np.ones(node.count, dtype=bool)
             for place in enumerate(axes):
-                if (mask & by_place[place]).any():  # a node that cannot follow stays free on this axis
+                if (mask & by_place[place]).any():  # a node without a matching strategy stays free on this axis
                     mask &= by_place[place]
             strategies.append(tuple(np.flatnonzero(mask).tolist()))
     return tuple(
@@ -171,43 +178,46 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
     )
 
 
-def _digits(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> NDArray[np.int64]:
-    """Return the code of one axis of placement numbers."""
+def _axis_codes(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> NDArray[np.int64]:
+    """Return the codes on one axis of placement numbers."""
     digits: NDArray[np.int64] = numbers // (rank + 2) ** (num_axes - 1 - axis) % (rank + 2)
     return digits
 
 
 def placed_on(tables: Tables, node: Node, axis: int) -> Placed:
-    """Return what a node places, with codes on one axis of the mesh."""
+    """Return the tensors that a node places, with their codes on one axis of the mesh."""
     num_axes = len(tables.mesh.axes)
     if node.options is None:
         assert node.value is not None, node.name
         assert node.placements is not None, node.name
-        return [(node.value.name, _digits(node.placements, len(node.value.shape), axis, num_axes), True)]
+        return [(node.value.name, _axis_codes(node.placements, len(node.value.shape), axis, num_axes), True)]
     op = tables.folded.kinds[node.kind].ops[node.position]
     values = tables.folded.graph.values
     placed = []
     for names, arrays, is_output in ((op.inputs, node.options.inputs, False), (op.outputs, node.options.outputs, True)):
         for name, numbers in zip(names, arrays, strict=True):
             if numbers is not None:
-                placed.append((name, _digits(numbers, len(values[name].shape), axis, num_axes), is_output))
+                placed.append((name, _axis_codes(numbers, len(values[name].shape), axis, num_axes), is_output))
     return placed
 
 
-def wanted(facts: Facts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
-    """Return the (S,) strategies of a decision that do what a task asks of its axis."""
+def matching_strategies(
+    facts: GraphFacts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed
+) -> Mask:
+    """Return a mask (S,) of the strategies of a decision that follow the role of an axis."""
     match task:
         case Tensor():
-            return _tensor(facts, task, decision, kind, op, placed)
+            return _follows_tensor(facts, task, decision, kind, op, placed)
         case Data():
-            return _data(facts, task, decision, op, placed)
+            return _follows_data(facts, task, decision, op, placed)
 
 
-def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+def _follows_data(facts: GraphFacts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+    """Return the strategies that follow data parallelism."""
     dims, parameters = facts.batch, facts.parameters
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
-    sums = op is not None and any(name in facts.gradients for name in op.outputs)
-    if task.zero is None and (decision is Decision.PARAMETER or sums or (op and op.phase is Phase.UPDATE)):
+    is_gradient_sum = op is not None and any(name in facts.gradients for name in op.outputs)
+    if task.zero is None and (decision is Decision.PARAMETER or is_gradient_sum or (op and op.phase is Phase.UPDATE)):
         return mask
     if decision is Decision.PARAMETER:
         codes = placed[0][1]
@@ -216,7 +226,7 @@ def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: P
         for _, digits, _ in placed:
             mask &= digits >= 2 if task.zero else digits == 0
         return mask
-    if sums:
+    if is_gradient_sum:
         for _, digits, _ in placed:  # the sum over microbatches
             mask &= digits >= 2 if task.zero and task.zero >= 2 else digits <= 1
         return mask
@@ -226,13 +236,16 @@ def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: P
         elif name in facts.gradients:
             mask &= digits == 1
         elif is_output or name in facts.summands or (op is not None and op.attr(PER_DEVICE) and name not in parameters):
-            mask &= digits <= 1  # statistics that each device takes from its own samples are terms of a mean
+            mask &= digits <= 1  # statistics of a device's own samples are terms of a mean
         else:
             mask &= digits == 0
     return mask
 
 
-def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+def _follows_tensor(
+    facts: GraphFacts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed
+) -> Mask:
+    """Return the strategies that follow tensor parallelism."""
     dims = facts.batch
     values = facts.folded.graph.values
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
@@ -262,7 +275,7 @@ def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | 
 
 
 def restrict(problem: Problem, recipe: Recipe) -> Problem:
-    """Return the problem in which everything a recipe does not allow is forbidden."""
+    """Return the problem with every strategy forbidden that the recipe does not allow."""
     costs = []
     for cost, allowed in zip(problem.node_costs, recipe.allowed, strict=True):
         forbidden = np.full_like(cost, np.inf)

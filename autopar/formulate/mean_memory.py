@@ -1,4 +1,8 @@
-"""Bytes that no plan of a pipeline stays below, and what a price on them makes of a placement problem."""
+"""Lower bounds on the peak bytes of a pipeline's fullest stage, and their use as a Lagrangian price on memory.
+
+`MeanBytes` relaxes the maximum over stages to a weighted mean, which is linear in the decisions; `least_bytes` relaxes
+the decisions too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +18,26 @@ from autopar.recompute import Recompute
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeanBytes:
-    """Bytes of a mean stage: no split has all stages below it.
+    """Bytes of the mean stage, a lower bound on the bytes of the fullest stage of every split.
 
-    Stage s with n_s blocks and f_s microbatches in flight holds n_s (resident + f_s saved) and more. Weighting stages
-    by (1 / f_s) / H, H = sum 1 / f_s, the mean of saved activations is total / H for every split, that of resident
-    bytes at least total / (H max f). Weighting them evenly, the mean of resident bytes is total / p, that of saved
-    activations at least total min f / p.
+    Stage s with n_s blocks and f_s microbatches in flight holds at least n_s (resident + f_s saved) bytes. With stage
+    weights (1 / f_s) / H, H = sum 1 / f_s, the mean of saved activations is total / H for every split, and the mean of
+    resident bytes is at least total / (H max f). With equal weights, the mean of resident bytes is total / p, and the
+    mean of saved activations is at least total min f / p.
+
+    Relaxes the maximum over stages to their mean. Valid for every split of the pipeline, under the given recompute
+    flavours. Costs one pass over `Tables.bytes`.
 
     Attributes:
-        factors: Per item of `Tables.bytes` its weight in the mean.
-        limit: Bytes the mean may reach.
+        factors: (items,) weight of each item of `Tables.bytes` in the mean.
+        limit: Largest allowed mean in bytes.
     """
 
     factors: FloatArray
     limit: float
 
     def excess(self, tables: Tables, choice: Sequence[int]) -> float:
-        """Return by how many bytes the mean of a choice is over the limit; negative if it is under."""
+        """Return the bytes by which the mean stage of a choice exceeds the limit; negative if it is below."""
         used = sum(
             factor * item.amounts[choice[item.node]]
             for factor, item in zip(self.factors, tables.bytes, strict=True)
@@ -39,7 +46,7 @@ class MeanBytes:
         return float(used) - self.limit
 
     def priced(self, instance: Problem, tables: Tables, price: float) -> Problem:
-        """Return the problem with every byte of the mean priced at `price` seconds."""
+        """Return the Lagrangian relaxation of memory: every byte of the mean stage costs `price` seconds."""
         costs = [cost.copy() for cost in instance.node_costs]
         for factor, item in zip(self.factors, tables.bytes, strict=True):
             if factor:
@@ -56,15 +63,15 @@ def mean_bytes(
     resident: Sequence[Memory] = RESIDENT,
     evenly: bool = False,
 ) -> MeanBytes:
-    """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says.
+    """Return the mean stage of a pipeline under one recompute flavour per kind.
 
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        keeps: Flavour of each kind.
-        resident: What stays on the device through the step.
-        evenly: Whether all stages weigh the same.
+        keeps: Recompute flavour of each kind.
+        resident: Memory that stays on the device throughout the step.
+        evenly: Whether all stages have equal weights.
     """
     held, kept = stage_weights(pipeline, range(pipeline.num_groups), evenly=evenly)
     factors = np.zeros(len(tables.bytes))
@@ -78,17 +85,19 @@ def mean_bytes(
 
 
 def stage_weights(pipeline: Pipeline, groups: Sequence[int], *, evenly: bool) -> tuple[float, float]:
-    """Return how often resident bytes and those of a microbatch count at least in a mean stage, of those of its stages.
+    """Return the least weights in the mean stage of a resident byte and of a byte per microbatch.
+
+    Each is the minimum over the stages, so that it holds wherever the byte is.
 
     Args:
         pipeline: Stages, microbatches, schedule.
-        groups: The stages that it is the mean of.
-        evenly: Whether they all weigh the same.
+        groups: The stages of the mean.
+        evenly: Whether all stages have equal weights.
     """
-    flying = np.array([pipeline.in_flight(group) for group in groups], dtype=np.float64)
-    weights = np.ones(len(flying)) if evenly else 1 / flying
+    in_flight = np.array([pipeline.in_flight(group) for group in groups], dtype=np.float64)
+    weights = np.ones(len(in_flight)) if evenly else 1 / in_flight
     weights /= weights.sum()
-    return float(weights.min()), float((weights * flying).min())
+    return float(weights.min()), float((weights * in_flight).min())
 
 
 def least_bytes(
@@ -98,23 +107,23 @@ def least_bytes(
     *,
     resident: Sequence[Memory] = RESIDENT,
 ) -> dict[Recompute, float]:
-    """Return a lower bound on the peak bytes of the fullest stage, by flavour of recompute.
+    """Return a lower bound on the peak bytes of the fullest stage, by recompute flavour.
 
-    Every item is taken at its smallest, and all stages at their mean.
+    Relaxes every decision to its smallest bytes, item by item, and the fullest stage to the mean stage. Valid for every
+    split and every allowed choice. Costs one pass over `Tables.bytes`.
 
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
-        allowed: Strategies per node that may be chosen; None for all.
-        resident: What stays on the device through the step.
+        allowed: Allowed strategies per node; None for all.
+        resident: Memory that stays on the device throughout the step.
     """
     kinds = tables.folded.kinds
     totals = dict.fromkeys(Memory, 0.0)
     for item in tables.bytes:
         amounts = item.amounts if allowed is None else item.amounts[np.asarray(allowed[item.node])]
         totals[item.memory] += float(amounts.min()) * kinds[item.kind].count / pipeline.num_groups
-    # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
-    # microbatches.
+    # The fullest stage holds at least the mean of all stages; every stage has at least `least` microbatches in flight.
     least = min(pipeline.in_flight(group) for group in range(pipeline.num_groups))
-    always = sum(totals[memory] for memory in resident)
-    return {flavour: always + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}
+    resident_bytes = sum(totals[memory] for memory in resident)
+    return {flavour: resident_bytes + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}

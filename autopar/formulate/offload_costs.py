@@ -1,12 +1,10 @@
-"""What offloading to host memory adds to the passes and the update of a block.
-
-With o and i the seconds in which what a block saves goes over the host link and comes back, s those in which the
-optimizer's state does both, and f, b, u the block's forward, backward and update:
+"""Seconds that offload to host memory adds to the forward, backward and update of a block.
 
     OFFLOAD = o - min(f, (1 - e) o)    FETCH = i - min(b, (1 - e) i)    STATE = s - min(u, (1 - e) s)
 
-e is the share of copies that overlaps nothing (`autopar.cost.overlap`). The sums are additive in blocks, so that ranges
-of blocks add up as those of other slots do.
+Here o and i are the seconds of a block's saved activations on the host link, out and back; s the seconds of the
+optimizer state, both ways; f, b, u the block's forward, backward and update; e the share of copies that overlaps
+nothing (`autopar.cost.overlap`). The terms are additive over blocks, like other slots.
 """
 
 from dataclasses import dataclass
@@ -23,12 +21,12 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostLinks:
-    """Seconds of the host link by kind of block, (kinds,) each.
+    """Seconds on the host link by kind of block, (kinds,) each.
 
     Attributes:
-        out: What a block saves of one microbatch on its way to the host.
-        back: The same on its way back.
-        state: The optimizer's state of a block, there and back.
+        out: Saved activations of one microbatch, device to host.
+        back: Saved activations of one microbatch, host to device.
+        state: Optimizer state of a block, both ways.
     """
 
     out: FloatArray
@@ -38,12 +36,12 @@ class HostLinks:
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Seconds in which each device copies a byte, or more, with nothing else on the link; latency not counted.
+    """Seconds per byte over the host link if all devices that share the link copy at once; latency is not counted.
 
     Attributes:
-        out: To its host.
-        back: From it.
-        both: There and back.
+        out: Device to host.
+        back: Host to device.
+        both: Both ways.
     """
 
     out: float
@@ -52,12 +50,12 @@ class HostRates:
 
     @classmethod
     def of(cls, host: Host) -> "HostRates":
-        """Return the rates of a host's link."""
+        """Return the rates of a host's link, shared by the devices of the host."""
         out, back = host.sharing / host.to_host, host.sharing / host.to_device
         return cls(out, back, host.both(out, back))
 
     def per(self, nbytes: float) -> "HostRates":
-        """Return the seconds for so many bytes."""
+        """Return the rates multiplied by a number of bytes: seconds."""
         return HostRates(self.out * nbytes, self.back * nbytes, self.both * nbytes)
 
 
@@ -65,9 +63,9 @@ def with_host(seconds: FloatArray, links: HostLinks, overlap: Overlap) -> FloatA
     """Return the seconds of blocks with the slots of the host link filled in.
 
     Args:
-        seconds: (kinds, slots), `Tables.block_seconds`: whole passes.
-        links: Time on the host link.
-        overlap: How copies and compute share time.
+        seconds: (kinds, slots) seconds as of `Tables.block_seconds`.
+        links: Seconds on the host link.
+        overlap: How copies and compute overlap.
     """
     found = seconds.copy()
     found[:, Slot.OFFLOAD] = overlap.copied(links.out, seconds[:, Slot.FORWARD])

@@ -1,4 +1,4 @@
-"""Writing down how an op runs on a mesh, given its strategy on each axis."""
+"""Write the strategy of an op on a mesh into a plan: placements, divided and replaced attributes, halo rows."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from autopar.sharding import Mesh, Placements, format_placements
 
 
 def op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement:
-    """Return an op's placements and what changes inside it, given its strategy on each mesh axis."""
+    """Return an op's placements and its changed attributes, given its strategy on each mesh axis."""
 
     def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
-        """Return the text per tensor, `placements` being (tensors,) per axis."""
+        """Return the text per tensor; `placements` has one entry per axis, each with one placement per tensor."""
         return tuple(
             format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True)
         )
@@ -25,7 +25,7 @@ def op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement
             divisors[number] = divisors.get(number, 1) * axis.size
         replaced |= dict.fromkeys(strategy.replaced)
         halos += [HaloRows(h.input, h.dim, axis.name, h.before, h.after, h.fill) for h in strategy.halos]
-    told = [axis.name for strategy, axis in zip(by_axis, mesh.axes, strict=True) if strategy.local is not None]
+    local_axes = [axis.name for strategy, axis in zip(by_axis, mesh.axes, strict=True) if strategy.local is not None]
     local = next((strategy.local for strategy in by_axis if strategy.local is not None), None)
     return OpPlacement(
         op.name,
@@ -34,5 +34,5 @@ def op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement
         divided=tuple(DividedNumber(number.source, number.entry, divisor) for number, divisor in divisors.items()),
         replaced=tuple(ReplacedNumber(number.attr, number.entry, number.value) for number in replaced),
         halos=tuple(sorted(halos, key=lambda rows: (rows.input, rows.dim))),
-        local=None if local is None else LocalKind(local.kind, local.input, local.dim, tuple(told)),
+        local=None if local is None else LocalKind(local.kind, local.input, local.dim, tuple(local_axes)),
     )

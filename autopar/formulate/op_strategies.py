@@ -1,13 +1,19 @@
-"""Strategies of one op on a mesh: the products over mesh axes of the strategies discovered for one axis.
+"""Strategies of one op on a mesh: compatible products over the mesh axes of its strategies on one axis.
 
-Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial, 2 + d Shard(d); which reduction and
-how many chunks is a matter of the value (`placement_semantics.py`). A tensor's placements are the digits of one number
-in base rank + 2, major axis first; arrays of such numbers are what the tables of a problem are indexed with.
+A placement is coded as one digit per mesh axis: 0 Replicate, 1 Partial, 2 + d Shard(d). The reduction of a Partial and
+the chunks of a Shard are properties of the value (`placement_semantics.py`). The placements of a tensor on all axes are
+the digits of one number in base rank + 2, major axis first; tables of a problem are indexed with arrays of such
+numbers.
 
-A product is a strategy of the mesh if its parts can stand together: everything divides evenly, a dim whose blocks need
-rows of their neighbours is split by one axis only, no number of the op is replaced by two others, and if devices run
-another op that has to know where their block starts, then all axes that split that dim say so. A kind for inputs with
-fewer rows than devices (`Local.fewer`) is left out where these rows divide: sharding them, too, costs no more.
+A product of one-axis strategies is a strategy on the mesh if
+
+- all sharded dims, chunks and divided numbers divide evenly;
+- at most one axis splits a dim that needs halo rows;
+- no two axes replace a number of the op by different values;
+- if devices run a variant of the op that depends on the offset of their shard, all axes that split that dim use it.
+
+A variant for inputs with fewer rows than devices (`Local.fewer`) is left out where the rows divide, because sharding
+them too is not slower.
 """
 
 from collections.abc import Sequence
@@ -26,7 +32,7 @@ IntArray = NDArray[np.int64]
 
 
 def encode(placement: Placement) -> int:
-    """Return a placement's digit."""
+    """Return the digit of a placement."""
     match placement:
         case Replicate():
             return 0
@@ -38,12 +44,12 @@ def encode(placement: Placement) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Halos:
-    """What devices send their neighbours before an op.
+    """Elements that devices send to their neighbours before an op.
 
     Attributes:
         input: Index of the input.
         axis: Index of the mesh axis.
-        elements: (S,) elements one device sends; 0 in strategies without.
+        elements: (S,) elements that one device sends; 0 for strategies without halo.
     """
 
     input: int
@@ -53,18 +59,18 @@ class Halos:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What one op can do on a mesh; S strategies.
+    """The S strategies of one op on a mesh.
 
     Attributes:
-        inputs: Per input: (S,) placement numbers; None for an absent or free input.
-        outputs: Per output: (S,) placement numbers; None for an unwanted one.
-        local_inputs: Per input: (S, rank) local shapes, rows of neighbours included; None for an absent one.
-        local_outputs: Per output: (S, rank) local shapes; None for an unwanted one.
-        on_one_axis: The strategies on a single axis that are combined.
+        inputs: Per input (S,) placement numbers; None for an absent or free input.
+        outputs: Per output (S,) placement numbers; None for an unused output.
+        local_inputs: Per input (S, rank) local shapes, halo rows included; None for an absent input.
+        local_outputs: Per output (S, rank) local shapes; None for an unused output.
+        on_one_axis: The one-axis strategies that are combined.
         combined: (S, axes) index into `on_one_axis` per mesh axis.
-        halos: Rows of neighbours, by input and axis.
-        local_kinds: (S,) index into `on_one_axis` of a strategy that says what a device runs in place of the op; -1
-            where it runs the op.
+        halos: Halo exchanges, by input and axis.
+        local_kinds: (S,) index into `on_one_axis` of the strategy that defines the variant devices run; -1 if they run
+            the op itself.
     """
 
     inputs: tuple[IntArray | None, ...]
@@ -82,11 +88,11 @@ class Options:
         return len(self.combined)
 
     def by_axis(self, strategy: int) -> tuple[Strategy, ...]:
-        """Return what a strategy does on each mesh axis."""
+        """Return the one-axis strategy on each mesh axis."""
         return tuple(self.on_one_axis[index] for index in self.combined[strategy])
 
     def select(self, keep: NDArray[np.bool_] | IntArray) -> "Options":
-        """Return the options with these strategies only."""
+        """Return the options with only the given strategies."""
 
         def pick(arrays: tuple[IntArray | None, ...]) -> tuple[IntArray | None, ...]:
             return tuple(None if array is None else array[keep] for array in arrays)
@@ -111,17 +117,17 @@ def options(
     free: frozenset[str],
     allowed: Sequence[NDArray[np.bool_]] | None = None,
 ) -> Options:
-    """Return what an op can do on a mesh, given what it can do on one axis.
+    """Return the strategies of an op on a mesh, given its strategies on one axis.
 
-    Strategies that place every tensor alike are listed once.
+    Of strategies with equal placements of all tensors only the first is listed.
 
     Args:
         graph: The graph of the op.
         op: The op.
-        strategies: What it can do on one axis.
+        strategies: Its strategies on one axis.
         mesh: The devices.
-        free: Values that lie wherever they are needed.
-        allowed: Per axis, which of the strategies it may take; None for all. An axis that may take none is free.
+        free: Values without a placement of their own, such as data and constants.
+        allowed: Per axis a mask of allowed strategies; None for all. An axis with no allowed strategy is free.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
@@ -130,7 +136,7 @@ def options(
     placed_PT = [(*strategy.inputs, *strategy.outputs) for strategy in strategies]  # P strategies on one axis
     codes_PT = np.array([[encode(placement) for placement in row] for row in placed_PT], dtype=np.int64)
 
-    ways = [np.asarray(own, np.int64) for own in _by_axis(len(strategies), mesh, allowed)]
+    ways = [np.asarray(own, np.int64) for own in _allowed_by_axis(len(strategies), mesh, allowed)]
     combos_SA = np.stack(np.meshgrid(*ways, indexing="ij"), axis=-1).reshape(-1, len(ways))
     digits_SAT = codes_PT[combos_SA]  # S strategies, A axes, T tensors
     tensor_D = np.repeat(np.arange(len(shapes)), [len(shape) for shape in shapes])  # D dims of all tensors
@@ -139,9 +145,9 @@ def options(
     divisors_SD = np.where(digits_SAT[:, :, tensor_D] == code_D, axis_A[:, None], 1).prod(axis=1)
     valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
     valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
-    valid &= _stands_together(strategies, combos_SA, digits_SAT)
-    valid &= _too_few_rows(strategies, combos_SA, divisors_SD, sizes_D, offsets)
-    for (tensor, dim), halos in _by_dim(strategies).items():
+    valid &= _is_compatible(strategies, combos_SA, digits_SAT)
+    valid &= _needs_fewer_rows_variant(strategies, combos_SA, divisors_SD, sizes_D, offsets)
+    for (tensor, dim), halos in _halos_by_dim(strategies).items():
         before_after = np.array([max(halo.before, halo.after) if halo else 0 for halo in halos])[combos_SA].max(axis=1)
         valid &= sizes_D[offsets[tensor] + dim] // divisors_SD[:, offsets[tensor] + dim] >= before_after
 
@@ -150,11 +156,11 @@ def options(
     for digits_ST in digits_SAT.transpose(1, 0, 2):
         numbers_ST = numbers_ST * base_T + digits_ST
     kept = np.flatnonzero(valid)
-    kept = kept[_first_of_each(numbers_ST[kept], base_T ** len(mesh.axes))]
+    kept = kept[_first_occurrences(numbers_ST[kept], base_T ** len(mesh.axes))]
 
     numbers_ST, combos_SA = numbers_ST[kept], combos_SA[kept]
     local_SD = sizes_D[None, :] // divisors_SD[kept]
-    sent = _extend(strategies, combos_SA, local_SD, offsets)
+    sent = _add_halo_rows(strategies, combos_SA, local_SD, offsets)
     placed: list[IntArray | None] = []
     local: list[IntArray | None] = []
     for tensor, name in enumerate(names):
@@ -174,9 +180,9 @@ def options(
     )
 
 
-def _first_of_each(rows: IntArray, bases: IntArray) -> IntArray:
-    """Return where each row, its numbers below `bases`, is first, in order."""
-    if prod(bases.tolist()) < np.iinfo(np.int64).max:  # rows are the digits of one number
+def _first_occurrences(rows: IntArray, bases: IntArray) -> IntArray:
+    """Return the indices of the first occurrences of distinct rows, ascending; columns are below `bases`."""
+    if prod(bases.tolist()) < np.iinfo(np.int64).max:  # a row fits into one integer
         keys = np.zeros(len(rows), dtype=np.int64)
         for base, column in zip(bases.tolist(), rows.T, strict=True):
             keys = keys * base + column
@@ -193,7 +199,7 @@ def _chunks_divide(
     sizes_D: IntArray,
     offsets: IntArray,
 ) -> NDArray[np.bool_]:
-    """Return for each combination whether its axes agree on the chunks of every dim and those can be split."""
+    """Return for each combination whether its axes agree on the chunks of every dim and the chunks divide evenly."""
     valid = np.ones(len(combos_SA), dtype=bool)
     chunked = {
         (tensor, placement.dim)
@@ -211,8 +217,8 @@ def _chunks_divide(
     return valid
 
 
-def _by_dim(strategies: Sequence[Strategy]) -> dict[tuple[int, int], list[Halo | None]]:
-    """Return the halo that each strategy puts around each (input, dim) that any of them puts one around."""
+def _halos_by_dim(strategies: Sequence[Strategy]) -> dict[tuple[int, int], list[Halo | None]]:
+    """Return the halo of each strategy around each (input, dim) that has one in any strategy."""
     dims = dict.fromkeys((halo.input, halo.dim) for strategy in strategies for halo in strategy.halos)
     return {
         key: [next((h for h in strategy.halos if (h.input, h.dim) == key), None) for strategy in strategies]
@@ -220,10 +226,10 @@ def _by_dim(strategies: Sequence[Strategy]) -> dict[tuple[int, int], list[Halo |
     }
 
 
-def _stands_together(strategies: Sequence[Strategy], combos_SA: IntArray, digits_SAT: IntArray) -> NDArray[np.bool_]:
-    """Return for each combination whether its halos, replaced numbers and local kinds are compatible."""
+def _is_compatible(strategies: Sequence[Strategy], combos_SA: IntArray, digits_SAT: IntArray) -> NDArray[np.bool_]:
+    """Return for each combination whether its halos, replaced numbers and variants are compatible."""
     valid = np.ones(len(combos_SA), dtype=bool)
-    for (tensor, dim), halos in _by_dim(strategies).items():
+    for (tensor, dim), halos in _halos_by_dim(strategies).items():
         needed = np.array([halo is not None for halo in halos])[combos_SA].any(axis=1)
         valid &= ~needed | ((digits_SAT[:, :, tensor] == 2 + dim).sum(axis=1) == 1)
     for attr, entry in dict.fromkeys((n.attr, n.entry) for strategy in strategies for n in strategy.replaced):
@@ -241,10 +247,10 @@ def _stands_together(strategies: Sequence[Strategy], combos_SA: IntArray, digits
     return valid & (num_kinds <= 1)
 
 
-def _too_few_rows(
+def _needs_fewer_rows_variant(
     strategies: Sequence[Strategy], combos_SA: IntArray, divisors_SD: IntArray, sizes_D: IntArray, offsets: IntArray
 ) -> NDArray[np.bool_]:
-    """Return for each combination whether local kinds for inputs with too few rows are used only for such."""
+    """Return for each combination whether variants for too few rows are used only where the rows do not divide."""
     valid = np.ones(len(combos_SA), dtype=bool)
     for local in dict.fromkeys(strategy.local for strategy in strategies if strategy.local is not None):
         if local.fewer is not None:
@@ -254,12 +260,12 @@ def _too_few_rows(
     return valid
 
 
-def _extend(
+def _add_halo_rows(
     strategies: Sequence[Strategy], combos_SA: IntArray, local_SD: IntArray, offsets: IntArray
 ) -> tuple[Halos, ...]:
-    """Add to local shapes the rows that come from neighbours; return what is sent, in the order of the dims."""
+    """Add halo rows to the local shapes in place; return the exchanged elements, in the order of the dims."""
     sent: list[Halos] = []
-    for (tensor, dim), halos in sorted(_by_dim(strategies).items()):
+    for (tensor, dim), halos in sorted(_halos_by_dim(strategies).items()):
         rows_SA = np.array([halo.before + halo.after if halo else 0 for halo in halos], dtype=np.int64)[combos_SA]
         index, span = offsets[tensor] + dim, slice(offsets[tensor], offsets[tensor + 1])
         others = local_SD[:, span].prod(axis=1) // local_SD[:, index]
@@ -281,12 +287,12 @@ def _divides_numbers(
 
 
 def number_inside(graph: Graph, op: Op, number: Scaled) -> int:
-    """Return a number inside an op."""
+    """Return the value of a number inside an op: an entry of an attribute or of a constant input."""
     if isinstance(number.source, int):
         return int(graph.constants[op.inputs[number.source]].reshape(-1)[number.entry])
     value = op.attr(number.source)
     entry = value[number.entry] if isinstance(value, tuple) else value
-    assert isinstance(entry, int), f"{number} of {op.name} is no integer"
+    assert isinstance(entry, int), f"{number} of {op.name} is not an integer"
     return entry
 
 
@@ -298,18 +304,18 @@ def all_placements(
     partial: bool,
     allowed: Sequence[NDArray[np.bool_]] | None = None,
 ) -> IntArray:
-    """Return the numbers of all placements of a tensor that divide evenly, with or without partial ones.
+    """Return the numbers of all placements of a tensor that divide evenly.
 
     Args:
         shape: Global shape.
-        chunks: Per dim, in how many chunks it is cut before it is sharded.
+        chunks: Per dim, the number of chunks it is cut into before it is sharded.
         mesh: The devices.
-        partial: Whether to list partial ones.
-        allowed: Per axis, which codes it may have; None for all. An axis that may have none is free.
+        partial: Whether to list placements with Partial.
+        allowed: Per axis a mask of allowed codes; None for all. An axis with no allowed code is free.
     """
     rank = len(shape)
     numbers = []
-    for digits in product(*_by_axis(rank + 2, mesh, allowed)):
+    for digits in product(*_allowed_by_axis(rank + 2, mesh, allowed)):
         if not partial and 1 in digits:
             continue
         left = list(shape)
@@ -325,8 +331,8 @@ def all_placements(
     return np.array(numbers, dtype=np.int64)
 
 
-def _by_axis(count: int, mesh: Mesh, allowed: Sequence[NDArray[np.bool_]] | None) -> list[Sequence[int]]:
-    """Return which of `count` things each axis may take: those allowed, all if none is or nothing is said."""
+def _allowed_by_axis(count: int, mesh: Mesh, allowed: Sequence[NDArray[np.bool_]] | None) -> list[Sequence[int]]:
+    """Return which of `count` options each axis may take: the allowed ones, or all if none is allowed."""
     every: Sequence[int] = range(count)
     if allowed is None:
         return [every] * len(mesh.axes)
@@ -348,7 +354,7 @@ def is_partial(numbers: IntArray, rank: int, num_axes: int) -> NDArray[np.bool_]
 
 
 def local_sizes(shape: Sequence[int], numbers: IntArray, mesh: Mesh) -> NDArray[np.float64]:
-    """Return the elements one device holds for each placement number (Replicate and Partial hold all)."""
+    """Return the elements on one device for each placement number; Replicate and Partial do not divide a tensor."""
     rank = len(shape)
     left = numbers.copy()
     sizes = np.full(len(numbers), float(np.prod(shape, dtype=np.float64)))

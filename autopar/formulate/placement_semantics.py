@@ -1,14 +1,14 @@
-"""What the placements of every value stand for: which reduction a partial one, how many chunks a sharded dim.
+"""Meaning of the placements of every value: the reduction of a partial one, the number of chunks of a sharded dim.
 
-A placement problem knows three things a mesh axis can do to a tensor: R, P and S(d). Discovery knows more: terms of a
-maximum, a dim in three chunks. So the finer meaning is a property of the *value*, the same for all that define and read
-it, decided before any strategy is listed:
+A placement problem distinguishes R, P and S(d) per mesh axis. Discovery distinguishes more: terms of a maximum, a dim
+in three chunks. So the finer meaning is a property of the *value*, equal at its definition and all its uses, and is
+decided before strategies are listed:
 
-    reduction   one per value:        P of the largest logit is P(max)
+    reduction   one per value:         P of the largest logit is P(max)
     chunks      one per value and dim: S(1) of a fused query-key-value projection is S(1/3)
 
-Strategies that mean something else by the same placement are not offered. What changes between blocks or is written
-back (parameters, sums of gradients, moments) has one meaning on both sides.
+Strategies that need another meaning of a placement are left out. Values that pass between blocks or are written back
+(parameters, gradient sums, moments) have one meaning on both sides.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -25,41 +25,41 @@ from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replica
 
 Key = TypeVar("Key", bound=Hashable)
 Dim = tuple[str, int]
-"""A dim of a class of values, which goes by the name of one of them."""
+"""(class of values, index of the dim); the class is named after one of its values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """What the placements of the values of a folded graph stand for.
+    """Meaning of the placements of all values of a folded graph.
 
     Attributes:
         folded: The graph.
-        rules: What its ops can do.
+        rules: Discovered strategies of its ops.
     """
 
     folded: Folded
     rules: Rules
     _classes: "_Classes"
-    _reductions: Mapping[str, str]  # by class, of those that are ever partial
-    _chunks: Mapping[Dim, int]  # of dims that have more than one
-    _in_chunks: frozenset[str]  # classes that have such a dim
-    _arriving: frozenset[tuple[int, str]]  # (block, value from another block), if never partial there
-    _any_terms: bool  # whether values may be terms of anything, between blocks too
-    _strategies: dict[Hashable, tuple[Strategy, ...]]  # found before, by the rule and what is said of the values
+    _reductions: Mapping[str, str]  # by class; only classes that may be partial
+    _chunks: Mapping[Dim, int]  # only dims with more than one chunk
+    _in_chunks: frozenset[str]  # classes with a dim in `_chunks`
+    _arriving: frozenset[tuple[int, str]]  # (block, value from another block) of values that are never partial there
+    _any_terms: bool  # whether values may have terms of any reduction, between blocks too
+    _strategies: dict[Hashable, tuple[Strategy, ...]]  # cache, by the rule and the properties of the op's values
 
     def reduction(self, value: str) -> str | None:
-        """Return what the terms of a value are put together by when it is partial; None if it never is."""
+        """Return the reduction of a value's partial placements; None if the value is never partial."""
         return self._reductions.get(self._classes.of(value))
 
     def chunks(self, value: str) -> tuple[int, ...]:
-        """Return for each dim of a value into how many chunks it is cut before it is sharded."""
+        """Return for each dim of a value the number of chunks it is cut into before it is sharded."""
         name, rank = self._classes.of(value), len(self.folded.graph.values[value].shape)
         if name not in self._in_chunks:
             return (1,) * rank
         return tuple(self._chunks.get((name, dim), 1) for dim in range(rank))
 
     def placements(self, value: str, number: int, num_axes: int) -> Placements:
-        """Return the placements that are number `number` of a value (see `op_strategies.py`)."""
+        """Return the placements that a placement number of a value encodes (see `op_strategies.py`)."""
         rank = len(self.folded.graph.values[value].shape)
         found: list[Placement] = []
         for _ in range(num_axes):
@@ -76,27 +76,27 @@ class Meaning:
         return tuple(reversed(found))
 
     def strategies(self, op: Op) -> tuple[Strategy, ...]:
-        """Return what an op can do on one mesh axis with the placements its values have, their chunks filled in.
+        """Return the strategies of an op on one mesh axis, with the chunks of its values filled in.
 
-        Ops of one rule whose values mean the same get one and the same tuple.
+        Ops of one rule whose values have equal meanings get the same tuple object.
         """
         rule = self.rules.of(op)
-        key = (id(rule), *(self._said_of(op, name) for name in (*op.inputs, *op.outputs)))
+        key = (id(rule), *(self._value_key(op, name) for name in (*op.inputs, *op.outputs)))
         if key not in self._strategies:
             found = (self._adapted(op, strategy) for strategy in rule.strategies)
             self._strategies[key] = tuple(strategy for strategy in found if strategy is not None)
         return self._strategies[key]
 
-    def _said_of(self, op: Op, name: str) -> Hashable:
-        """Return all of a value of an op that decides which strategies are offered."""
+    def _value_key(self, op: Op, name: str) -> Hashable:
+        """Return all properties of a value that decide which strategies of the op are listed."""
         if not name or name in self.folded.free:
             return None
         return self.reduction(name), (op.block, name) in self._arriving, self.chunks(name)
 
     def _adapted(self, op: Op, strategy: Strategy) -> Strategy | None:
-        """Return a strategy with the chunks of its op's values; None if it means something else by its placements."""
+        """Return a strategy with the chunks of the op's values; None if it needs another meaning of a placement."""
         factors = set()
-        for name, placement in chain.from_iterable(_sides(op, strategy, self.folded.free)):
+        for name, placement in chain.from_iterable(_placed_sides(op, strategy, self.folded.free)):
             match placement:
                 case Partial(reduce) if not self._any_terms and (
                     reduce != self.reduction(name) or (op.block, name) in self._arriving
@@ -112,31 +112,31 @@ class Meaning:
         factor = factors.pop() if factors else 1
         if factor == 1:
             return strategy
-        return _times(strategy, factor) if strategy.cyclic else None
+        return _multiply_chunks(strategy, factor) if strategy.cyclic else None
 
 
-@lru_cache(maxsize=32)  # meshes are many, graphs few
+@lru_cache(maxsize=32)  # one entry per graph, shared by all meshes
 def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning:
-    """Decide what the placements of all values stand for.
+    """Decide the meaning of the placements of all values.
 
     Args:
         folded: The graph.
-        rules: What its ops can do.
-        any_terms: Whether to offer all strategies with terms: of several reductions of one value, and of values on
-            their way between blocks. Whoever asks for it has to fit them together.
+        rules: Discovered strategies of its ops.
+        any_terms: Whether to list all strategies with partial values: with several reductions of one value, and of
+            values that pass between blocks. The caller then has to make them consistent.
 
-    Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
-    of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
-    parameters, moments and, unless told otherwise, what arrives from another block, but for what is only added to the
-    gradient of a parameter that several blocks read: what reads terms of them is not offered.
+    Reductions are decided in graph order. The first op that can leave partial terms of a value, given the reductions of
+    its own inputs, decides, and prefers sums. A value is never partial if no op leaves partial terms of it. Neither are
+    parameters, moments and, unless `any_terms`, values from another block, except terms of the gradient of a parameter
+    that several blocks read. Strategies that read other partial values are left out.
 
-    Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
-    count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
-    for another count, where the dims that are cut in chunks reach a parameter (it is there that a fused projection is
-    chosen to lie in chunks), and where no dim is left that two devices could share before and cannot share now. All
+    Chunks are decided in two steps. Strategies that also hold for block-cyclic shards tie the dims they shard; tied
+    dims have equal chunks. Then strategies that ask for chunks get them, the fewest chunks first, on three conditions:
+    no earlier strategy asked for another count; the tied dims include a dim of a parameter, where the layout of a fused
+    projection is chosen; and every tied dim that two devices could share without chunks can be shared with them. All
     other dims have one chunk.
     """
-    ops = [folded.kinds[kind].ops[position] for kind, position in _in_order(folded.pattern)]
+    ops = [folded.kinds[kind].ops[position] for kind, position in _ops_in_order(folded.pattern)]
     classes = _classes(folded.pattern)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
     added = gradient_terms(folded)
@@ -151,20 +151,20 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
 
 
 @lru_cache(maxsize=32)
-def _in_order(folded: Folded) -> tuple[tuple[int, int], ...]:
-    """Return kind and position of the ops of all kinds, in the order of the graph."""
+def _ops_in_order(folded: Folded) -> tuple[tuple[int, int], ...]:
+    """Return kind and position of the ops of all kinds, in graph order."""
     places = {op.name: (kind.id, position) for kind in folded.kinds for position, op in enumerate(kind.ops)}
     return tuple(places[op.name] for op in folded.graph.ops if op.name in places)
 
 
 class _Union(Generic[Key]):
-    """Disjoint sets."""
+    """Disjoint sets with path compression (union-find)."""
 
     def __init__(self) -> None:
         self._parent: dict[Key, Key] = {}
 
     def find(self, key: Key) -> Key:
-        """Return the representative of a key's set; a new key is a set of its own."""
+        """Return the representative of a key's set; an unknown key starts a set of its own."""
         root = key
         while (above := self._parent.get(root, root)) != root:
             root = above
@@ -174,7 +174,7 @@ class _Union(Generic[Key]):
         return root
 
     def join(self, first: Key, second: Key) -> None:
-        """Make two sets one, which goes by the representative of the first."""
+        """Merge two sets; the representative of the first one remains."""
         self._parent[self.find(second)] = self.find(first)
 
     def sets(self) -> dict[Key, list[Key]]:
@@ -186,13 +186,15 @@ class _Union(Generic[Key]):
 
 
 class _Classes:
-    """Values that have one meaning: those of all instances of a kind, on both sides of a boundary, before and after.
+    """Classes of values with one meaning.
+
+    A class contains a value in all instances of its kind, on both sides of a boundary, and before and after an update.
 
     Args:
         folded: The graph.
 
     Attributes:
-        sums: Classes of sums of gradients.
+        sums: Classes of gradient sums.
         parameters: Classes of parameters.
     """
 
@@ -212,17 +214,19 @@ class _Classes:
         self.parameters = frozenset(self.of(state.input) for state in states if state.role is Role.PARAMETER)
 
     def of(self, value: str) -> str:
-        """Return the name of a value's class."""
+        """Return the name of the class of a value."""
         found = self._found.get(value)
         if found is None:
             found = self._found[value] = self._union.find(self._name(value))
         return found
 
     def _name(self, value: str) -> str:
+        """Return the name of a value in the representative instance."""
         producer = self._folded.by_value.get(value)
         return value if producer is None else self._representative(producer)
 
     def _representative(self, producer: Producer) -> str:
+        """Return the name of a produced value in the representative instance of its kind."""
         if producer.source is Source.STATE:
             return self._parameters[producer]
         return self._folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
@@ -230,24 +234,26 @@ class _Classes:
 
 @lru_cache(maxsize=32)
 def _classes(folded: Folded) -> _Classes:
-    """Return the classes of values; those of one microbatch size are those of all."""
+    """Return the classes of values; cached by the pattern of the graph, which all microbatch sizes share."""
     return _Classes(folded)
 
 
-def _placed(names: Sequence[str], placements: Placements, free: frozenset[str]) -> Iterator[tuple[str, Placement]]:
-    """Yield the values of an op that others place too; data and constants lie wherever they are needed."""
+def _placed_values(
+    names: Sequence[str], placements: Placements, free: frozenset[str]
+) -> Iterator[tuple[str, Placement]]:
+    """Yield the values of an op that have a placement of their own; data and constants have none."""
     for name, placement in zip(names, placements, strict=True):
         if name and name not in free:
             yield name, placement
 
 
-def _sides(op: Op, strategy: Strategy, free: frozenset[str]) -> tuple[Iterator[tuple[str, Placement]], ...]:
-    """Return what an op reads and what it makes, with placements."""
-    return _placed(op.inputs, strategy.inputs, free), _placed(op.outputs, strategy.outputs, free)
+def _placed_sides(op: Op, strategy: Strategy, free: frozenset[str]) -> tuple[Iterator[tuple[str, Placement]], ...]:
+    """Return the placed inputs and the placed outputs of an op."""
+    return _placed_values(op.inputs, strategy.inputs, free), _placed_values(op.outputs, strategy.outputs, free)
 
 
-def _times(strategy: Strategy, factor: int) -> Strategy:
-    """Return a strategy with `factor` times the chunks."""
+def _multiply_chunks(strategy: Strategy, factor: int) -> Strategy:
+    """Return a strategy with the chunks multiplied by `factor`."""
 
     def scaled(placements: Placements) -> Placements:
         return tuple(Shard(p.dim, p.chunks * factor) if isinstance(p, Shard) else p for p in placements)
@@ -256,20 +262,22 @@ def _times(strategy: Strategy, factor: int) -> Strategy:
 
 
 def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[str, str]:
-    """Return by class what the terms of its values are put together by."""
+    """Return the reduction of each class that has partial values."""
     found: dict[str, str] = {}
-    leaving: dict[int, list[Strategy]] = {}  # by rule, the strategies that leave terms
+    leaving_terms: dict[int, list[Strategy]] = {}  # by rule, the strategies that leave partial terms
     for op in ops:
         rule = rules.of(op)
-        if id(rule) not in leaving:
-            leaving[id(rule)] = [each for each in rule.strategies if any(isinstance(p, Partial) for p in each.outputs)]
+        if id(rule) not in leaving_terms:
+            leaving_terms[id(rule)] = [
+                each for each in rule.strategies if any(isinstance(p, Partial) for p in each.outputs)
+            ]
         offered: dict[str, set[str]] = {}
-        for strategy in leaving[id(rule)]:
+        for strategy in leaving_terms[id(rule)]:
             read, made = (
                 [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
-                for placed in _sides(op, strategy, folded.free)
+                for placed in _placed_sides(op, strategy, folded.free)
             )
-            in_place = classes.sums & {name for name, _ in made}  # terms are added to terms
+            in_place = classes.sums & {name for name, _ in made}  # partial terms added to partial terms
             if all(found.get(name) == reduce for name, reduce in read if name in found or name not in in_place):
                 for name, reduce in made:
                     offered.setdefault(name, set()).add(reduce)
@@ -279,24 +287,24 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
-    """The dims that strategies of one rule shard together, as (operand, dim), without operands that are free.
+class _ShardedDims:
+    """The dims that strategies of one rule shard together, as (operand, dim); free operands are left out.
 
     Attributes:
-        tied: Of strategies that hold block-cyclic too, each set once.
-        asking: Of strategies that ask for chunks, with how many.
+        tied: Distinct sets of dims of strategies that also hold for block-cyclic shards.
+        asking: Dims of strategies that ask for chunks, with the number of chunks.
     """
 
     tied: tuple[tuple[tuple[int, int], ...], ...]
     asking: tuple[tuple[tuple[int, int, int], ...], ...]
 
 
-def _lines(rule: Rule, places: Sequence[int]) -> _Lines:
+def _sharded_dims(rule: Rule, places: Sequence[int]) -> _ShardedDims:
     """Return the dims that strategies of a rule shard together.
 
     Args:
         rule: The rule.
-        places: The operands that others place too.
+        places: Indices of the operands that have a placement of their own.
     """
     tied: dict[tuple[tuple[int, int], ...], None] = {}
     asking = []
@@ -308,19 +316,19 @@ def _lines(rule: Rule, places: Sequence[int]) -> _Lines:
             asking.append(dims)
         elif strategy.cyclic:
             tied[tuple((place, dim) for place, dim, _ in dims)] = None
-    return _Lines(tuple(tied), tuple(asking))
+    return _ShardedDims(tuple(tied), tuple(asking))
 
 
 def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[Dim, int]:
-    """Return the chunks of the dims that have more than one, by class and dim."""
+    """Return the number of chunks of every dim that has more than one, by class and dim."""
     ties: _Union[Dim] = _Union()
     asking: list[list[tuple[Dim, int]]] = []
-    known: dict[Hashable, _Lines] = {}
+    known: dict[Hashable, _ShardedDims] = {}
     for op in ops:
         rule, names = rules.of(op), (*op.inputs, *op.outputs)
         places = tuple(place for place, name in enumerate(names) if name and name not in folded.free)
         if (id(rule), places) not in known:
-            known[id(rule), places] = _lines(rule, places)
+            known[id(rule), places] = _sharded_dims(rule, places)
         lines = known[id(rule), places]
         owners = [classes.of(name) if name else "" for name in names]
         for dims in lines.tied:
@@ -330,8 +338,8 @@ def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) 
     members = ties.sets()
     values = folded.graph.values
 
-    def bears(dim: Dim, chunks: int) -> bool:
-        """Whether all dims tied to this one can be cut in so many chunks and still be shared by two devices."""
+    def can_be_cut(dim: Dim, chunks: int) -> bool:
+        """Whether all dims tied to a dim can be cut into `chunks` chunks and still be shared by two devices."""
         tied = members.get(dim, [dim])
         sizes = [values[name].shape[index] for name, index in tied]
         return any(name in classes.parameters for name, _ in tied) and all(
@@ -343,7 +351,7 @@ def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) 
         asked: dict[Dim, int] = {}
         fits = all(asked.setdefault(ties.find(dim), chunks) == chunks for dim, chunks in sharded)
         for root, chunks in asked.items():
-            fits &= decided[root] == chunks if root in decided else chunks == 1 or bears(root, chunks)
+            fits &= decided[root] == chunks if root in decided else chunks == 1 or can_be_cut(root, chunks)
         if fits:
             decided |= asked
     return {dim: count for root, count in decided.items() if count > 1 for dim in members.get(root, [root])}

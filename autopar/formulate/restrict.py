@@ -1,4 +1,7 @@
-"""Tables with some strategies of some decisions left out."""
+"""Restrict tables to some strategies of some decisions.
+
+`narrow` filters every array of the tables that the strategies index.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.formulate.tables import Bytes, Edge, Forbidden, IntArray, Node, Outside, Tables
+from autopar.formulate.tables import Bytes, Edge, Forbidden, IntArray, InterNodeSeconds, Node, Tables
 
 Mask = NDArray[np.bool_]
 
 
 def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
-    """Return the tables with the strategies that masks leave; None if a decision has none left.
+    """Return the tables with only the strategies that the masks keep; None if a decision has none.
 
     Args:
         tables: The decisions.
-        masks: By index of a node, which of its strategies are left; nodes that are not named keep all.
+        masks: Mask of kept strategies by index of a node; other nodes keep all strategies.
     """
     if not all(mask.any() for mask in masks.values()):
         return None
@@ -27,12 +30,12 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def node(index: int, own: Node) -> Node:
         if index not in kept:
             return own
-        left = kept[index]
+        indices = kept[index]
         return replace(
             own,
-            seconds=own.seconds[left],
-            options=None if own.options is None else own.options.select(left),
-            placements=None if own.placements is None else own.placements[left],
+            seconds=own.seconds[indices],
+            options=None if own.options is None else own.options.select(indices),
+            placements=None if own.placements is None else own.placements[indices],
         )
 
     def rows(index: int, numbers: IntArray) -> IntArray:
@@ -45,7 +48,7 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def edge(own: Edge) -> Edge:
         if own.first not in kept and own.second not in kept:
             return own
-        outside = own.outside and Outside(
+        outside = own.outside and InterNodeSeconds(
             own.outside.seconds, rows(own.first, own.outside.source), rows(own.second, own.outside.target)
         )
         return replace(own, table=pair(own.first, own.second, own.table), outside=outside)

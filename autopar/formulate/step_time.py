@@ -1,36 +1,35 @@
-"""From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
+"""Step time of a pipeline in closed form, from the seconds of its blocks.
 
-With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s, selective
-recompute what of it runs again), g_s its gradient traffic per microbatch, r_s its gradient reduction per step, u_s its
-update, h the seconds of one hop between stages (where they differ, sums of those in between:
-`pipeline_partition/p2p.py`), p stages and m microbatches; e the share of traffic that overlaps nothing and d the
-slowdown of what does. A device has two links, one inside its node and one between nodes: g_sl is what of g_s is on link
-l, w_sl how long what compute waits for (collectives, gathers of parameters) has the link in a microbatch, hidden or
-not:
-
-    n_s    = max_l (g_sl + w_sl)                        over the links with g_sl > 0: the busiest one
+    n_s    = max_l (g_sl + w_sl)                        busiest link, over the links with g_sl > 0
     t_s    = max(f_s + b_s + e g_s, n_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
     pace   = max_{s<=q} (sum_{s<=i<=q} t_i + 2 (q - s) h) / (q - s + 1)   with 1F1B; else max_s t_s
     flow   = sum_s t_s + (m - 1) pace + 2 (p - 1) h
-    e_s    = max_lj (sum_{i<=j} ((1 - e) r_il + g_il) - sum_{i<j} (b_i - w_il))    over the blocks i of stage s
-    left_s = max(0, e_s - max(0, n_s - f_s - b_s - e g_s))     what the last backward does not hide
-    slow_s = (d - 1) max(0, (1 - e) r_s - left_s)              what hiding the rest costs it
-    tail_s = left_s + e r_s + u_s                              and the update
+    late_s = max_lj (sum_{i<=j} ((1 - e) r_il + g_il) - sum_{i<j} (b_i - w_il))    over the blocks i of stage s
+    left_s = max(0, late_s - max(0, n_s - f_s - b_s - e g_s))     traffic that the last backward does not hide
+    slow_s = (d - 1) max(0, (1 - e) r_s - left_s)                 slowdown of the backward by hidden traffic
+    tail_s = left_s + e r_s + u_s
     step   = max_s (flow + sum_{q>=s} slow_q - sum_{q<s} b_q - s h + tail_s) + fixed
 
-f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time on each link,
-and whatever compute waits for comes first: w_il in e_s is that of the backward. Under 1F1B a stage waits for its oldest
-microbatch to come back before it takes a new one: between stages s and q there are q - s + 1 microbatches at a time,
-each of which passes all of these stages and the hops between them there and back.
-The backward ends with the first block, and gradients travel when the backward of their block ends: e_s is what the
-first blocks leave no time for. What the first block itself has, link after link, has nothing to hide behind at all.
-Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
-simulator computes the same quantities from the lowered program by events; the formula is what the solver minimises and
-its error against the simulator is reported.
+f_s, b_s are the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s, selective
+recompute the part that is repeated), g_s its gradient traffic per microbatch, r_s its gradient reduction per step, u_s
+its update, h the seconds of one hop between stages (if hops differ, h is replaced by their sums,
+`pipeline_partition/p2p.py`), p the stages and m the microbatches, e the share of traffic that overlaps nothing and d
+the slowdown of overlapped work. A device has two links, one inside its node and one between nodes: g_sl is the part of
+g_s on link l, and w_sl the seconds per microbatch that collectives and parameter gathers of the passes use link l,
+hidden or not; w_il in late_s is that of the backward.
 
-Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and t_0 + left_0 >= f_0 + b_0 + e_0 when
-there is one stage; what hides behind compute counts as if there were always enough of it. All are linear in the prices
-of blocks, which makes the best choice of strategies a `Problem`.
+f and b of a block are those of `autopar.cost.overlap`. Gradient traffic overlaps compute; a link carries one transfer
+at a time, and transfers that compute waits for go first. Under 1F1B (Narayanan et al., 2021, arXiv:2104.04473) a stage
+waits for the backward of its oldest microbatch before it starts a new one: between stages s and q there are q - s + 1
+microbatches, each of which passes all these stages and the hops between them in both directions. The backward ends with
+the first block, and gradients of a block travel when its backward ends: late_s is the traffic that the remaining
+backward leaves no time for; the traffic of the first block hides behind nothing. Stage 0 ends last; stage s > 0 ends
+its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event simulator computes the same quantities
+from the lowered program; its difference from this formula is reported.
+
+Lower bound over all splits into stages: relaxes max_s t_s to mean_s t_s; uses t_0 + left_0 >= f_0 + b_0 + late_0 for a
+single stage; assumes that compute always suffices to hide collectives as far as any compute could. All terms are linear
+in the costs of blocks, so that the best choice of strategies is a `Problem` (`linear_weights.py`).
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from autopar.cost.overlap import HIDING
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
 from autopar.formulate.block_memory import FloatArray
-from autopar.formulate.link_seconds import again_links, backward_links, forward_links, gradient_links, reduce_links
+from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
@@ -52,22 +51,22 @@ from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import least_held
 
 Hop: TypeAlias = float | FloatArray
-"""Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
+"""Seconds of a message to the next stage and back: one number for all hops, or (stages - 1, 2) for both directions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How a step is cut in time.
+    """A pipeline configuration: how a step is cut in time.
 
     Attributes:
         num_stages: Number of stages.
         num_microbatches: Microbatches per step.
-        schedule: Their order.
-        overlap: How compute and communication share time.
+        schedule: Name of the schedule.
+        overlap: How compute and communication overlap.
         fixed: Seconds added to every step.
         num_chunks: Stages per group of devices; above 1 they are interleaved.
-        turns: By what share of itself a pass is longer where a device holds several stages.
-        others: Pipelines that differ in the schedule, for which bounds have to hold, too.
+        turns: Relative overhead of a pass where a device holds several stages.
+        others: Pipelines with other schedules for which bounds have to hold as well.
     """
 
     num_stages: int
@@ -81,26 +80,26 @@ class Pipeline:
 
     @property
     def num_groups(self) -> int:
-        """Groups of devices."""
+        """Number of groups of devices."""
         return self.num_stages // self.num_chunks
 
     @property
     def fills(self) -> bool:
-        """Whether a step takes a pass through all groups before the last one is busy, whatever the stages.
+        """Whether every step has a fill phase: a pass through all groups before the last group is busy.
 
-        Not so where steps overlap, nor where groups hold several stages, the first of which may be short.
+        Schedules whose steps overlap have none, and groups with several stages may have a first stage of any length.
         """
         own = self.num_chunks == 1 and not SCHEDULES[self.schedule].steps_overlap
         return own and all(other.fills for other in self.others)
 
     @property
     def with_turns(self) -> float:
-        """How many times as long a pass is as in a group that holds one stage."""
+        """Factor on the seconds of a pass from running several stages per group."""
         return 1 + (self.turns if self.num_chunks > 1 else 0.0)
 
     @property
     def rounds(self) -> int:
-        """How often a step takes at least the mean of what all groups take for a microbatch."""
+        """Least number of times that a step takes the mean seconds of all groups for one microbatch."""
         return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
 
     def hops(self, hop: Hop) -> float:
@@ -110,19 +109,24 @@ class Pipeline:
         return float(hop.sum())
 
     def pace(self, stages: FloatArray, hop: Hop) -> float:
-        """Return the seconds from one microbatch to the next, given those of each group; `hop` as of `step_time`."""
+        """Return the seconds from one microbatch to the next, given (groups,) seconds; `hop` as of `step_time`."""
         if self.schedule != "1f1b" or not np.any(hop):
             return float(stages.max())
         sums = np.concatenate([[0.0], np.cumsum(stages)])
         first, last = np.triu_indices(len(stages))
-        trips = np.arange(len(stages)) * 2 * hop if isinstance(hop, float | int) else _before(hop.sum(axis=1))
+        trips = np.arange(len(stages)) * 2 * hop if isinstance(hop, float | int) else _prefix_sums(hop.sum(axis=1))
         return float(((sums[last + 1] - sums[first] + trips[last] - trips[first]) / (last - first + 1)).max())
 
     def in_flight(self, group: int) -> int:
-        """Return of how many microbatches a group holds all that its stages keep, at some moment at least."""
-        return min(self._in_flight(group), *(other.in_flight(group) for other in self.others), self.num_microbatches)
+        """Return a lower bound on the microbatches whose activations all stages of a group keep at one moment.
 
-    def _in_flight(self, group: int) -> int:
+        The bound holds for this pipeline and for all `others`.
+        """
+        return min(
+            self._own_in_flight(group), *(other.in_flight(group) for other in self.others), self.num_microbatches
+        )
+
+    def _own_in_flight(self, group: int) -> int:
         schedule, groups = SCHEDULES[self.schedule], self.num_groups
         if not schedule.splits and self.num_chunks == 1:
             return schedule.in_flight(group, groups, self.num_microbatches)
@@ -131,12 +135,12 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Blocks to stages.
+    """Stages of a chain of blocks.
 
     Attributes:
-        ranges: Half-open ranges of the chain of blocks.
-        recompute: Per stage what each of its blocks recomputes, or keeps in host memory.
-        offload: Whether each stage keeps the optimizer's state in host memory; empty if none does.
+        ranges: Half-open range of blocks per stage.
+        recompute: Per stage, the recompute flavour of each of its blocks.
+        offload: Whether each stage keeps the optimizer state in host memory; empty if none does.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -147,26 +151,33 @@ class Split:
     def uniform(
         cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute], offload: tuple[bool, ...] = ()
     ) -> "Split":
-        """Return the split in which all blocks of a stage have the same flavour."""
+        """Return the split in which all blocks of a stage have one flavour."""
         stages = zip(ranges, recompute, strict=True)
         each = tuple((flavour,) * (stop - start) for (start, stop), flavour in stages)
         return cls(tuple(ranges), each, offload)
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
-        """What each block of the chain recomputes."""
+        """Recompute flavour of each block of the chain."""
         return tuple(flavour for stage in self.recompute for flavour in stage)
 
     @property
     def hosted(self) -> tuple[bool, ...]:
-        """Whether the optimizer's state of each block of the chain lies in host memory."""
+        """Whether the optimizer state of each block of the chain is in host memory."""
         offload = self.offload or (False,) * len(self.ranges)
         return tuple(here for (start, stop), here in zip(self.ranges, offload, strict=True) for _ in range(start, stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTime:
-    """Step seconds by the formula of this module, and its parts for the slowest stage."""
+    """Seconds of a step by the formula of this module, and its parts for the slowest stage.
+
+    Attributes:
+        seconds: The step.
+        flow: From the first forward to the last backward of stage 0.
+        tail: After the last backward of the slowest stage.
+        stage_seconds: (stages,) t_s.
+    """
 
     seconds: float
     flow: float
@@ -176,7 +187,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTimes:
-    """Seconds of stages, (stages,) each: the f_s, b_s, g_s, n_s, r_s, u_s and e_s of this module."""
+    """Seconds of stages, (stages,) each: f_s, b_s, g_s, n_s, r_s, u_s and late_s of this module."""
 
     forward: FloatArray
     backward: FloatArray
@@ -192,17 +203,17 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     blocks, flavours = totals[np.asarray(chain)], split.flavours
     forward = blocks[:, Slot.FORWARD].copy()
     update = blocks[:, Slot.UPDATE] + np.where(split.hosted, blocks[:, Slot.STATE], 0.0)
-    again, waited = np.zeros(len(blocks)), backward_links(blocks)
+    rerun, waited = np.zeros(len(blocks)), backward_links(blocks)
     for recompute in set(flavours):
         chosen = np.array([flavour is recompute for flavour in flavours])
-        again[chosen] = rerun_seconds(blocks[chosen], recompute)
-        waited[:, chosen] += again_links(blocks[chosen], recompute)
+        rerun[chosen] = rerun_seconds(blocks[chosen], recompute)
+        waited[:, chosen] += recompute_links(blocks[chosen], recompute)
         forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
-    backward, gradient = blocks[:, Slot.BACKWARD] + again, gradient_links(blocks)
+    backward, gradient = blocks[:, Slot.BACKWARD] + rerun, gradient_links(blocks)
     due = (1 - overlap.share) * reduce_links(blocks) + gradient
-    spare = backward - waited  # of each link
-    spent, owed = np.cumsum(spare, axis=1) - spare, np.cumsum(due, axis=1) - due  # of the blocks before each
+    spare = backward - waited  # free seconds per link
+    spent, owed = np.cumsum(spare, axis=1) - spare, np.cumsum(due, axis=1) - due  # sums over the blocks before each
     late = np.maximum.reduceat(owed + due - spent, starts, axis=1) - owed[:, starts] + spent[:, starts]
     sums = np.add.reduceat(blocks, starts)
     return StageTimes(
@@ -223,9 +234,9 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
         chain: Kind of every block.
         pipeline: Stages, microbatches, schedule.
-        split: Blocks to stages.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next, and of sending it back: for all
-            stages, or (stages - 1, 2) of both ways.
+        split: The stages.
+        hop: Seconds of sending the boundary values of one microbatch to the next stage, and of sending their gradients
+            back: one number for all stages, or (stages - 1, 2) for both directions.
     """
     return time_of(stage_times(totals, chain, split, pipeline.overlap), pipeline, hop)
 
@@ -239,31 +250,31 @@ def time_of(stages: StageTimes, pipeline: Pipeline, hop: Hop) -> StepTime:
     stage = stage_seconds(passes, stages.gradient, stages.busiest, overlap)
     if chunks > 1:
         stage = stage * (1 + pipeline.turns)
-    # Devices that hold several stages are as busy as all of them; a microbatch fills the pipeline one stage at a time.
+    # A group is busy for the sum of its stages; a microbatch fills the pipeline one stage at a time.
     groups = stage.reshape(chunks, -1).sum(axis=0)
     busiest = groups.max()
     follow = (pipeline.num_microbatches - 1) * pipeline.pace(groups, hop)
     flow = float(groups.sum() + (chunks - 1) * busiest) / chunks + follow + pipeline.hops(hop)
     left = left_seconds(stages.late, passes, stages.gradient, stages.busiest, overlap)
     slow = slow_seconds(stages.reduced, left, overlap)
-    # The first chunk of a group is the last to run backwards; what the others reduce has had time until then.
+    # The first chunk of a group runs its backward last; reductions of the other chunks are taken to be done by then.
     first = slice(0, len(groups))
     once = (overlap.share * stages.reduced + stages.update).reshape(chunks, -1).sum(axis=0)
     tail = left[first] + once
-    hops = hop * np.arange(len(groups)) if isinstance(hop, float | int) else _before(hop[:, 1])
-    earlier = _before(backward[first])[:-1] + hops
+    hops = hop * np.arange(len(groups)) if isinstance(hop, float | int) else _prefix_sums(hop[:, 1])
+    earlier = _prefix_sums(backward[first])[:-1] + hops
     ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[first][::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
 
 
 def busiest_link(gradient: FloatArray, waited: FloatArray) -> FloatArray:
-    """Return n_s from (2, ...) seconds of gradient traffic of a microbatch, and of what it waits for on these links."""
+    """Return n_s from (2, ...) seconds of gradient traffic and of other collectives of a microbatch on each link."""
     return np.asarray(np.where(gradient > 0, gradient + waited, 0.0).max(axis=0))
 
 
-def _before(each: FloatArray) -> FloatArray:
-    """Return the sums of what is before each, and of all."""
+def _prefix_sums(each: FloatArray) -> FloatArray:
+    """Return the prefix sums, from 0 to the sum of all."""
     return np.concatenate([[0.0], np.cumsum(each)])
 
 
@@ -276,7 +287,10 @@ def stage_seconds(passes: FloatArray, gradient: FloatArray, busiest: FloatArray,
 def left_seconds(
     late: FloatArray, passes: FloatArray, gradient: FloatArray, busiest: FloatArray, overlap: Overlap
 ) -> FloatArray:
-    """Return left_s from e_s and what `stage_seconds` takes: a link that sets the pace has had its share of time."""
+    """Return left_s from late_s and the arguments of `stage_seconds`.
+
+    If a link sets the pace of a stage, it has carried the excess by the end of the last backward.
+    """
     return np.maximum(0.0, late - np.maximum(0.0, busiest - passes - overlap.share * gradient))
 
 
@@ -286,7 +300,7 @@ def slow_seconds(reduced: FloatArray, left: FloatArray, overlap: Overlap) -> Flo
 
 
 def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
-    """Return what runs again before a backward, or is waited for, given (..., slots) seconds."""
+    """Return (...,) seconds of recompute or fetches before a backward, given (..., slots) seconds."""
     match recompute:
         case Recompute.NONE:
             return np.zeros(seconds.shape[:-1])
@@ -299,14 +313,14 @@ def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
 
 
 def copy_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
-    """Return what a forward waits for on its way to host memory, given (..., slots) seconds."""
+    """Return (...,) seconds that a forward waits for copies to host memory, given (..., slots) seconds."""
     if recompute is Recompute.OFFLOAD:
         return np.asarray(seconds[..., Slot.OFFLOAD])
     return np.zeros(seconds.shape[:-1])
 
 
 def model_flops(folded: Folded) -> float:
-    """Return the FLOPs of the model for one microbatch, forward and backward, recompute not counted."""
+    """Return the FLOPs of one microbatch, forward and backward, without recompute."""
     total = 0.0
     for kind in folded.kinds:
         for op in kind.ops:

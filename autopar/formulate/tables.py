@@ -1,9 +1,11 @@
-"""Decisions and costs of one folded graph on one mesh, independent of how a pipeline weighs them.
+"""Decisions and costs of one folded graph on one mesh, independent of the pipeline.
 
-A *node* is a decision: the strategy of an op, the placement of a parameter between steps, of a value on its way between
-blocks (*boundary*), or of the copy of a value that several ops of a block share. An *edge* prices the change of
-placement between two nodes. Every price is in seconds for one block instance and belongs to a *slot*: how often it is
-paid depends on the schedule, which only `step_time.py` knows.
+    minimise sum_i theta_i(x_i) + sum_ij theta_ij(x_i, x_j)
+
+A *node* i is a decision: the strategy of an op, or the placement of a parameter between steps, of a value that passes
+between blocks (*boundary*), or of the copy of a value that several ops of a block share. An *edge* ij has the cost of
+the reshard between two nodes. Every cost is in seconds for one block instance and belongs to a *slot*;
+`linear_weights.py` and `step_time.py` decide how often a slot counts.
 """
 
 from collections.abc import Sequence
@@ -29,16 +31,17 @@ IntArray = NDArray[np.int64]
 
 
 class Slot(IntEnum):
-    """What a price is for, and how often it is paid.
+    """What a cost is for, and how often it counts.
 
-    `FORWARD` and `BACKWARD` are kernels, once per microbatch; `GRADIENT` is once per microbatch beside compute
-    (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
-    `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
-    parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
-    beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively. Three are what the host link adds to whole passes: where what a block saves lies in
-    host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
-    update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload_costs` fills them in).
+    `FORWARD` and `BACKWARD` are kernels, once per microbatch; `GRADIENT` is gradient traffic before accumulation, once
+    per microbatch beside compute; `REDUCE` is gradient reduction after accumulation, once per step beside the last
+    backward; `UPDATE` once per step. Of a pass, `WAIT` are the collectives that compute waits for, `GATHER` the gathers
+    of parameters, which overlap compute, and `BACKWARD_WEIGHT` the kernels that only produce parameter gradients, which
+    collectives of the backward overlap. `SELECTIVE` is the part of the forward that selective recompute repeats. Three
+    slots are the additional seconds of the host link: with offloaded activations `OFFLOAD` in the forward and `FETCH`
+    in the backward, with offloaded optimizer state `STATE` in the update. They are known for lowered blocks only and
+    are 0 in tables (`autopar.formulate.offload_costs` fills them in). `OUTSIDE` slots hold the seconds of the other
+    slots that are on links between nodes.
     """
 
     FORWARD = 0
@@ -69,7 +72,7 @@ AGAIN = {
     Slot.FORWARD_WAIT: Slot.SELECTIVE_WAIT,
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
 }
-"""Slots of the forward, and what they are where it runs again in part."""
+"""Slots of the forward, and the slots of their repetition under selective recompute."""
 
 OUTSIDE = {
     Slot.GRADIENT: Slot.GRADIENT_OUTSIDE,
@@ -81,16 +84,16 @@ OUTSIDE = {
     Slot.SELECTIVE_WAIT: Slot.SELECTIVE_OUTSIDE,
     Slot.SELECTIVE_GATHER: Slot.SELECTIVE_OUTSIDE,
 }
-"""Slots of collectives, and where the part of them is told that leaves nodes."""
+"""Slots of collectives, and the slots of their seconds on links between nodes."""
 
 
 class Memory(StrEnum):
     """What bytes are for.
 
-    `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` exist once per microbatch in flight: `DROPPED` without recompute only,
-    `SAVED` with selective recompute too, `ARRIVED` always, `HANDED` with full recompute only (else the block before has
-    it). `TRANSIENT` is there while the neighbours of its op run. `RECEIVED` comes from a neighbouring block, and is
-    there besides where that is on another stage.
+    `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` count once per microbatch in flight: `DROPPED` only without recompute,
+    `SAVED` also with selective recompute, `ARRIVED` always, `HANDED` only with full recompute (else the block before
+    keeps the value). `TRANSIENT` bytes exist while the neighbours of their op run. `RECEIVED` bytes come from a
+    neighbouring block, and count in addition if that block is on another stage.
     """
 
     PARAMETERS = "parameters"
@@ -105,11 +108,11 @@ class Memory(StrEnum):
 
 
 NODE_BYTES = 2000
-"""Of memory that a decision and its edges take besides arrays, about."""
+"""Approximate bytes of memory of a decision and its edges, arrays not counted."""
 
 
 class Decision(IntEnum):
-    """What a node decides."""
+    """Type of a decision."""
 
     OP = 0
     PARAMETER = 1
@@ -122,16 +125,16 @@ class Node:
     """A decision with S strategies.
 
     Attributes:
-        decision: What it decides.
+        decision: Its type.
         kind: Distinct block it belongs to.
-        name: Op or value it is about, in the representative instance; copies add their phase.
-        slot: When its own seconds are paid.
+        name: Op or value of the decision, in the representative instance; copies add their pass.
+        slot: Slot of its own seconds.
         seconds: (S,) seconds per instance.
-        share: Occurrences per instance of the kind (1, except for parameters shared between blocks).
+        share: Times per instance of the kind (1, except for parameters shared between blocks).
         position: Position of the op in its block; -1 for other decisions.
         options: Placements of an op; None for other decisions.
         placements: (S,) placement numbers of the value; None for an op.
-        value: The value, for other decisions than ops.
+        value: The value of a decision that is not an op; None for an op.
     """
 
     decision: Decision
@@ -151,7 +154,7 @@ class Node:
         return len(self.seconds)
 
     def outputs(self, slot: int) -> IntArray:
-        """Return the (S,) placement numbers of what the node defines."""
+        """Return the (S,) placement numbers of a value that the node defines."""
         if self.options is None:
             assert self.placements is not None, self.name
             return self.placements
@@ -162,18 +165,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
-    """The price of a change of placement.
+    """The cost of a reshard.
 
     Attributes:
         first: Node that defines the value.
         second: Node that uses it.
         table: (S of first, S of second) seconds.
-        kind: Block whose slot it is paid in.
-        slot: When it is paid.
+        kind: Block that pays.
+        slot: Slot of the seconds.
         share: Times per instance of the kind.
         value: Name of the value.
-        consumer: Input slot of the consuming op; -1 if the consumer is no op.
-        outside: What of the seconds leaves nodes; None if nothing ever does.
+        consumer: Input slot of the consuming op; -1 if the consumer is not an op.
+        outside: The part of the seconds on links between nodes; None if it is always zero.
     """
 
     first: int
@@ -184,17 +187,17 @@ class Edge:
     share: float
     value: str
     consumer: int
-    outside: "Outside | None" = None
+    outside: "InterNodeSeconds | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outside:
-    """The seconds of a change of placement that links between nodes are busy.
+class InterNodeSeconds:
+    """The seconds of a reshard on links between nodes.
 
     Attributes:
-        seconds: From one placement to another, as of `Reshards.outside`.
-        source: (S of first) rows of them.
-        target: (S of second) columns.
+        seconds: By source and target placement, as of `Reshards.outside`.
+        source: (S of first) rows of `seconds`.
+        target: (S of second) columns of `seconds`.
     """
 
     seconds: FloatArray
@@ -213,7 +216,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bytes:
-    """Bytes per device of a node for one instance: (S,) amounts; if transient, while ops `start` to `end` run."""
+    """Bytes per device of a node for one instance: (S,) amounts; transient ones from op `start` to before `end`."""
 
     node: int
     kind: int
@@ -225,7 +228,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forbidden:
-    """Pairs of strategies that two nodes must not have together: (S of first, S of second) seconds, 0 or infinite."""
+    """Forbidden pairs of strategies of two nodes: (S of first, S of second) seconds, 0 or infinite."""
 
     first: int
     second: int
@@ -234,7 +237,7 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Values that pass between blocks under one placement: the node that decides it, and what defines them."""
+    """Values that pass between blocks under one placement: the node that decides it, and the ops that produce them."""
 
     node: int
     producers: tuple[Producer, ...]
@@ -242,22 +245,22 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Tables:
-    """Everything the placement problem of one (microbatch size, mesh) is made of.
+    """All parts of the placement problem of one microbatch size and mesh.
 
     Attributes:
         folded: The graph.
-        meaning: What placements stand for.
+        meaning: Meaning of the placements of its values.
         mesh: The devices of a stage.
-        costs: What things cost.
-        resharder: Changes of placement.
+        costs: The cost model.
+        resharder: Costs of reshards.
         nodes: The decisions.
-        edges: What they cost in pairs.
-        bytes: The memory they take.
+        edges: Pairwise costs.
+        bytes: Memory of the decisions.
         boundaries: The decisions about values that pass between blocks.
-        selective: By kind, positions of the ops that selective recompute runs again.
-        again_nodes: Their nodes.
-        again_edges: The edges that are paid again with them.
-        forbidden: What must not be chosen together.
+        selective: By kind, positions of the ops that selective recompute repeats.
+        again_nodes: Nodes of these ops.
+        again_edges: Edges that selective recompute repeats.
+        forbidden: Forbidden pairs of strategies.
     """
 
     folded: Folded
@@ -277,8 +280,8 @@ class Tables:
     def block_seconds(self, choice: Sequence[int]) -> FloatArray:
         """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.
 
-        `FORWARD`, `BACKWARD` and `SELECTIVE` are what the passes take, by the formulas of `autopar.cost.overlap`, and
-        never less than the host needs to launch them; the other slots are those of `kind_totals`.
+        `FORWARD`, `BACKWARD` and `SELECTIVE` are the seconds of whole passes by the formulas of `autopar.cost.overlap`,
+        including kernel launches on the host; the other slots are those of `kind_totals`.
         """
         totals = self.kind_totals(choice)
         overlap = Overlap.of(self.costs.stack)
@@ -287,8 +290,8 @@ class Tables:
         backward = overlap.backward(
             totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
         )
-        again = (totals[:, slot] for slot in AGAIN.values())
-        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*again), self.recompute_host_seconds)
+        rerun = (totals[:, slot] for slot in AGAIN.values())
+        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*rerun), self.recompute_host_seconds)
         host = self.host_seconds
         totals[:, Slot.FORWARD] = launched(forward, host[:, 0])
         totals[:, Slot.BACKWARD] = launched(backward, host[:, 1])
@@ -301,16 +304,16 @@ class Tables:
 
     @property
     def recompute_host_seconds(self) -> FloatArray:
-        """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
+        """Seconds in which the host launches the kernels that selective recompute repeats, (kinds,)."""
         return recompute_host_seconds(self.folded, self.costs, self.selective)
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
-        """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
+        """Return the summed costs of one instance by kind and slot, (kinds, slots)."""
         return self.flat.kind_totals(choice)
 
     @property
     def flat(self) -> FlatTables:
-        """The prices as arrays, laid out once."""
+        """The costs as flat arrays, built on first use."""
         found = _FLAT.get(self)
         if found is None:
             found = _FLAT[self] = FlatTables(self, len(Slot), AGAIN, OUTSIDE)
@@ -318,7 +321,7 @@ class Tables:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of what tables of other meshes do not share, about."""
+        """Approximate bytes of memory that tables of other meshes do not share."""
         return self.flat.nbytes + self.resharder.nbytes + NODE_BYTES * len(self.nodes)
 
 

@@ -1,15 +1,14 @@
-"""The levels of ZeRO as pairs of decisions that must not meet, parameter by parameter and axis by axis.
+"""ZeRO levels (Rajbhandari et al., 2020, arXiv:1910.02054) as forbidden pairs of decisions, per parameter and axis.
 
-On one axis a parameter has the level
+    level   stored   used     gradients accumulated   update
+    0       whole    whole    whole                   whole
+    1       whole    whole    whole                   sharded
+    2       whole    whole    sharded                 sharded
+    3       sharded  whole    sharded                 sharded
 
-    3   if it is stored split and used whole: it is gathered before its use
-    2   if it is stored whole and its gradients are summed split
-    1   if it is stored whole, its gradients are summed whole and its update runs split
-    0   if all of these are whole
-
-and none if it is stored and used split, as tensor parallelism has it. So each level is a pair: (stored split, used
-whole), (summed split, stored whole), (summed whole, updated split), (updated whole, stored whole). What cannot be
-divided over an axis is whole there, whatever the level.
+A parameter that is stored and used sharded (tensor parallelism) has no level. Each level is detected by one pair: 3 by
+(stored sharded, used whole), 2 by (accumulated sharded, stored whole), 1 by (accumulated whole, updated sharded), 0 by
+(updated whole, stored whole). A tensor that an axis cannot divide is whole on that axis at any level.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tabl
 from autopar.ir.graph import Role
 
 LEVELS = frozenset(range(4))
-"""All there are (Rajbhandari et al., 2020): nothing, the update and its state, sums of gradients, parameters."""
+"""All levels: 0 shards nothing, 1 the update and its optimizer state, 2 also gradient sums, 3 also parameters."""
 
 _GATHERS = (Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
 
@@ -32,45 +31,45 @@ Digits = NDArray[np.int64]
 
 
 def keep_levels(tables: Tables, levels: frozenset[int], axis: int | None = None) -> Tables:
-    """Return the tables with every pair of decisions forbidden that makes another level, on one axis or on all."""
-    pairs = list(_pairs(tables, LEVELS - levels, axis))
+    """Return the tables with every pair forbidden that makes another level, on one axis or on all axes."""
+    pairs = list(_forbidden_pairs(tables, LEVELS - levels, axis))
     return replace(tables, forbidden=(*tables.forbidden, *pairs))
 
 
-def _pairs(tables: Tables, unwanted: frozenset[int], axis: int | None) -> Iterator[Forbidden]:
-    """Yield what makes an unwanted level."""
+def _forbidden_pairs(tables: Tables, unwanted: frozenset[int], axis: int | None) -> Iterator[Forbidden]:
+    """Yield the forbidden pairs of the unwanted levels."""
     axes = slice(None) if axis is None else slice(axis, axis + 1)
     if 3 in unwanted:
-        yield from _gathers(tables, axes)
+        yield from _forbidden_gathers(tables, axes)
     ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes) if node.options is not None}
     parameters = {node.name: index for index, node in enumerate(tables.nodes) if node.decision is Decision.PARAMETER}
-    made: dict[str, dict[Role, Producer]] = {}
+    producers: dict[str, dict[Role, Producer]] = {}
     for name, state in states_of(tables.folded).written.items():
         producer = tables.folded.by_value.get(name)
         if producer is not None and state.owner in parameters:
-            made.setdefault(state.owner, {})[state.role] = producer
+            producers.setdefault(state.owner, {})[state.role] = producer
     for name, parameter in parameters.items():
-        own = made.get(name, {})
+        own = producers.get(name, {})
         if not {Role.GRADIENT, Role.PARAMETER} <= own.keys():
             continue
         total, update = own[Role.GRADIENT], own[Role.PARAMETER]
         total_node, update_node = ops[total.kind, total.position], ops[update.kind, update.position]
         rank = _rank(tables, name)
-        sums = _split(tables, tables.nodes[total_node].outputs(total.slot), rank)
-        updates = _split(tables, tables.nodes[update_node].outputs(update.slot), rank)
-        stored = _split(tables, tables.nodes[parameter].outputs(0), rank)
+        sums = _is_split(tables, tables.nodes[total_node].outputs(total.slot), rank)
+        updates = _is_split(tables, tables.nodes[update_node].outputs(update.slot), rank)
+        stored = _is_split(tables, tables.nodes[parameter].outputs(0), rank)
         whole = ~stored & _could_be_split(tables, tables.nodes[parameter].outputs(0), rank)
         sums, updates, stored, whole = (own[:, axes] for own in (sums, updates, stored, whole))
         if 2 in unwanted:
-            yield Forbidden(total_node, parameter, _meet(sums, ~stored))
+            yield Forbidden(total_node, parameter, _forbid_common_axis(sums, ~stored))
         if 1 in unwanted:
-            yield Forbidden(total_node, update_node, _meet(~sums, updates))
+            yield Forbidden(total_node, update_node, _forbid_common_axis(~sums, updates))
         if 0 in unwanted:
-            yield Forbidden(update_node, parameter, _meet(~updates, whole))
+            yield Forbidden(update_node, parameter, _forbid_common_axis(~updates, whole))
 
 
-def _gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
-    """Yield the changes from a split parameter to a whole one in front of what reads it."""
+def _forbidden_gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
+    """Yield the pairs that gather a sharded parameter before an op that reads it whole: level 3."""
     for edge in tables.edges:
         if edge.slot not in _GATHERS:
             continue
@@ -82,15 +81,15 @@ def _gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
             placed = second.options.inputs[edge.consumer]
             assert placed is not None, edge.value
             read = placed
-        stored, used = (_split(tables, numbers, rank)[:, axes] for numbers in (first.outputs(0), read))
-        yield Forbidden(edge.first, edge.second, _meet(stored, ~used))
+        stored, used = (_is_split(tables, numbers, rank)[:, axes] for numbers in (first.outputs(0), read))
+        yield Forbidden(edge.first, edge.second, _forbid_common_axis(stored, ~used))
 
 
 def _rank(tables: Tables, name: str) -> int:
     return len(tables.folded.graph.values[name].shape)
 
 
-def _split(tables: Tables, numbers: Digits, rank: int) -> NDArray[np.bool_]:
+def _is_split(tables: Tables, numbers: Digits, rank: int) -> NDArray[np.bool_]:
     """Return which axes of more than one device split a value, (strategies, axes)."""
     axes = tables.mesh.axes
     digits = [numbers // (rank + 2) ** (len(axes) - 1 - axis) % (rank + 2) for axis in range(len(axes))]
@@ -99,7 +98,7 @@ def _split(tables: Tables, numbers: Digits, rank: int) -> NDArray[np.bool_]:
 
 
 def _could_be_split(tables: Tables, numbers: Digits, rank: int) -> NDArray[np.bool_]:
-    """Return where a value is whole on an axis though it could be split there with all else as it is."""
+    """Return where a value is whole on an axis that could split it, its other axes unchanged; (strategies, axes)."""
     num_axes, base = len(tables.mesh.axes), rank + 2
     listed = set(numbers.tolist())
     found = np.zeros((len(numbers), num_axes), dtype=bool)
@@ -113,6 +112,6 @@ def _could_be_split(tables: Tables, numbers: Digits, rank: int) -> NDArray[np.bo
     return found
 
 
-def _meet(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> FloatArray:
-    """Return infinity for the pairs of strategies of which both hold on some axis, (strategies of first, of second)."""
+def _forbid_common_axis(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> FloatArray:
+    """Return (S of first, S of second) costs: infinity where both conditions hold on one axis."""
     return np.where((first[:, None, :] & second[None, :, :]).any(axis=2), np.inf, 0.0)

@@ -16,7 +16,7 @@ from autopar.discover import Rules, Strategy
 from autopar.errors import PinError, TacticError
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
-from autopar.formulate.manual_recipes import Data, Facts, Placed, Tensor, wanted
+from autopar.formulate.manual_recipes import Data, GraphFacts, Placed, Tensor, matching_strategies
 from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
@@ -62,7 +62,7 @@ class PlacementPins:
         named = {role for role in ROLES for axis in mesh.axes if axis.name == role}
         along = self.pins.sequence_parallel
         split = None if len(along) > 1 else True in along
-        found = Pinned(folded, mesh, Facts.of(folded, batch), frozenset(named), self.pins.roles, split)
+        found = Pinned(folded, mesh, GraphFacts.of(folded, batch), frozenset(named), self.pins.roles, split)
         if pin.tactics:
             found.undecided = applied(pin.tactics, folded, rules, mesh, batch)
         for tactic in self.pins.forbid.tactics:
@@ -134,7 +134,7 @@ class Pinned:
 
     folded: Folded
     mesh: Mesh
-    facts: Facts
+    facts: GraphFacts
     named: frozenset[str]
     counted: frozenset[str]
     along: bool | None = None
@@ -215,9 +215,9 @@ class Pinned:
         """Return what of a decision does what a role asks."""
         match role:
             case "dp":
-                return wanted(self.facts, Data(zero=None), decision, kind, op, placed)
+                return matching_strategies(self.facts, Data(zero=None), decision, kind, op, placed)
             case "tp":
-                return wanted(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
+                return matching_strategies(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
             case "cp":
                 return self._splits_sequence(decision, placed)
             case _:

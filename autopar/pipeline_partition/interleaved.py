@@ -351,7 +351,7 @@ class _Stage:
 
     @classmethod
     def of(cls, mixed: Mixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
-        late, weight = memory.put_off(start, stop)
+        late, weight = memory.deferred_bytes(start, stop)
         numbers, fixed = np.flatnonzero(np.isfinite(mixed.running[window])), mixed.fixed
         kept, running = mixed.kept[window, numbers], mixed.running[window, numbers]
         every = np.ones(len(numbers))

@@ -25,7 +25,7 @@ from autopar.cost import Overlap
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.formulate.block_memory import ChainBytes, FloatArray, Holding, State
 from autopar.formulate.constraints import FREE, Constraints, Mask
-from autopar.formulate.link_seconds import again_links, backward_links, forward_links, gradient_links, reduce_links
+from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.step_time import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, Windows
@@ -172,7 +172,7 @@ def mixtures(
     zero = np.zeros(len(totals))
     hosted = np.array([memory.hosted if own is Recompute.OFFLOAD else zero for own in memory.flavours]).T[last]
     transit = TRANSIT_BLOCKS * hosted
-    gathers = np.array([again_links(totals, flavour).sum(axis=0) for flavour in memory.flavours]).T[last]
+    gathers = np.array([recompute_links(totals, flavour).sum(axis=0) for flavour in memory.flavours]).T[last]
     gradient, waited = sums.by_link(gradient_links), sums.by_link(backward_links)
     due = (1 - overlap.share) * sums.by_link(reduce_links) + gradient
     spent = sums.of(Slot.BACKWARD) - waited  # per link, the time to hide reductions, last block excluded

@@ -253,7 +253,9 @@ def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
         every = np.ones(len(found.start), dtype=bool)
         return every, every & constraints.hosts_optimizer
     places = list(zip(found.start.tolist(), found.stop.tolist(), strict=True))
-    here, there = (np.array([constraints.may_lie(*place, away=away) for place in places]) for away in (False, True))
+    here, there = (
+        np.array([constraints.allows_state(*place, on_host=away) for place in places]) for away in (False, True)
+    )
     return here, there
 
 

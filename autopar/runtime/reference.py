@@ -42,7 +42,7 @@ from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
 from autopar.runtime.crossings import deliver
-from autopar.schedule import SCHEDULES, Pass, Task, follow
+from autopar.schedule import SCHEDULES, Pass, Task, topological_order
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -99,7 +99,7 @@ def run_step(
     """
     _check_feeds(program, folded.graph, microbatches, states)
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
-    for stage, task in follow(program.orders(), program.groups):
+    for stage, task in topological_order(program.orders(), program.groups):
         step.run_task(stage, task)
     for block in range(len(folded.chain)):
         step.run_once(block, SegmentPhase.REDUCE)

@@ -1,9 +1,14 @@
-"""Pipeline schedules: in which order the devices of a pipeline run its stages and microbatches.
+"""Pipeline schedules: the order in which each group of devices runs the passes of its stages over the microbatches.
 
-A pipeline runs on groups of devices. Usually each group has one stage; some schedules give it several, its *chunks*:
-interleaved, group g of p has stages g, g + p, g + 2p and so on; in the shape of a V it has stages g and 2p - 1 - g.
+`SCHEDULES` lists the known ones: 1F1B, GPipe, interleaved 1F1B, zero-bubble ZB-H1, ZB-H2 and ZB-V, and forward-only
+inference.
 
-A schedule is one small class; adding one is a class and a line in `SCHEDULES`, which may stand in another package:
+A pipeline runs on groups of devices. Usually a group runs one stage. Some schedules give a group several stages, its
+*chunks* (virtual pipeline stages of Megatron-LM): with interleaving, group g of p runs stages g, g + p, g + 2p, ...;
+with a V, it runs stages g and 2p - 1 - g.
+
+A schedule is one small class. Adding a schedule takes a class and a line in `SCHEDULES`, in this package or in another
+one:
 
     class Mine(Schedule):
         def order(self, group, num_groups, num_microbatches, num_chunks=1):
@@ -11,16 +16,16 @@ A schedule is one small class; adding one is a class and a line in `SCHEDULES`, 
 
     SCHEDULES["mine"] = Mine()
 
-The order alone decides how many microbatches a group holds at once, which is what the planner needs, and when it runs
-them, which is what the simulator needs.
+The planner derives the number of microbatches in flight from the order, and the simulator derives the start and end of
+every task from it.
 """
 
 from autopar.schedule.base import Pass, Schedule, Task, chunks_of
-from autopar.schedule.dependencies import follow
+from autopar.schedule.dependencies import topological_order
 from autopar.schedule.joint import ForwardOnly, GPipe, Interleaved, OneForwardOneBackward
 from autopar.schedule.zero_bubble import ZeroBubble, ZeroBubbleV
 
-__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "ZeroBubble", "chunks_of", "follow", "usual_schedule"]
+__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "ZeroBubble", "chunks_of", "topological_order", "usual_schedule"]
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": OneForwardOneBackward(),
@@ -34,5 +39,5 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def usual_schedule(mode: str) -> str:
-    """Return the schedule of plans that name none: 1F1B in mode "train", forward-only in mode "infer"."""
+    """Return the default schedule of a mode: 1F1B for "train", forward-only for "infer"."""
     return "1f1b" if mode == "train" else "forward-only"

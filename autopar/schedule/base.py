@@ -1,4 +1,7 @@
-"""What a schedule is: for every group of devices, its tasks in order."""
+"""The interface of a schedule: tasks, passes, and the order of the tasks of every group of devices.
+
+A new schedule subclasses `Schedule`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,10 +12,10 @@ from typing import ClassVar, NamedTuple
 
 
 class Pass(StrEnum):
-    """What a stage does with a microbatch.
+    """What a stage computes for a microbatch.
 
-    `BACKWARD` gives the gradients of the stage's inputs and, unless the schedule splits it, those of its parameters,
-    too. `WEIGHT` gives the latter where it does.
+    `BACKWARD` computes the gradients of the stage's inputs and, unless the schedule splits the backward, the gradients
+    of its parameters. `WEIGHT` computes the gradients of the parameters where the schedule splits the backward.
     """
 
     FORWARD = "F"
@@ -20,7 +23,7 @@ class Pass(StrEnum):
     WEIGHT = "W"
 
 
-class Task(NamedTuple):  # there are stages x microbatches of them: a NamedTuple is made and hashed fastest
+class Task(NamedTuple):  # fastest to create and hash; a schedule may have a hundred thousand tasks
     """One pass of one microbatch through one chunk of a group of devices, that is, through one stage.
 
     >>> str(Task(Pass.FORWARD, 3)), str(Task(Pass.BACKWARD, 0, chunk=1))
@@ -39,15 +42,16 @@ Tasks = tuple[Task, ...]
 
 
 class Schedule(ABC):
-    """The order of tasks on each group of devices. Groups, microbatches and chunks count from 0.
+    """The order of tasks on each group of devices; groups, microbatches and chunks are numbered from 0.
 
-    A schedule has to say the order; all else has a default.
+    A subclass defines `order`; the other methods have defaults.
 
     Attributes:
         trains: Whether there are backward passes.
-        splits: Whether the backward is two passes, `BACKWARD` and `WEIGHT`.
-        steps_overlap: Whether a group starts its next step when it is done, whatever the others still do. Then a step
-            takes as long as the group that takes longest from its first task on; else from the first task of any group.
+        splits: Whether the backward is split into two passes, `BACKWARD` and `WEIGHT`.
+        steps_overlap: Whether a group starts its next step as soon as its own tasks are done. If true, a step takes as
+            long as the slowest group needs from its first task to its last; else it counts from the first task of any
+            group.
     """
 
     trains: ClassVar[bool] = True
@@ -56,14 +60,17 @@ class Schedule(ABC):
 
     @abstractmethod
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
-        """Return the tasks of a group in the order in which it runs them."""
+        """Return the tasks of a group in execution order."""
 
     def group(self, stage: int, num_groups: int) -> int:
-        """Return the group that runs a stage: with several chunks, groups take turns."""
+        """Return the group that runs a stage; by default stages are dealt to the groups round-robin."""
         return stage % num_groups
 
     def problem(self, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[str, str]:
-        """Return what is wrong with a use of the schedule, the rest of a sentence about it, and a hint; else "", ""."""
+        """Return why the schedule cannot run with these numbers and a hint, or two empty strings if it can.
+
+        The reason is the rest of a sentence whose subject is the schedule.
+        """
         if num_chunks != 1:
             return (
                 f"runs one stage per group of devices, not {num_chunks}",
@@ -72,19 +79,22 @@ class Schedule(ABC):
         return "", ""
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-        """Return of how many tasks a group holds activations at its fullest, the running one counted.
+        """Return the most (microbatch, chunk) pairs whose activations a group holds at a time.
 
-        They are held from a forward to the last pass of the same microbatch and chunk.
+        The running pair counts. Activations are held from a forward to the last pass of the microbatch on that chunk.
         """
-        return _fullest(self, group, num_groups, num_microbatches, num_chunks)
+        return _most_in_flight(self, group, num_groups, num_microbatches, num_chunks)
 
     def enough(self, num_groups: int) -> float:
-        """Return a number of microbatches of which groups hold the same, task after task, as of any larger number."""
+        """Return a number of microbatches above which the held activations of every group no longer change.
+
+        More microbatches repeat the steady state. Infinity if the schedule gives no such number.
+        """
         return inf
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """What every stage does with every microbatch, in this order."""
+        """The passes of every stage over every microbatch, in execution order."""
         if not self.trains:
             return (Pass.FORWARD,)
         return tuple(Pass) if self.splits else (Pass.FORWARD, Pass.BACKWARD)
@@ -98,13 +108,13 @@ class Schedule(ABC):
         return _orders(self, num_groups, num_microbatches, num_chunks)
 
 
-@lru_cache(maxsize=8)  # of large schedules megabytes each
+@lru_cache(maxsize=8)  # an entry of a large schedule takes megabytes
 def _orders(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Tasks, ...]:
     return tuple(schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups))
 
 
 @lru_cache(maxsize=4096)
-def _fullest(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
+def _most_in_flight(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
     if not schedule.trains:
         return 1
     held = highest = 0

@@ -1,7 +1,7 @@
-"""Who waits for whom: a forward for the forward of the stage before, a backward for the backward of the next one.
+"""Data dependencies between the tasks of a pipeline: a topological order of all tasks, or the error of a deadlock.
 
-Besides, a backward waits for the forward and a weight pass for the backward of its own stage. Sending does not wait for
-the receiver.
+A forward depends on the forward of the previous stage, a backward on the backward of the next stage and on the forward
+of its own stage, a weight pass on the backward of its own stage. A sender never waits for its receiver.
 """
 
 from collections import deque
@@ -11,50 +11,50 @@ from autopar.errors import ProgramError
 from autopar.schedule.base import Pass, Task, chunks_of
 
 
-def follow(orders: Sequence[Sequence[Task]], groups: Sequence[int]) -> list[tuple[int, Task]]:
-    """Return all tasks as (stage, task), each after those it needs, every group keeping to its order.
+def topological_order(orders: Sequence[Sequence[Task]], groups: Sequence[int]) -> list[tuple[int, Task]]:
+    """Return all tasks as (stage, task) in a topological order that keeps the order of every group.
 
     Args:
-        orders: Tasks of each group in order.
+        orders: Tasks of each group in execution order.
         groups: The group of every stage.
 
     Raises:
-        ProgramError: If groups wait for each other, or for a task that nobody runs.
+        ProgramError: If the groups deadlock, or a task depends on a task that no group runs.
     """
     chunks, last = chunks_of(groups), len(groups) - 1
     done: set[tuple[int, Pass, int]] = set()
-    followed: list[tuple[int, Task]] = []
+    ordered: list[tuple[int, Task]] = []
     position = [0] * len(orders)
-    waking, awake = deque(range(len(orders))), set(range(len(orders)))
-    while waking:
-        group = waking.popleft()
-        awake.discard(group)
+    pending, queued = deque(range(len(orders))), set(range(len(orders)))
+    while pending:
+        group = pending.popleft()
+        queued.discard(group)
         order = orders[group]
         while position[group] < len(order):
             task = order[position[group]]
             stage = chunks[group][task.chunk]
-            needs = _needs(stage, task, last)
-            if not done.issuperset(needs):
+            dependencies = _dependencies(stage, task, last)
+            if not done.issuperset(dependencies):
                 break
             done.add((stage, task.kind, task.microbatch))
-            followed.append((stage, task))
+            ordered.append((stage, task))
             position[group] += 1
             reader = stage + 1 if task.kind is Pass.FORWARD else stage - 1
-            if task.kind is not Pass.WEIGHT and 0 <= reader <= last and groups[reader] not in (group, *awake):
-                waking.append(groups[reader])
-                awake.add(groups[reader])
+            if task.kind is not Pass.WEIGHT and 0 <= reader <= last and groups[reader] not in (group, *queued):
+                pending.append(groups[reader])
+                queued.add(groups[reader])
     waiting = [
-        f"group {group} for what {order[place]} needs"
+        f"group {group} waits for the inputs of {order[place]}"
         for group, (order, place) in enumerate(zip(orders, position, strict=True))
         if place < len(order)
     ]
     if waiting:
         raise ProgramError(f"the schedule deadlocks: {', '.join(waiting)}")
-    return followed
+    return ordered
 
 
-def _needs(stage: int, task: Task, last: int) -> tuple[tuple[int, Pass, int], ...]:
-    """Return the passes that have to be done before a task of a stage."""
+def _dependencies(stage: int, task: Task, last: int) -> tuple[tuple[int, Pass, int], ...]:
+    """Return the passes that a task of a stage depends on, as (stage, pass, microbatch)."""
     match task.kind:
         case Pass.FORWARD:
             return ((stage - 1, Pass.FORWARD, task.microbatch),) if stage else ()

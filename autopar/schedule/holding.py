@@ -1,4 +1,8 @@
-"""What a group of devices holds of activations, task after task."""
+"""Activations that a group of devices holds while it runs its tasks, counted in microbatches.
+
+`moments` lists every distinct state of a group, `fullest` the states that no other state dominates, `least_held` one
+number per group.
+"""
 
 from functools import lru_cache
 
@@ -10,31 +14,33 @@ from autopar.schedule.base import Pass, Schedule
 _PASSES = list(Pass)
 
 MOST_MOMENTS = 12
-"""Moments of a group that a linear program has rows for: most of many are nearly alike."""
+"""Most states per group that become rows of a linear program; in a long list, neighbouring states are nearly equal."""
 
 
 def moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
-    """Return what is held while the tasks of a group run, the distinct moments, (moments, 5 chunks).
+    """Return the distinct holding states of a group while its tasks run, (states, 5 chunks).
 
-    In a row, for every chunk: how many other microbatches wait for their backward, and how many for their weight pass;
-    then whether a forward, a backward or a weight pass of the chunk is running. With what these take in bytes as a
-    vector, the largest entry of the product is the peak.
+    A row has five entries per chunk: the other microbatches that wait for their backward, those that wait for their
+    weight pass, then 1 if a forward, a backward or a weight pass of the chunk is running and 0 else. The product of
+    this matrix with the bytes of each entry has the peak of the group as its largest element.
 
     >>> from autopar.schedule import SCHEDULES
     >>> moments(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
     """
-    return _moments(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+    return _moments(
+        schedule, group, num_groups, _relevant_microbatches(schedule, num_groups, num_microbatches), num_chunks
+    )
 
 
-def _enough(schedule: Schedule, num_groups: int, num_microbatches: int) -> int:
-    """Return how many microbatches say all: groups hold no more of more of them."""
+def _relevant_microbatches(schedule: Schedule, num_groups: int, num_microbatches: int) -> int:
+    """Return the number of microbatches to enumerate: beyond `Schedule.enough` further ones add no state."""
     return int(min(num_microbatches, schedule.enough(num_groups)))
 
 
-@lru_cache(maxsize=256)  # of many chunks a megabyte each
+@lru_cache(maxsize=256)  # with many chunks an entry takes a megabyte
 def _moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
@@ -56,11 +62,11 @@ def _moments(
 def fullest(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
-    """Return what a group holds at its fullest moments, (moments, 2 chunks).
+    """Return the holding states of a group that no other state dominates, (states, 2 chunks).
 
-    In a row, for every chunk: of how many microbatches all is there that its stage keeps for the backward, then of how
-    many all that it puts off until the weight pass. A backward begins with the one and ends with the other. No row is
-    at least as large as another one in every place.
+    A row has two entries per chunk: the microbatches whose activations the stage keeps for the backward, then those
+    whose activations it keeps for the weight pass. A split backward counts in the first entry when it starts and in the
+    second when it ends. No row is at least as large as another row in every entry.
 
     >>> from autopar.schedule import SCHEDULES
     >>> fullest(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
@@ -68,13 +74,15 @@ def fullest(
     >>> fullest(SCHEDULES["zb-h1"], group=1, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 2], [1, 1]]
     """
-    return _fullest(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+    return _fullest(
+        schedule, group, num_groups, _relevant_microbatches(schedule, num_groups, num_microbatches), num_chunks
+    )
 
 
 def some_fullest(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
-    """Return some rows of `fullest`: at equal distances in lexical order, and the one with most microbatches."""
+    """Return at most `MOST_MOMENTS` rows of `fullest`: equally spaced ones, and the row of most microbatches."""
     found = fullest(schedule, group, num_groups, num_microbatches, num_chunks)
     if len(found) <= MOST_MOMENTS:
         return found
@@ -86,33 +94,37 @@ def some_fullest(
 def _fullest(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
-    return np.unique(_most(schedule, group, num_groups, num_microbatches, num_chunks)[0], axis=0).astype(np.float64)
+    return np.unique(_held_states(schedule, group, num_groups, num_microbatches, num_chunks)[0], axis=0).astype(
+        np.float64
+    )
 
 
 def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-    """Return of how many microbatches a group holds what every one of its chunks keeps, at the fullest moment.
+    """Return the largest number of microbatches whose kept activations every chunk of a group holds at one moment.
 
     >>> from autopar.schedule import SCHEDULES
     >>> least_held(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4)
     2
     """
-    return _least_held(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+    return _least_held(
+        schedule, group, num_groups, _relevant_microbatches(schedule, num_groups, num_microbatches), num_chunks
+    )
 
 
 @lru_cache(maxsize=65536)
 def _least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
-    # asked of all groups of all configurations, so that only the number is kept
-    return _most(schedule, group, num_groups, num_microbatches, num_chunks)[1]
+    # called for every group of every configuration: this cache keeps only the number
+    return _held_states(schedule, group, num_groups, num_microbatches, num_chunks)[1]
 
 
 @lru_cache(maxsize=1024)
-def _most(
+def _held_states(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> tuple[NDArray[np.int64], int]:
-    from autopar.schedule.kernel import held_most  # compiling is loaded when it is needed only
+    from autopar.schedule.kernel import held_most  # numba is imported only when it is needed
 
     kinds, _, chunks = zip(*schedule.order(group, num_groups, num_microbatches, num_chunks), strict=True)
-    # hundreds of thousands of tasks are asked for: looking a pass up takes longer than comparing it with the first ones
+    # schedules have up to hundreds of thousands of tasks, and two comparisons are faster than a dictionary lookup
     forward, backward = Pass.FORWARD, Pass.BACKWARD
     place = np.array([0 if kind is forward else 1 if kind is backward else 2 for kind in kinds])
     return held_most(place, np.array(chunks), num_chunks, _PASSES.index(schedule.passes[-1]))

@@ -1,4 +1,7 @@
-"""Schedules whose backward is one pass."""
+"""Schedules that do not split the backward: GPipe, 1F1B, interleaved 1F1B, and forward-only inference.
+
+Zero-bubble schedules, which split it, are in `zero_bubble.py`.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,68 +15,74 @@ class GPipe(Schedule):
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
         """Return F0 F1 ... B0 B1 ... for every group."""
-        assert num_chunks == 1, "not interleaved"
+        assert num_chunks == 1, "this schedule runs one stage per group"
         forwards = [Task(Pass.FORWARD, i) for i in range(num_microbatches)]
         backwards = [Task(Pass.BACKWARD, i) for i in range(num_microbatches)]
         return (*forwards, *backwards)
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-        """Return the number of microbatches: all of them wait for the first backward."""
+        """Return the number of microbatches: the first backward follows the last forward."""
         return num_microbatches
 
 
 class OneForwardOneBackward(Schedule):
-    """A warm-up of forwards, then one forward and one backward in turn.
+    """1F1B: a warm-up of forwards, then one forward and one backward alternately.
 
-    Also known as PipeDream-Flush (Narayanan et al., 2021, arXiv:2104.04473).
+    The schedule is PipeDream-Flush (Narayanan et al., 2020, arXiv:2006.09503), used by Megatron-LM (Narayanan et al.,
+    2021, arXiv:2104.04473): 1F1B of PipeDream (Narayanan et al., 2019) with a flush after every step.
 
     >>> " ".join(map(str, OneForwardOneBackward().order(group=0, num_groups=2, num_microbatches=3)))
     'F0 F1 B0 F2 B1 B2'
     """
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
-        """Return as many forwards as there are later groups, then F and B in turn, then the remaining backwards."""
-        assert num_chunks == 1, "not interleaved"
+        """Return one forward per later group, then forwards and backwards alternately, then the remaining backwards."""
+        assert num_chunks == 1, "this schedule runs one stage per group"
         forwards = [Task(Pass.FORWARD, i) for i in range(num_microbatches)]
         backwards = [Task(Pass.BACKWARD, i) for i in range(num_microbatches)]
-        return _in_turn(forwards, backwards, self.in_flight(group, num_groups, num_microbatches) - 1)
+        return _alternate(forwards, backwards, self.in_flight(group, num_groups, num_microbatches) - 1)
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-        """Return the number of groups from this one to the last, or all microbatches if they are fewer."""
+        """Return the number of groups from this one to the last, at most the number of microbatches."""
         return min(num_microbatches, num_groups - group)
 
     def enough(self, num_groups: int) -> float:
-        """Return as many as all groups wait for, and as many again."""
+        """Return twice the number of groups: the warm-up, and as many microbatches of steady state."""
         return 2 * num_groups
 
 
 class Interleaved(Schedule):
-    """1F1B over several chunks per group, which makes the bubble smaller by their number.
+    """Interleaved 1F1B: several chunks per group divide the bubble by the number of chunks.
 
-    Microbatches go through in rounds of as many as there are groups, through one chunk after the other (Narayanan et
-    al., 2021, arXiv:2104.04473, section 2.2).
+    Microbatches run in rounds of one per group; a round passes the chunks one after another (Narayanan et al., 2021,
+    arXiv:2104.04473, section 2.2).
 
     >>> " ".join(map(str, Interleaved().order(group=1, num_groups=2, num_microbatches=2, num_chunks=2)))
     'F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1'
     """
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
-        """Return a warm-up of forwards, then F and B in turn, then the remaining backwards, last chunk first."""
-        assert num_microbatches % num_groups == 0, "rounds are complete"
+        """Return a warm-up of forwards, then forwards and backwards alternately, then the remaining backwards.
+
+        Backwards visit the chunks from the last to the first.
+        """
+        assert num_microbatches % num_groups == 0, (
+            "the number of microbatches must be a multiple of the number of groups"
+        )
         forwards, backwards = _rounds(num_groups, num_microbatches, num_chunks)
-        return _in_turn(forwards, backwards, self.in_flight(group, num_groups, num_microbatches, num_chunks) - 1)
+        return _alternate(forwards, backwards, self.in_flight(group, num_groups, num_microbatches, num_chunks) - 1)
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-        """Return the length of the warm-up and one; all forwards there are if they are fewer."""
+        """Return one more than the warm-up forwards, at most the number of all forwards."""
         warm_up = 2 * (num_groups - group - 1) + (num_chunks - 1) * num_groups
         return min(num_microbatches * num_chunks, warm_up + 1)
 
     def enough(self, num_groups: int) -> float:
-        """Return the rounds of the longest warm-up and one."""
+        """Return four times the number of groups, as a multiple of a round."""
         return 4 * num_groups
 
     def problem(self, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[str, str]:
-        """Return what is wrong if the last round is not complete."""
+        """Return the reason if the last round is incomplete; see `Schedule.problem`."""
         if num_microbatches % num_groups:
             return (
                 f"runs microbatches in rounds of {num_groups}, one per group of devices, and {num_microbatches} are no "
@@ -84,23 +93,23 @@ class Interleaved(Schedule):
 
 
 class ForwardOnly(Schedule):
-    """Inference: every microbatch passes once."""
+    """Inference: one forward per microbatch, no backward."""
 
     trains = False
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
-        """Return F0 F1 ..."""
-        assert num_chunks == 1, "not interleaved"
+        """Return F0 F1 ... for every group."""
+        assert num_chunks == 1, "this schedule runs one stage per group"
         return tuple(Task(Pass.FORWARD, i) for i in range(num_microbatches))
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
-        """Return 1: nothing is kept for a backward."""
+        """Return 1: no activations are kept for a backward."""
         return 1
 
 
-@lru_cache(maxsize=8)  # all groups have the same
+@lru_cache(maxsize=8)  # the result is the same for all groups
 def _rounds(num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Tasks, Tasks]:
-    """Return the forwards and the backwards of a group whose chunks take turns."""
+    """Return the forwards and the backwards of a group, round by round, chunk by chunk."""
     places = [
         (first + i, chunk)
         for first in range(0, num_microbatches, num_groups)
@@ -112,8 +121,8 @@ def _rounds(num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Ta
     return forwards, backwards
 
 
-def _in_turn(forwards: Sequence[Task], backwards: Sequence[Task], ahead: int) -> Tasks:
-    """Return so many forwards, then one forward and one backward in turn, then the remaining backwards."""
-    together = max(0, len(forwards) - ahead)
-    turns = zip(forwards[ahead:], backwards, strict=False)
-    return (*forwards[:ahead], *chain.from_iterable(turns), *backwards[together:])
+def _alternate(forwards: Sequence[Task], backwards: Sequence[Task], ahead: int) -> Tasks:
+    """Return `ahead` forwards, then one forward and one backward alternately, then the remaining backwards."""
+    alternating = max(0, len(forwards) - ahead)
+    pairs = zip(forwards[ahead:], backwards, strict=False)
+    return (*forwards[:ahead], *chain.from_iterable(pairs), *backwards[alternating:])

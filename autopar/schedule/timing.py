@@ -1,11 +1,11 @@
-"""When tasks run, given the seconds of passes and of messages between stages.
+"""Start and end of every task, given the seconds of passes and of messages between stages.
 
     start(task)   = max(end of the group's previous task, arrival of the task's input)
     arrival       = max(end of the sender's task, channel free) + seconds of the message
 
-From one group to another there is one channel, first in, first out; within a group nothing is sent. The simulator
-follows the same rule with the whole program at hand (`autopar.simulate.pipeline`); this is for those who have seconds
-of stages only, many times over: who waits for whom is found once per schedule and size.
+Between two groups there is one FIFO channel per direction; stages of one group exchange no messages. The simulator
+applies the same rule to whole programs (`autopar.simulate.pipeline`). This module serves callers that have only the
+seconds of stages and time many candidates: the task graph is built once per schedule and size and cached.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.schedule.base import Pass, Schedule, chunks_of
-from autopar.schedule.dependencies import follow
+from autopar.schedule.dependencies import topological_order
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,12 +25,12 @@ _NUMBERS = {kind: number for number, kind in enumerate(Pass)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timing:
-    """When groups and stages are busy, in seconds from the first task of any group.
+    """Busy intervals of groups and stages, in seconds from the first task of any group.
 
     Attributes:
-        begins: Per group, the start of its first task.
-        ends: Per group, the end of its last task.
-        last_starts: Per stage, the start of its last task.
+        begins: (groups,) start of the first task of each group.
+        ends: (groups,) end of the last task of each group.
+        last_starts: (stages,) start of the last task of each stage.
         starts: (tasks,) start of every task.
         tasks: The tasks.
     """
@@ -44,9 +44,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskGraph:
-    """The tasks of a schedule, (tasks,) each, every one after those it waits for; see `kernel.longest_path`.
+    """The tasks of a schedule in topological order, one array element per task.
 
-    `first` and `last` are the first and last task of every group, `final` the last one of every stage.
+    Attributes:
+        stage: (tasks,) stage.
+        kind: (tasks,) 0, 1, 2 for a forward, a backward, a weight pass.
+        group: (tasks,) group.
+        source: (tasks,) the task of a neighbouring stage whose output the task reads; -1 if none.
+        link: (tasks,) channel that carries the output of the task to another group; -1 if none.
+        num_links: Number of channels.
+        first: (groups,) first task of each group.
+        last: (groups,) last task of each group.
+        final: (stages,) last task of each stage.
     """
 
     stage: Ints
@@ -60,10 +69,10 @@ class TaskGraph:
     final: Ints
 
 
-@lru_cache(maxsize=32)  # of large schedules megabytes each
+@lru_cache(maxsize=32)  # an entry of a large schedule takes megabytes
 def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> TaskGraph:
-    """Return who waits for whom in a step."""
-    from autopar.schedule.kernel import runnable  # compiling is loaded when it is needed only
+    """Build the task graph of one step; cached per schedule and size."""
+    from autopar.schedule.kernel import runnable  # numba is imported only when it is needed
 
     groups = schedule.groups(num_groups, num_chunks)
     orders, chunks = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups)
@@ -77,9 +86,9 @@ def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chu
     begins, group_of = np.cumsum([0, *map(len, orders)]), np.asarray(groups)
     order, count = runnable(*listed.T.copy(), begins, group_of, num_microbatches)
     if count < len(order):
-        follow(orders, groups)  # says who waits for what
+        topological_order(orders, groups)  # raises the error that describes the deadlock
     stage, kind, microbatch = listed[order].T.copy()
-    # With a stage before the first and one behind the last, which nobody waits for.
+    # Padded with a stage before the first and one after the last, whose tasks are -1.
     every = np.full((len(Pass), len(groups) + 2, num_microbatches), -1)
     every[kind, stage + 1, microbatch] = np.arange(len(order))
     step = np.array([1, -1, 0])[kind]
@@ -111,24 +120,24 @@ def time_tasks(
     forward_hop: Floats,
     backward_hop: Floats,
 ) -> Timing:
-    """Return when groups and stages are busy.
+    """Compute when tasks, groups and stages are busy.
 
     Args:
         schedule: The order of tasks.
-        num_groups: Groups of devices; the stages are a multiple of them.
+        num_groups: Groups of devices; the number of stages is a multiple of it.
         num_microbatches: Microbatches per step.
         seconds: (stages, 3) seconds of a forward, a backward and a weight pass.
-        forward_hop: (stages,) seconds of a message from each stage to the next; the last one is not looked at.
-        backward_hop: (stages,) seconds of a message from each stage to the previous one; the first is not looked at.
+        forward_hop: (stages,) seconds of a message from each stage to the next; the last entry is ignored.
+        backward_hop: (stages,) seconds of a message from each stage to the previous one; the first entry is ignored.
 
     >>> from autopar.schedule import SCHEDULES
     >>> none = np.zeros(2)
     >>> time_tasks(SCHEDULES["1f1b"], 2, 3, np.array([[1.0, 2.0, 0.0]] * 2), none, none).ends.tolist()
     [12.0, 10.0]
     """
-    from autopar.schedule.kernel import longest_path  # compiling is loaded when it is needed only
+    from autopar.schedule.kernel import longest_path  # numba is imported only when it is needed
 
-    assert len(seconds) % num_groups == 0, "all groups have equally many stages"
+    assert len(seconds) % num_groups == 0, "all groups must have the same number of stages"
     tasks = tasks_of(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
     hop = np.where(tasks.kind == 0, forward_hop[tasks.stage], backward_hop[tasks.stage])
     starts, ends = longest_path(
@@ -138,14 +147,18 @@ def time_tasks(
 
 
 def drained(timing: Timing, loads: Floats) -> Floats:
-    """Return per group when its links have carried all they do, first in, first out on each; 0 if that is nothing.
+    """Return per group when its links finish their queued traffic, (groups,); 0 for a group without traffic.
+
+    Every link serves its queue first in, first out.
 
     Args:
-        timing: When tasks run.
-        loads: (stages, passes + 1, links, 2) of each pass, and of the last one of a step: until when it has each link,
-            if nobody else has, from its start, and for how long. What it has is ready before the pass is over.
+        timing: Start of every task.
+        loads: (stages, passes + 1, links, 2). Index 1 is the pass, with an extra row for the last pass of a step. Last
+            index 0: seconds from the start of the pass until the link has carried the traffic of this pass, if it
+            carries no other. Last index 1: seconds that the link is busy. Traffic of a pass is ready before the pass
+            ends.
     """
-    from autopar.schedule.kernel import queue_ends  # compiling is loaded when it is needed only
+    from autopar.schedule.kernel import queue_ends  # numba is imported only when it is needed
 
     tasks, starts = timing.tasks, timing.starts
     ends: Floats = queue_ends(tasks.group, tasks.stage, tasks.kind, starts, tasks.final, loads, len(timing.ends))

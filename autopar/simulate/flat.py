@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autopar.cost import BUCKET_BYTES, Overlap
 from autopar.program.records import Program, StageProgram
 from autopar.program.verify import verify_program
-from autopar.schedule import SCHEDULES, Pass, follow
+from autopar.schedule import SCHEDULES, Pass, topological_order
 from autopar.sharding import Axis
 from autopar.simulate.engine import stages_in_time, traffic_of
 from autopar.simulate.fitting import Interval, Job, Line
@@ -103,7 +103,7 @@ def simulate_flat(
     orders, placed = program.orders(), program.groups
     final = max(task.microbatch for order in orders for task in order)
     tasks: list[list[tuple[int, Pass, FloatArray, FloatArray]]] = [[] for _ in orders]
-    for index, task in follow(orders, placed):
+    for index, task in topological_order(orders, placed):
         stage, (first, last) = program.stages[index], program.stages[index].devices
         arrived = sends.received.pop((index, task.kind, task.microbatch), None)
         if arrived is not None:

@@ -6,7 +6,7 @@ from itertools import product
 from autopar.errors import ProgramError
 from autopar.limits import MAX_DEVICES, MAX_MICROBATCHES
 from autopar.program.records import Program, SegmentPhase
-from autopar.schedule import SCHEDULES, Schedule, Task, follow
+from autopar.schedule import SCHEDULES, Schedule, Task, topological_order
 from autopar.sharding import Mesh
 
 
@@ -90,4 +90,4 @@ def _verify_order(name: str, schedule: Schedule, num_groups: int, num_microbatch
             raise ProgramError(
                 f"schedule {name!r} does not run every task once; group {group} lacks {missing or 'none'}"
             )
-    follow(orders, schedule.groups(num_groups, num_chunks))
+    topological_order(orders, schedule.groups(num_groups, num_chunks))
