@@ -52,7 +52,7 @@ def solve(
     sync_batchnorm: bool = False,
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     dump_problem: Path | None = None,
@@ -203,7 +203,7 @@ def simulate_plan(
     trace: bool = True,
     bucket: float = BUCKET_BYTES,
     stragglers: Stragglers = EVEN,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
 
@@ -234,7 +234,7 @@ def simulate_again(
     trace: bool = False,
     bucket: float = BUCKET_BYTES,
     stragglers: Stragglers = EVEN,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> tuple[Plan, Timeline]:
     """Return a plan with what the simulator finds for it now, and the timeline; arguments as of `simulate_plan`."""
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
@@ -249,7 +249,7 @@ def simulate_devices(
     stack: str | Path | Stack | None = None,
     bucket: float = BUCKET_BYTES,
     stragglers: Stragglers = EVEN,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Devices:
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
     program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
@@ -301,7 +301,7 @@ def open_program(
     return listing.program, costs, folded
 
 
-def list_program(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Listing:
+def list_program(plan: Plan, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Listing:
     """Return the program of a plan with the graph it computes; arguments and errors as of `simulate_plan`."""
     program, _, folded = lower_plan(plan, model=model, cache_dir=cache_dir)
     counts, part = part_counts(program, folded.graph), None
@@ -310,7 +310,7 @@ def list_program(plan: Plan, *, model: str | Path | None = None, cache_dir: Path
     return Listing(program, folded.graph, part, Origin(str(model or plan.model.source), plan.model.dims))
 
 
-def program_text(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> str:
+def program_text(plan: Plan, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> str:
     """Return the program of a plan as text, headed by what it was planned for; arguments as of `list_program`."""
     job = plan.job
     comments = (
@@ -326,7 +326,7 @@ def lower_plan(
     *,
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> tuple[Program, CostModel, Folded]:
     """Return the verified program of a plan, what it costs, and the graph of one of its microbatches, folded.
 
@@ -345,7 +345,7 @@ def rules(
     *,
     mode: str = "train",
     dims: Mapping[str, DimSize] | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,

@@ -124,7 +124,7 @@ def default_seq(config: Mapping[str, Any]) -> int:
 
 
 def build(
-    source: str | Path, settings: Mapping[str, DimSize], cache_dir: Path | None = None
+    source: str | Path, settings: Mapping[str, DimSize], cache_dir: str | Path | None = None
 ) -> "Path | onnx.ModelProto":
     """Return the ONNX model of a configuration: a file of the cache, written when it is first asked for.
 
@@ -157,7 +157,7 @@ def build(
         return _model(config, seq)
     made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
     key = hashlib.sha256(json.dumps([config, made_by], sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache_dir / FOLDER
+    folder = Path(cache_dir) / FOLDER
     for path in folder.glob(f"{key}-*.onnx"):
         if path == folder / _file_name(key, path.read_bytes()):  # else it is damaged, and made again
             return path

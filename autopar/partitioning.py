@@ -57,7 +57,7 @@ def partition(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Plan:
     """Return the plan that a schedule of tactics makes.
 
@@ -104,7 +104,7 @@ def partition_steps(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> Partition:
     """Return the plan of a schedule with what each tactic did; arguments and errors as of `partition`.
@@ -144,7 +144,9 @@ def partition_steps(
     return Partition(plan, tuple(draft.steps), timeline, trips)
 
 
-def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> tuple[Tactic, ...]:
+def read_tactics(
+    plan: Plan, *, model: str | Path | None = None, cache_dir: str | Path | None = None
+) -> tuple[Tactic, ...]:
     """Return a schedule of tactics that makes a plan again.
 
     Args:
@@ -161,7 +163,7 @@ def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path
     return tactics_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
 
 
-def read_pins(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Pins:
+def read_pins(plan: Plan, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Pins:
     """Return pins that leave a plan and nothing else; arguments and errors as of `read_tactics`."""
     if plan.variants:
         begins = [stage.blocks[0] for stage in plan.stages[1:]]

@@ -643,7 +643,7 @@ class Plan:
             raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
         return cls.from_json(data)
 
-    def export(self, to: str, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Exported:
+    def export(self, to: str, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Exported:
         """Return the plan in the words of a framework; see `autopar.frameworks.export`."""
         exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
         return exported
@@ -652,7 +652,7 @@ class Plan:
         """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
         return Text(import_module("autopar.report").format_explain(self, ops=ops))
 
-    def graph(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Graph":
+    def graph(self, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> "Graph":
         """Return what one microbatch of the plan computes, on one device; the whole step in training.
 
         `Graph.to_networkx` has it for the algorithms of networkx.
@@ -661,11 +661,11 @@ class Plan:
         graph: Graph = workload.folded(self.microbatch).graph
         return graph
 
-    def program(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Text":
+    def program(self, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> "Text":
         """Return the distributed program of the plan as text, which `autopar.simulate_program` reads from a file."""
         return Text(import_module("autopar.api").program_text(self, model=model, cache_dir=cache_dir))
 
-    def timeline(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Timeline":
+    def timeline(self, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> "Timeline":
         """Return one simulated step with its bars and memory over time; see `autopar.simulate_plan`."""
         timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)
         return timeline

@@ -86,7 +86,7 @@ class Predictor:
     """
 
     workload: Workload
-    cache_dir: Path | None = None
+    cache_dir: str | Path | None = None
     verify: bool = True
     known: Rules | None = None
     _placed: dict[object, Draft] = field(default_factory=dict, repr=False)
@@ -243,7 +243,7 @@ def predict(
     sync_batchnorm: bool = False,
     precision: str = "mixed",
     first_layers: int = 0,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     trace: bool = False,
 ) -> Prediction:
     """Return what a plan stated by degrees comes to: time of a step, where it goes, memory of every stage.
@@ -335,7 +335,7 @@ def open_setting(
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
     precision: str = "mixed",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)

@@ -47,7 +47,7 @@ class JobRequest:
     stack: str | Path | Stack = DEFAULT
     precision: str = "mixed"
     pins: str | Path | Pins | Mapping[str, object] | None = None
-    cache_dir: Path | None = None
+    cache_dir: str | Path | None = None
 
     def load_cluster(self) -> Cluster:
         """Return what the job gets its devices from.

@@ -68,10 +68,10 @@ class ResultCache:
         effort: How hard to look.
     """
 
-    def __init__(self, folder: Path | None, task: Task, effort: Effort) -> None:
+    def __init__(self, folder: str | Path | None, task: Task, effort: Effort) -> None:
         self._source = task.workload.source
         self._limit = effort.time_limit
-        self._path = None if folder is None else folder / FOLDER / f"{question_key(task, effort)}.json"
+        self._path = None if folder is None else Path(folder) / FOLDER / f"{question_key(task, effort)}.json"
 
     def answer(self) -> Plan | None:
         """Return the plan found before, marked as such; None if there is none that answers the question."""

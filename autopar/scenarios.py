@@ -132,7 +132,7 @@ def whatif(
     gpu_hour_price: float | Mapping[str, float] | None = None,
     time_limit: float = CELL_SECONDS,
     solver: str = "auto",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     **request: Any,
@@ -208,7 +208,7 @@ def _prices(price: float | Mapping[str, float] | None, clusters: Sequence[str]) 
 
 
 def _cell(
-    name: str, task: Task, effort: Effort, price: float | None, cache_dir: Path | None, should_stop: StopCallback
+    name: str, task: Task, effort: Effort, price: float | None, cache_dir: str | Path | None, should_stop: StopCallback
 ) -> Cell:
     """Return the best plan of a task, or why there is none."""
     gpus = task.job.gpus

@@ -360,7 +360,7 @@ def program_costs(
 NO_RULES = Rules({}, 0, 0, 0.0)
 
 
-def rules_for(folded: Folded, rules: Rules = NO_RULES, *, cache_dir: Path | None = None) -> Rules:
+def rules_for(folded: Folded, rules: Rules = NO_RULES, *, cache_dir: str | Path | None = None) -> Rules:
     """Return the rules of a graph, discovering those of ops it has and the probe they were discovered for has not.
 
     A microbatch of one sample, or of as many as another dim has, may be simplified differently when it is imported.

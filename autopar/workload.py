@@ -221,7 +221,7 @@ class Workload:
         """Return the same for one of the graphs that `folded` has returned."""
         return self.batch_dims(next(samples for samples, own in self._folded.items() if own is folded))
 
-    def rules(self, *, cache_dir: Path | None = None, progress: ProgressCallback = silent) -> Rules:
+    def rules(self, *, cache_dir: str | Path | None = None, progress: ProgressCallback = silent) -> Rules:
         """Return how each op can be sharded; of blocks that are alike one is looked at.
 
         Args:
@@ -350,7 +350,7 @@ def job_stack(job: Job) -> Stack:
     return stack_from_dict(job.stack, "job.stack") if job.stack else DEFAULT
 
 
-def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | None = None) -> Workload:
+def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: str | Path | None = None) -> Workload:
     """Return the model a plan was made for.
 
     Args:
@@ -393,7 +393,7 @@ def open_workload(
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
     fusion: Fusion = "chains",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Workload:
     """Return the workload of a model file, of a zoo model, or of a Hugging Face configuration.
 

@@ -39,7 +39,7 @@ class RememberingStore(Store):
 
     _known: tuple[dict[str, Rule], dict[str, str]] = ({}, {})
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: str | Path | None) -> None:
         super().__init__(folder)
         if folder is None:
             self._rules, self._signatures = self._known

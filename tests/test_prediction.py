@@ -448,3 +448,13 @@ def test_the_number_of_devices_that_degrees_come_to_is_said(
         "error: dp 2 x cp 1 x tp 2 x pp 1 are 4 devices, not 8",
         "hint: --gpus 4, or other degrees",
     ]
+
+
+def test_a_folder_may_be_given_as_text(tmp_path: Path) -> None:
+    """What is kept there is found again, whichever way the folder is named."""
+    degrees, dims = Degrees(dp=2, global_batch=4), {"num_layers": 1, "hidden": 16}
+
+    found = autopar.predict("zoo:mlp-xs", degrees, dims=dims, cache_dir=str(tmp_path))
+
+    assert [*tmp_path.glob("rules-*.json")]
+    assert autopar.predict("zoo:mlp-xs", degrees, dims=dims, cache_dir=tmp_path).plan.objective == found.plan.objective

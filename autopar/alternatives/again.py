@@ -17,7 +17,7 @@ def task_of(
     plan: Plan,
     *,
     model: str | Path | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
 ) -> Task:
     """Return the task a plan was found for.

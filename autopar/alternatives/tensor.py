@@ -122,7 +122,7 @@ def view_tensor(
     *,
     time_limit: float = WEIGHING_SECONDS,
     model: str | Path | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> TensorView:

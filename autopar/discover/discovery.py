@@ -19,7 +19,7 @@ from autopar.progress import TROUBLE, Progress, ProgressCallback, silent
 def discover(
     graph: Graph,
     *,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     isolation: Isolation | None = None,
 ) -> Rules:

@@ -38,7 +38,7 @@ class _File(msgspec.Struct):
 class Store:
     """Rules by signature and signatures by sketch; kept in memory only if there is no folder."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: str | Path | None) -> None:
         self._rules: dict[str, Rule] = {}
         self._signatures: dict[str, str] = {}
         self._path: Path | None = None
@@ -46,7 +46,7 @@ class Store:
         if folder is not None:
             from importlib.metadata import version
 
-            self._path = folder / f"rules-v{VERSION}-onnx{version('onnx')}.json"
+            self._path = Path(folder) / f"rules-v{VERSION}-onnx{version('onnx')}.json"
             self._load(self._path)
 
     def by_sketch(self, digest: str) -> Rule | None:

@@ -31,7 +31,7 @@ def targets() -> tuple[str, ...]:
     return (*BY_DEGREES, *BY_PLACEMENTS, "onnx")
 
 
-def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Exported:
+def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Exported:
     """Return a plan in the words of a framework, with a list of what of it cannot be said there.
 
     Args:

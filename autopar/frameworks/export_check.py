@@ -41,7 +41,7 @@ class Outcome:
 
 
 def outcome_of(
-    plan: Plan, to: str, exported: Exported, facts: Facts, workload: Workload, cache: Path | None
+    plan: Plan, to: str, exported: Exported, facts: Facts, workload: Workload, cache: str | Path | None
 ) -> Outcome:
     """Return what a configuration that was written for a plan comes to.
 

@@ -33,7 +33,7 @@ def look(
     whatif: "WhatIf | None" = None,
     model: str | Path | None = None,
     stack: "str | Path | Stack | None" = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> "View":
     """Return what there is to see of a plan, its simulated step included (`View.timeline`).
 

@@ -75,7 +75,7 @@ class Calibration:
 
 
 def prepare(
-    rows: Sequence[Row], name: str, cache_dir: Path | None = None, progress: ProgressCallback = silent
+    rows: Sequence[Row], name: str, cache_dir: str | Path | None = None, progress: ProgressCallback = silent
 ) -> list[Prepared]:
     """Return the rows that a stack is for, lowered, at most `_MOST` of them."""
     cases = []
@@ -108,7 +108,7 @@ def calibrate(
     name: str,
     *,
     scalars: Sequence[str] = (),
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
 ) -> Calibration:
     """Return a stack fitted to the rows it is for.

@@ -56,13 +56,13 @@ class Outcome:
 
 
 @lru_cache(maxsize=_KEPT)
-def predictor(family: str, config: Config, cache_dir: Path | None) -> Predictor:
+def predictor(family: str, config: Config, cache_dir: str | Path | None) -> Predictor:
     """Return the predictor of a model; programs are not checked again, since the recipes are by tests."""
     proto = models.build_config(family, config)
     return Predictor(Workload(ZOO + family, proto, "train", {}, "auto", "adam"), cache_dir, verify=False)
 
 
-def predict_case(case: Case, stack: Stack, cache_dir: Path | None = None) -> tuple[Case, Prediction]:
+def predict_case(case: Case, stack: Stack, cache_dir: str | Path | None = None) -> tuple[Case, Prediction]:
     """Return what a case comes to, and the case with the recompute that was taken.
 
     Raises:
@@ -77,7 +77,7 @@ def predict_case(case: Case, stack: Stack, cache_dir: Path | None = None) -> tup
     return case, found
 
 
-def predict_row(row: Row, cache_dir: Path | None = None, stacks: Sequence[Stack] = ()) -> Outcome:
+def predict_row(row: Row, cache_dir: str | Path | None = None, stacks: Sequence[Stack] = ()) -> Outcome:
     """Return what becomes of a row.
 
     Args:
@@ -99,7 +99,7 @@ def predict_row(row: Row, cache_dir: Path | None = None, stacks: Sequence[Stack]
     )  # fmt: skip
 
 
-def _predict_rows(rows: Sequence[Row], cache_dir: Path | None, stacks: Sequence[Stack]) -> list[Outcome]:
+def _predict_rows(rows: Sequence[Row], cache_dir: str | Path | None, stacks: Sequence[Stack]) -> list[Outcome]:
     return [predict_row(row, cache_dir, stacks) for row in rows]
 
 
@@ -119,7 +119,7 @@ def batches(rows: Sequence[Row]) -> list[list[Row]]:
 def predict_rows(
     rows: Sequence[Row],
     *,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     stacks: Sequence[Stack] = (),
     workers: int = 1,
     progress: ProgressCallback = silent,
