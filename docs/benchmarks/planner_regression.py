@@ -4,6 +4,7 @@
     python docs/benchmarks/planner_regression.py gpt2-8 resnet50-8         some of them
     python docs/benchmarks/planner_regression.py --against docs/benchmarks/planner_regression.json
     python docs/benchmarks/planner_regression.py --show after.json --against before.json   two files, nothing run
+    python docs/benchmarks/planner_regression.py --set node.relaxed_steps=1                other constants of the search
 
 Each job runs in a process of its own with nothing cached and is planned by two workers. Objective and bound are seconds
 of the cost formula, `simulated` those of the event simulator for the returned plan; `cpu` and `bytes` are processor
@@ -17,12 +18,15 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scale import watched  # the folder of this file is on the path of a script
+
+if TYPE_CHECKING:  # a job counts the import as part of its time
+    from autopar.search.settings import SearchSettings
 
 MIXED = """\
 name: a100-and-v100
@@ -78,14 +82,28 @@ JOB_LIMITS = {"objective": 1.02, "bound": 1.02}
 """How much worse one job may be."""
 
 
-def run(name: str, folder: Path) -> dict[str, object]:
+def run(name: str, folder: Path, changes: Sequence[str]) -> dict[str, object]:
     """Plan a job in this process and return its record."""
     with watched() as usage:
-        found = planned(JOBS[name], folder)
+        found = planned(JOBS[name], folder, changes)
     return {**found, "cpu": sum(usage.seconds.values()), "bytes": usage.bytes}
 
 
-def planned(job: Job, folder: Path) -> dict[str, object]:
+def changed(changes: Sequence[str]) -> "SearchSettings":
+    """Return the settings of the search with some changed, each given as `name=value` or `part.name=value`."""
+    from autopar.search.settings import DEFAULT_SETTINGS
+
+    found = DEFAULT_SETTINGS
+    for change in changes:
+        path, value = change.split("=")
+        *part, name = path.split(".")
+        owner = getattr(found, part[0]) if part else found
+        owner = replace(owner, **{name: type(getattr(owner, name))(float(value))})
+        found = replace(found, **{part[0]: owner}) if part else owner
+    return found
+
+
+def planned(job: Job, folder: Path, changes: Sequence[str]) -> dict[str, object]:
     """Plan a job; `folder` receives its cluster file, if it has one."""
     start = time.monotonic()
 
@@ -104,6 +122,7 @@ def planned(job: Job, folder: Path) -> dict[str, object]:
         memory_limit=job.memory,
         time_limit=job.seconds,
         workers=2,
+        settings=changed(changes),
     )
     search = plan.search
     assert search is not None, "a plan that was searched says how"
@@ -119,6 +138,20 @@ def planned(job: Job, folder: Path) -> dict[str, object]:
         "pruned": search.pruned,
         "configurations": search.configurations,
     }
+
+
+def run_all(names: Iterable[str], changes: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Run jobs in processes of their own; return their records, and a line for each that failed."""
+    results, failed = {}, []
+    for name in names:
+        command = [sys.executable, __file__, "--one", name, *(f"--set={change}" for change in changes)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            failed.append(f"{name} ended with exit code {done.returncode}")
+            continue
+        results[name] = json.loads(done.stdout)
+        sys.stderr.write(f"{name}: {results[name]['seconds']:.1f} s\n")
+    return results, failed
 
 
 def worse(measure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
@@ -172,26 +205,21 @@ def main() -> int:
     parser.add_argument("-o", dest="output", type=Path, help="JSON file of the results")
     parser.add_argument("--against", type=Path, help="JSON file of an earlier run")
     parser.add_argument("--show", type=Path, help="print a JSON file instead of running")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="constant of the search")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            sys.stdout.write(json.dumps(run(asked.one, Path(folder))))
+            sys.stdout.write(json.dumps(run(asked.one, Path(folder), asked.set)))
         return 0
     results: dict[str, dict[str, Any]] = {}
     failed = []
     if asked.show:
         results = json.loads(asked.show.read_text())
     else:
-        for name in asked.jobs or JOBS:
-            done = subprocess.run([sys.executable, __file__, "--one", name], stdout=subprocess.PIPE, check=False)
-            if done.returncode:
-                failed.append(f"{name} ended with exit code {done.returncode}")
-                continue
-            results[name] = json.loads(done.stdout)
-            sys.stderr.write(f"{name}: {results[name]['seconds']:.1f} s\n")
+        results, failed = run_all(asked.jobs or JOBS, asked.set)
     if asked.output:
         asked.output.write_text(json.dumps(results, indent=1) + "\n")
     show(results)

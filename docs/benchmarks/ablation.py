@@ -1,0 +1,67 @@
+"""Run the yardstick's quick jobs without one part of the search after the other, and print what each part brings.
+
+    python docs/benchmarks/ablation.py                       all rows, about 25 minutes on two cores
+    python docs/benchmarks/ablation.py patience settling     some rows
+
+The first run is the search as it is; every ratio is of a run without a part to it, in the same session. A part whose
+removal costs less than 0.2 % of bound and objective and less than 5 % of CPU seconds on every job has not earned its
+place.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from planner_regression import run_all, say, worse  # the folder of this file is on the path of a script
+
+JOBS = ("gpt2-8", "bert-large-16", "llama3-8b-16", "gpt3-2.7b-short", "mixtral-16", "vit-l16-16", "llama3-8b-infer")
+"""Those of the yardstick that take less than a minute."""
+
+ROWS = {
+    "relaxation steps": ["node.relaxed_steps=1"],
+    "plans under memory beside a relaxation": ["far=1e9"],
+    "settling": ["settled=0"],
+    "turns for the best plan": ["improve_every=1e9"],
+    "patience": ["patience=1e9"],
+    "outer data-parallel meshes": ["outer_tasks=0", "outer_share=0"],
+    "limit on outer data-parallel tasks": ["outer_tasks=1e9"],
+    "local search over configurations": ["climb_failures=0", "climb_share=0"],
+    "local search over placements": ["node.descent_changes=1"],
+    "corrections of lowered memory": ["node.corrections=1"],
+    "rounds of the cut LP": ["node.cut_steps=1"],
+}
+"""Parts of the search by name, and the settings that leave them out."""
+
+
+def main() -> int:
+    """Print one row per part: the worst job and the mean of objective, bound and CPU seconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW", help=", ".join(ROWS))
+    asked = parser.parse_args().rows or list(ROWS)
+    base, failed = run_all(JOBS, ())
+    say("| without | settings | objective, worst | bound, worst | CPU s, worst | bound, mean | CPU s, mean |")
+    say("|" + "---|" * 7)
+    for name in asked:
+        found, more = run_all(JOBS, ROWS[name])
+        failed += more
+        say(f"| {name} | `{' '.join(ROWS[name])}` | {_cells(base, found)} |")
+    for line in failed:
+        say(f"FAILED: {line}")
+    return 1 if failed else 0
+
+
+def _cells(base: Mapping[str, Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return worst ratios with their jobs, and means."""
+    ratios = {
+        each: {job: worse(each, base[job], found[job]) for job in found} for each in ("objective", "bound", "cpu")
+    }
+    worst = {each: max(own, key=lambda job: own[job]) for each, own in ratios.items()}
+    mean = {each: math.exp(sum(map(math.log, own.values())) / len(own)) for each, own in ratios.items()}
+    cells = [f"{ratios[each][job]:.4f} ({job})" for each, job in worst.items()]
+    return " | ".join([*cells, f"{mean['bound']:.4f}", f"{mean['cpu']:.4f}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
