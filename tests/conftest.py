@@ -25,6 +25,18 @@ FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
 """How the files begin whose tests are about finding rules: each of them finds its own."""
 
 
+LONG = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+"""Tests that take seconds, of which shorter cases always run; see `tests/durations.py`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the long tests as slow, before slow tests are deselected."""
+    for item in items:
+        if item.nodeid in LONG:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for rules that all tests share, those of other processes of this run too."""

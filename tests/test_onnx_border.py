@@ -17,6 +17,7 @@ from autopar.onnx import load
 from autopar.onnx.functions import MAX_NODES
 from autopar.onnx.isolated import Isolated, RefusedError, isolated
 from autopar.request import JobRequest
+from autopar.search.settings import SearchSettings
 from autopar.task import prepare
 
 node = helper.make_node
@@ -391,9 +392,7 @@ def test_a_job_is_stopped_while_it_is_prepared(phase: str) -> None:
     assert told[-1] == phase
 
 
-def test_a_time_limit_holds_during_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_holds_during_the_import() -> None:
     """A search may go on until its first plan for half a minute; so may the import, which is stopped then."""
-    monkeypatch.setattr(api, "OVERTIME_SECONDS", -1.0)
-
     with pytest.raises(InterruptedSearchError, match="before the search began"):
-        api.solve("zoo:mlp-xs", gpus=2, time_limit=0.5)
+        api.solve("zoo:mlp-xs", gpus=2, time_limit=0.5, settings=SearchSettings(overtime_seconds=-1.0))

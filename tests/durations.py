@@ -1,0 +1,34 @@
+"""Make the list of long tests, `slow.txt`, from what a run of the tests has measured.
+
+    pytest -n 2 --durations=0 > durations.log      with an empty slow.txt, on a machine without other work
+    python tests/durations.py durations.log > tests/slow.txt
+
+On the list are cases that take over two seconds, but for the shortest one of each test function, and tests of one case
+that take over ten seconds. They run with `-m slow`.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+CASE_SECONDS, TEST_SECONDS = 2.0, 10.0
+
+
+def long_tests(log: str) -> list[str]:
+    """Return the ids of the long tests in the output of `pytest --durations=0`."""
+    seconds = {name.strip(): float(own) for own, name in re.findall(r"^\s*([\d.]+)s call\s+(\S.*)$", log, re.MULTILINE)}
+    cases: dict[str, list[str]] = defaultdict(list)
+    for name in seconds:
+        cases[name.split("[")[0]].append(name)
+    found = []
+    for own in cases.values():
+        _, *others = sorted(own, key=seconds.__getitem__)
+        found += [name for name in others if seconds[name] > CASE_SECONDS]
+        if len(own) == 1 and seconds[own[0]] > TEST_SECONDS:
+            found += own
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(long_tests(Path(sys.argv[1]).read_text())) + "\n")
