@@ -1,23 +1,28 @@
 """Make the list of long tests, `slow.txt`, from what a run of the tests has measured.
 
     pytest -n 2 --durations=0 > durations.log      with an empty slow.txt, on a machine without other work
-    python tests/durations.py durations.log > tests/slow.txt
+    python tests/durations.py durations.log ... > tests/slow.txt
 
 On the list are cases that take over two seconds, but for the shortest one of each test function, and tests of one case
 that take over ten seconds. They run with `-m slow`.
 """
 
+import math
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 CASE_SECONDS, TEST_SECONDS = 2.0, 10.0
 
 
-def long_tests(log: str) -> list[str]:
-    """Return the ids of the long tests in the output of `pytest --durations=0`."""
-    seconds = {name.strip(): float(own) for own, name in re.findall(r"^\s*([\d.]+)s call\s+(\S.*)$", log, re.MULTILINE)}
+def long_tests(logs: Iterable[str]) -> list[str]:
+    """Return the ids of the long tests in outputs of `pytest --durations=0`; of several runs the fastest counts."""
+    seconds: dict[str, float] = {}
+    for log in logs:
+        for own, name in re.findall(r"^\s*([\d.]+)s call\s+(\S.*)$", log, re.MULTILINE):
+            seconds[name.strip()] = min(float(own), seconds.get(name.strip(), math.inf))
     cases: dict[str, list[str]] = defaultdict(list)
     for name in seconds:
         cases[name.split("[")[0]].append(name)
@@ -31,4 +36,4 @@ def long_tests(log: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(long_tests(Path(sys.argv[1]).read_text())) + "\n")
+    sys.stdout.write("\n".join(long_tests(Path(log).read_text() for log in sys.argv[1:])) + "\n")

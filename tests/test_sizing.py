@@ -455,7 +455,7 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def look(task: Task, *, enough: float, end: float) -> Looking:
         asked.append(end - time.monotonic())
         yield from ()
-        return nothing if len(asked) == 1 else replace(nothing, is_cut=False)
+        return nothing if len(asked) == 1 else replace(nothing, complete=True, is_cut=False)
 
     monkeypatch.setattr(task_search, "look", look)
     watch = task_search.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
