@@ -24,7 +24,7 @@ from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.search.tasks import Finding, Piece, Work
 from autopar.search.workbench import Workbench
 from autopar.sharding import Mesh
@@ -223,11 +223,11 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
         least = carried.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
         if family[0].num_stages == 1:
-            attempt = begin_attempt(search, family, np.inf)
-            assert attempt is not None
-            assert attempt.relaxed(np.inf) > 0
-            assert attempt.best is not None
-            assert least <= attempt.best.objective * (1 + CLOSE)
+            node = open_node(search, family, np.inf)
+            assert node is not None
+            assert node.relax(np.inf) > 0
+            assert node.best is not None
+            assert least <= node.best.objective * (1 + CLOSE)
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
     heap = _with_room(carried, space, search)
     assert before < heap[0][0] <= min(known)

@@ -24,7 +24,7 @@ from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
 from autopar.search.lowered_memory import Weighing
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes
@@ -129,11 +129,11 @@ def _configuration(task: Task, schedule: str) -> Configuration:
 
 
 def _best(task: Task, configuration: Configuration) -> Candidate:
-    attempt = begin_attempt(task.context(Effort(top_k=1)), (configuration,), math.inf)
-    assert attempt is not None
-    attempt.relaxed(math.inf)
-    assert attempt.best is not None, configuration
-    return attempt.best
+    node = open_node(task.context(Effort(top_k=1)), (configuration,), math.inf)
+    assert node is not None
+    node.relax(math.inf)
+    assert node.best is not None, configuration
+    return node.best
 
 
 def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> Hops | float:

@@ -20,7 +20,7 @@ from autopar.search.candidate import Candidate
 from autopar.search.configuration_descent import ConfigurationDescent, distance
 from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
 from autopar.search.tasks import Finding, Piece, Work
@@ -261,18 +261,18 @@ def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
         for own in families(task.on_device.space)
         if own[0].schedule in PLAIN and own[0].mesh == mesh and own[0].num_microbatches == 512
     )
-    free = begin_attempt(search, found, math.inf)
+    free = open_node(search, found, math.inf)
     assert free is not None
-    free.improve(free.relaxed(math.inf), math.inf)
+    free.solve(free.relax(math.inf), math.inf)
     assert free.best is not None
     kept = {own for stage in free.best.split.recompute for own in stage}
     assert Recompute.FULL in kept
     assert len(kept) > 1, "only a part runs again"
 
-    bound = begin_attempt(search, found, math.inf)
+    bound = open_node(search, found, math.inf)
     assert bound is not None
     cutoff = free.best.objective * 1.01
-    bound.improve(bound.relaxed(cutoff), cutoff)
+    bound.solve(bound.relax(cutoff), cutoff)
 
     assert bound.best is not None
     assert bound.best.objective < cutoff

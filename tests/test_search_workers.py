@@ -29,7 +29,7 @@ from autopar.search.backends import Engine
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.context import SearchContext
 from autopar.search.executor import Alone, Crew, Order, Team
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.ordered_execution import LAG, Series, horizon, sweep
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import Processes
@@ -41,7 +41,7 @@ from tests.formulations import DIMS
 FAR = float("inf")
 """When pieces have to end: a busy machine cuts none of them short."""
 PACKED_BYTES = 100_000
-"""What an attempt takes at most that is put away; caches of what memory has room for would take many times that."""
+"""What a node takes at most that is put away; caches of what memory has room for would take many times that."""
 
 GPT: dict[str, Any] = {"gpus": 4, "dims": DIMS["gpt2"] | {"num_layers": 2}, "global_batch": 8}
 
@@ -82,14 +82,14 @@ def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
 
 
 def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts whose tables are written again when they are gone on with end as those that were kept."""
+    """Nodes whose tables are written again when they are gone on with end as those that were kept."""
     task, packed = _task(), []
     kept = _run(task)
     pack = workbench._pack
 
-    def note(attempt: Attempt) -> bytes:
-        packed.append(attempt)
-        return pack(attempt)
+    def note(node: NodeSolver) -> bytes:
+        packed.append(node)
+        return pack(node)
 
     monkeypatch.setattr(workbench, "KEPT_BYTES", 0)
     monkeypatch.setattr(workbench, "_pack", note)
@@ -109,19 +109,19 @@ def test_pipelines_go_on_from_what_was_put_away() -> None:
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
 
     def course(*, packs: bool) -> list[float]:
-        attempt = begin_attempt(search, family, FAR)
-        assert attempt is not None
-        attempt.proves = True
-        bounds = [attempt.relaxed(FAR)]
-        while not attempt.exhausted:
-            bounds.append(attempt.advance(bounds[-1], FAR))
+        node = open_node(search, family, FAR)
+        assert node is not None
+        node.state.proves = True
+        bounds = [node.relax(FAR)]
+        while not node.exhausted:
+            bounds.append(node.advance(bounds[-1], FAR))
             if packs:
-                packed = workbench._pack(attempt)
+                packed = workbench._pack(node)
                 assert len(packed) < PACKED_BYTES
-                again = begin_attempt(search, family, FAR)
+                again = open_node(search, family, FAR)
                 assert again is not None
-                attempt = workbench._unpacked(packed, again)
-        assert attempt.rounds is not None
+                node = workbench._unpacked(packed, again)
+        assert node.cuts.rounds is not None
         return bounds
 
     kept = course(packs=False)
@@ -131,19 +131,19 @@ def test_pipelines_go_on_from_what_was_put_away() -> None:
 
 
 def test_what_is_let_go_is_gone_at_once() -> None:
-    """Tables take most of the memory of a search: neither the collector nor a plan keeps those of an attempt."""
+    """Tables take most of the memory of a search: neither the collector nor a plan keeps those of a node."""
     search = _tight().context(Effort())
-    attempt = begin_attempt(search, (_tight().space[0],), FAR)
-    assert attempt is not None
-    attempt.improve(attempt.relaxed(FAR), FAR)
-    found = Finding(0.0, attempt.best, 0)
-    outcome, tables = Outcome(), weakref.ref(attempt.tables)
+    node = open_node(search, (_tight().space[0],), FAR)
+    assert node is not None
+    node.solve(node.relax(FAR), FAR)
+    found = Finding(0.0, node.best, 0)
+    outcome, tables = Outcome(), weakref.ref(node.tables)
     assert found.best is not None
     outcome.take(found, 1)
 
     gc.disable()
     try:
-        del attempt, found
+        del node, found
         assert tables() is None
     finally:
         gc.enable()

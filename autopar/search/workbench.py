@@ -23,7 +23,7 @@ from autopar.machine import peak_bytes
 from autopar.progress import StopCallback
 from autopar.search.branching import apply
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import NodeSolver
 from autopar.search.tasks import Cell, Finding, Piece, Work
 from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
@@ -32,7 +32,7 @@ SEARCH, TABLES, PROGRAM = "search", "tables", "program"
 """What stands in a state for what every process has or can make."""
 
 KEPT_BYTES = 200e6
-"""Of memory in the tables of attempts that wait: a handful of a model without repeated blocks or on meshes of three
+"""Of memory in the tables of nodes that wait: a handful of a model without repeated blocks or on meshes of three
 axes, dozens else. Half as many where others may go on with them, for there are several processes."""
 
 KEPT_TABLES = 100e6
@@ -40,15 +40,15 @@ KEPT_TABLES = 100e6
 
 
 class _Pickler(pickle.Pickler):
-    """Packs an attempt without its search, tables and step program."""
+    """Packs a node without its search, tables and step program."""
 
-    def __init__(self, file: IO[bytes], attempt: Attempt) -> None:
+    def __init__(self, file: IO[bytes], node: NodeSolver) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
-        if attempt.hull is not None:
-            self._left_out[id(attempt.hull.rows)] = PROGRAM
-        if attempt.rounds is not None:
-            self._left_out |= dict.fromkeys(map(id, attempt.rounds.spreader.programs), PROGRAM)
+        self._left_out = {id(node.state.search): SEARCH, id(node.tables): TABLES}
+        if node.state.hull is not None:
+            self._left_out[id(node.state.hull.rows)] = PROGRAM
+        if node.cuts.rounds is not None:
+            self._left_out |= dict.fromkeys(map(id, node.cuts.rounds.spreader.programs), PROGRAM)
 
     def persistent_id(self, obj: object) -> str | None:
         """Return what stands for an object; None if it is packed."""
@@ -56,11 +56,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpacks an attempt on the same configuration as another one of this process."""
+    """Unpacks a node on the same configuration as another one of this process."""
 
-    def __init__(self, file: IO[bytes], other: Attempt) -> None:
+    def __init__(self, file: IO[bytes], other: NodeSolver) -> None:
         super().__init__(file)
-        self._here = {SEARCH: other.search, TABLES: other.tables, PROGRAM: None}
+        self._here = {SEARCH: other.state.search, TABLES: other.tables, PROGRAM: None}
 
     def persistent_load(self, pid: str) -> object:
         """Return what something stands for here; the program is written once the rest is there."""
@@ -78,9 +78,9 @@ class Workbench:
     def __init__(self, search: SearchContext, *, portable: bool) -> None:
         self._search = search
         self._portable = portable
-        self._attempts: dict[Cell, Attempt] = {}
+        self._nodes: dict[Cell, NodeSolver] = {}
         self._states: dict[Cell, bytes] = {}
-        """Of attempts that have waited long: their tables are written again when they are gone on with."""
+        """Of nodes that have waited long: their tables are written again when they are gone on with."""
         self._tables: dict[tuple[Mesh, int], Tables | None] = {}
         """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
 
@@ -121,44 +121,45 @@ class Workbench:
             samples = self._search.global_batch // first.num_microbatches
             paces = self._minor_paces(first.mesh, samples, end)
             return Finding(0.0, None, paces.cut, pace=paces.joint, split_pace=paces.split, work=paces.work)
-        attempt = self._attempt(piece, end, state)
-        if attempt is None:
+        node = self._node(piece, end, state)
+        if node is None:
             return Finding(float("inf"), None, 0)
-        cut, work = attempt.cut, attempt.work
+        known = node.state
+        cut, work = known.cut, known.work
         match piece.work:
             case Work.BOUND:
-                bound = max(piece.bound, attempt.relaxed(piece.cutoff))
+                bound = max(piece.bound, node.relax(piece.cutoff))
                 if piece.urgent or bound < piece.hasty:
-                    attempt.hurry()
+                    node.relaxation.find_plan()
             case Work.ADVANCE:
-                bound = attempt.advance(piece.bound, piece.cutoff)
-        is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
+                bound = node.advance(piece.bound, piece.cutoff)
+        is_final = node.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
         if not is_final:
-            self._keep(piece.on, attempt)
+            self._keep(piece.on, node)
         return Finding(
             bound,
-            attempt.best,
-            attempt.cut - cut,
-            _pack(attempt) if self._portable and not is_final else None,
+            node.best,
+            known.cut - cut,
+            _pack(node) if self._portable and not is_final else None,
             is_final=is_final,
-            is_settled=attempt.is_settled,
-            work=attempt.work - work,
-            pace=attempt.pace,
-            unlimited=attempt.unlimited,
-            choices=attempt.choices,
+            is_settled=node.is_settled,
+            work=known.work - work,
+            pace=known.pace,
+            unlimited=known.unlimited,
+            choices=known.choices,
         )
 
-    def _begun(self, piece: Piece, end: float) -> Attempt | None:
+    def _begun(self, piece: Piece, end: float) -> NodeSolver | None:
         """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
         tables = self._tables_of(piece.configuration)
         if tables is None:
             return None
         if not piece.branches:
-            return Attempt(self._search, piece.configuration, tables, end)
+            return NodeSolver(self._search, piece.configuration, tables, end)
         left = apply(piece.branches, tables, self._search.constraints)
         if left is None:
             return None
-        return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
+        return NodeSolver(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
 
     def _tables_of(self, family: Family) -> Tables | None:
         """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
@@ -168,17 +169,17 @@ class Workbench:
             self._tables.pop(next(iter(self._tables)))
         return self._tables[of]
 
-    def _keep(self, on: Cell, attempt: Attempt) -> None:
-        """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
-        self._attempts[on] = attempt
-        attempt.weighing.forget()
-        while len(self._attempts) > 1 and self._held() > KEPT_BYTES / self._share:
-            oldest = next(iter(self._attempts))
-            self._states[oldest] = _pack(self._attempts.pop(oldest))
+    def _keep(self, on: Cell, node: NodeSolver) -> None:
+        """Keep a node to go on with, and of those that have waited longest no more than what was found."""
+        self._nodes[on] = node
+        node.finder.weighing.forget()
+        while len(self._nodes) > 1 and self._held() > KEPT_BYTES / self._share:
+            oldest = next(iter(self._nodes))
+            self._states[oldest] = _pack(self._nodes.pop(oldest))
 
     def _held(self) -> int:
-        """Return the bytes of the tables of attempts that wait."""
-        return self._nbytes(attempt.tables for attempt in self._attempts.values())
+        """Return the bytes of the tables of nodes that wait."""
+        return self._nbytes(node.tables for node in self._nodes.values())
 
     @property
     def _share(self) -> int:
@@ -190,36 +191,37 @@ class Workbench:
         """Return the bytes of several tables, each counted once."""
         return sum({id(own): own.nbytes for own in tables if own is not None}.values())
 
-    def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
+    def _node(self, piece: Piece, end: float, state: bytes | None) -> NodeSolver | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
-        attempt = self._attempts.pop(piece.on, None)
+        node = self._nodes.pop(piece.on, None)
         kept = self._states.pop(piece.on, None)
         state = kept if state is None else state
-        if attempt is None or state is not None:
-            attempt = self._begun(piece, end)
-            if attempt is not None and state is None:
-                attempt.begin_with(piece.starts)
-            if attempt is not None and state is not None:
-                attempt = _unpacked(state, attempt)
-        if attempt is not None:
-            attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
-            attempt.proves, attempt.spreads_first = piece.proves, piece.spreads_first
-        return attempt
+        if node is None or state is not None:
+            node = self._begun(piece, end)
+            if node is not None and state is None:
+                node.consider(piece.starts)
+            if node is not None and state is not None:
+                node = _unpacked(state, node)
+        if node is not None:
+            known = node.state
+            known.end, known.urgent, known.hint = end, piece.urgent, piece.hint
+            known.proves, known.spreads_first = piece.proves, piece.spreads_first
+        return node
 
 
-def _pack(attempt: Attempt) -> bytes:
+def _pack(node: NodeSolver) -> bytes:
     """Return what was found on a configuration."""
     file = BytesIO()
-    _Pickler(file, attempt).dump(attempt)
+    _Pickler(file, node).dump(node)
     return file.getvalue()
 
 
-def _unpacked(state: bytes, begun: Attempt) -> Attempt:
-    """Return the attempt that was packed, given one that is just begun on the same configuration."""
-    attempt = _Unpickler(BytesIO(state), begun).load()
-    assert isinstance(attempt, Attempt), "states are of attempts"
-    if attempt.hull is not None:
-        attempt.hull.rows = attempt.program()
-    if attempt.rounds is not None:
-        attempt.rounds.spreader.program = attempt.block()
-    return attempt
+def _unpacked(state: bytes, begun: NodeSolver) -> NodeSolver:
+    """Return the node that was packed, given one that is just begun on the same configuration."""
+    node = _Unpickler(BytesIO(state), begun).load()
+    assert isinstance(node, NodeSolver), "states are of nodes"
+    if node.state.hull is not None:
+        node.state.hull.rows = node.relaxation.program()
+    if node.cuts.rounds is not None:
+        node.cuts.rounds.spreader.program = node.cuts.program()
+    return node
