@@ -173,7 +173,7 @@ def _searched(
                 if node.best is not None:
                     found, best = node.best, limit
                     if node.pipeline.fills:
-                        best = node.finder.weighing.peak(found.choice, found.split)
+                        best = node.finder.costs.peak(found.choice, found.split)
                     saved *= 2
                     break
         else:
@@ -250,7 +250,7 @@ def _thrifty_plan(
         solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
         if solution.choice is None:
             break
-        _, totals = node.finder.weighed(solution.choice)
+        _, totals = node.finder.block_costs(solution.choice)
         if not second:
             second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
         choices.append(solution.choice)
@@ -274,9 +274,9 @@ def _least(
 
 def _in_line(node: NodeSolver, choice: Choice, constraints: Constraints) -> tuple[float, Candidate] | None:
     """Return the split of a choice under a plain schedule that needs least, with the bytes of its fullest stage."""
-    memory, totals = node.finder.weighed(choice)
+    memory, totals = node.finder.block_costs(choice)
     pipeline, chain = node.pipeline, node.tables.folded.chain
-    hops = node.finder.weighing.hops(choice, pipeline)
+    hops = node.finder.costs.hops(choice, pipeline)
     found = least_split(memory, pipeline, constraints)
     if found is None:
         return None
@@ -300,10 +300,10 @@ def _in_turn(
     """Return the split of a choice under any schedule that needs fewer than some bytes; None if none is found."""
     splits = SCHEDULES[configuration.schedule].splits
     passes = pass_seconds(node.tables, choice, splits=splits)
-    memory = node.finder.weighing.bytes(choice, splits=splits)
-    totals = node.finder.weighing.copied(choice, node.tables.block_seconds(choice), passes, splits=splits)
+    memory = node.finder.costs.bytes(choice, splits=splits)
+    totals = node.finder.costs.seconds_with_copies(choice, node.tables.block_seconds(choice), passes, splits=splits)
     pipeline = configuration.pipeline(search.costs.stack)
-    hops = node.finder.weighing.hops(choice, pipeline)
+    hops = node.finder.costs.hops(choice, pipeline)
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
         return Groups(passes, totals, memory, pipeline, limit, hops, search.constraints).best()

@@ -184,7 +184,7 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     choices = [free.best.choice]
     for _ in range(8):
         choices.append(random_choice(instance, rng, near=choices[-1]))
-    peak = free.finder.weighing.peak(free.best.choice, free.best.split)
+    peak = free.finder.costs.peak(free.best.choice, free.best.split)
     without = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     before, raised, found = without.least((configuration,)), 0, 0
     for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.2, 0.01):
@@ -252,7 +252,7 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
     assert alone is not None
     alone.relax(np.inf)
     assert alone.best is not None
-    limited = replace(free, memory_limit=alone.finder.weighing.peak(alone.best.choice, alone.best.split) * share)
+    limited = replace(free, memory_limit=alone.finder.costs.peak(alone.best.choice, alone.best.split) * share)
     found = list[tuple[float, float]]()
     together_or_not: list[list[Family]] = [[(own,) for own in each], [tuple(each)]]
     for families in together_or_not:

@@ -83,7 +83,7 @@ def _everything() -> tuple[tuple[float, float], ...]:
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = node.finder.weighing.hops(choice, pipeline)
+            hop = node.finder.costs.hops(choice, pipeline)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
@@ -140,7 +140,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         chain = found.folded.chain
         instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
-        weighing = NodeSolver(task.context(Effort()), [configuration], found, np.inf).finder.weighing
+        weighing = NodeSolver(task.context(Effort()), [configuration], found, np.inf).finder.costs
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             hop = weighing.hops(choice, pipeline)

@@ -23,7 +23,7 @@ from autopar.recompute import ON_DEVICE
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -138,7 +138,7 @@ def _best(task: Task, configuration: Configuration) -> Candidate:
 
 def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> Hops | float:
     pipeline = configuration.pipeline(task.costs.stack)
-    return Weighing(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
+    return ChoiceCosts(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
 
 
 def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatch) -> None:

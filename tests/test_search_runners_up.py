@@ -21,7 +21,7 @@ from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.branching import Branch, Keeping, Levels, With, Without, apply, branches_of
+from autopar.search.branching import Branch, MoreRecompute, WithoutRole, WithRole, ZeroLevels, apply, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.node_solver import NodeSolver, open_node
@@ -110,7 +110,7 @@ def _everything(own: NodeSolver) -> Iterator[tuple[float, Choice, Ranges]]:
     for choice in every if made.mesh.size > 1 else islice(every, 0, None, 100):
         totals = made.block_seconds(choice)
         if np.isfinite(totals).all():
-            hop = own.finder.weighing.hops(choice, pipeline)
+            hop = own.finder.costs.hops(choice, pipeline)
             for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 seconds = step_time(totals, made.folded.chain, pipeline, split, hop_seconds(split, hop)).seconds
@@ -188,14 +188,14 @@ def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
     search = task.context(Effort())
     family = next(own for own in families(task.space) if own[0].mesh.size == 2 and own[0].num_microbatches == 1)
 
-    copied = _best(search, family, (Without(0, "ep"), With(0, "dp")))
+    copied = _best(search, family, (WithoutRole(0, "ep"), WithRole(0, "dp")))
     (dealing,) = _of_experts(copied, family, task)
-    dealt = _best(search, family, (dealing, With(0, "dp")))
+    dealt = _best(search, family, (dealing, WithRole(0, "dp")))
     (copying,) = _of_experts(dealt, family, task)
 
     assert (copied.signature.experts, dealt.signature.experts) == (1, 2)
     assert copied.signature.degrees == dealt.signature.degrees == (("dp", 0, 2),)
-    assert (dealing, copying) == (With(0, "ep"), Without(0, "ep"))
+    assert (dealing, copying) == (WithRole(0, "ep"), WithoutRole(0, "ep"))
 
 
 def _best(search: SearchContext, family: Family, branches: tuple[Branch, ...]) -> Candidate:
@@ -213,15 +213,15 @@ def _best(search: SearchContext, family: Family, branches: tuple[Branch, ...]) -
 
 def _of_experts(candidate: Candidate, family: Family, task: Task) -> list[Branch]:
     found = branches_of(candidate, family, task.workload.folded(task.job.global_batch)).branches
-    return [branch for branch in found if isinstance(branch, With | Without) and branch.role == "ep"]
+    return [branch for branch in found if isinstance(branch, WithRole | WithoutRole) and branch.role == "ep"]
 
 
 def _fits(branch: Branch, own: NodeSolver) -> bool:
     """Whether the mesh has the axes that a branch speaks of."""
     match branch:
-        case Keeping():
+        case MoreRecompute():
             return True
-        case Levels():
+        case ZeroLevels():
             return max(branch.axes) < len(own.tables.mesh.axes)
         case _:
             return branch.axis < len(own.tables.mesh.axes)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from autopar.errors import JobError, WorkerError
 from autopar.machine import usable_cores
 from autopar.search.context import SearchContext
-from autopar.search.executor import Alone, Crew
+from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.ordered_execution import LAG
 
 ENGINES = ("local", "ray")
@@ -56,17 +56,17 @@ class Engine:
 
             open_server()
 
-    def hire(self, search: SearchContext) -> Crew:
+    def open_executor(self, search: SearchContext) -> Executor:
         """Return the workers of a search."""
         if self.is_here:
-            return Alone(search)
+            return InProcessExecutor(search)
         if self.name == "ray":
-            from autopar.search.ray_executor import RayCluster
+            from autopar.search.ray_executor import RayExecutor
 
-            return RayCluster(search, self.workers, self.address)
-        from autopar.search.process_executor import Processes
+            return RayExecutor(search, self.workers, self.address)
+        from autopar.search.process_executor import ProcessExecutor
 
-        return Processes(search, self.workers or 1)
+        return ProcessExecutor(search, self.workers or 1)
 
 
 def usual_workers() -> int:

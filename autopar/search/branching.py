@@ -32,14 +32,14 @@ from autopar.search.candidate import Candidate, draft_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Keeping:
+class MoreRecompute:
     """Every layer recomputes more than a flavour does."""
 
     than: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sequential:
+class SequenceSplit:
     """Values between blocks are split along dim 1 by an axis, wherever they can be, or nowhere."""
 
     axis: int
@@ -47,7 +47,7 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Levels:
+class ZeroLevels:
     """Every parameter has one of some levels of ZeRO on each of some axes, as far as it can be split there."""
 
     axes: tuple[int, ...]
@@ -55,7 +55,7 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Without:
+class WithoutRole:
     """An axis does nothing of what makes a role."""
 
     axis: int
@@ -63,14 +63,14 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class With:
+class WithRole:
     """An axis does what makes a role, wherever it can."""
 
     axis: int
     role: str
 
 
-Branch = Keeping | Sequential | Levels | Without | With
+Branch = MoreRecompute | SequenceSplit | ZeroLevels | WithoutRole | WithRole
 
 ROLES = ("dp", "tp", "ep", "cp", "spatial")
 """What an idle axis could do."""
@@ -102,28 +102,28 @@ def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branche
     others = tuple(each for each in family if own.schedule and each.schedule != own.schedule)
     trains = SCHEDULES[candidate.configuration.schedule].trains
     axes = [(axis, role) for axis, role in enumerate(draft.roles) if role.axis.size > 1]
-    found: list[Branch] = list(_levels(axes)) if trains else []  # those that cost least come first
-    found += [Sequential(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
+    found: list[Branch] = list(_level_branches(axes)) if trains else []  # those that cost least come first
+    found += [SequenceSplit(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
     if trains and Recompute(own.recompute) in ON_DEVICE[:-1]:
-        found.append(Keeping(own.recompute))
+        found.append(MoreRecompute(own.recompute))
     free = [(axis, role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
-    found += [Without(axis, role.role) for axis, role in free if role.role != "idle"]
-    found += [With(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
+    found += [WithoutRole(axis, role.role) for axis, role in free if role.role != "idle"]
+    found += [WithRole(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
     if experts_of(folded):  # what is dealt out by axes that have another role, too
         others_too = [(axis, role.experts) for axis, role in free if role.role not in ("ep", "idle")]
-        found += [Without(axis, "ep") if deals else With(axis, "ep") for axis, deals in others_too]
+        found += [WithoutRole(axis, "ep") if deals else WithRole(axis, "ep") for axis, deals in others_too]
     return Branches(others, tuple(found))
 
 
-def _levels(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
+def _level_branches(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
     """Yield how the highest level of ZeRO of a role may be another one: lower on all of its axes, or higher on one."""
     for name in sorted(ZERO_ROLES):
         own = {axis: role.zero for axis, role in axes if role.role == name}
         highest = max(own.values(), default=0)
         if own and highest:
-            yield Levels(tuple(own), frozenset(range(highest)))
+            yield ZeroLevels(tuple(own), frozenset(range(highest)))
         if higher := LEVELS - frozenset(range(highest + 1)):
-            yield from (Levels((axis,), higher) for axis in own)
+            yield from (ZeroLevels((axis,), higher) for axis in own)
 
 
 def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints) -> tuple[Tables, Constraints] | None:
@@ -131,37 +131,37 @@ def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints
     masks: dict[int, Mask] = {}
     for branch in branches:
         match branch:
-            case Keeping():
-                constraints = _keeping(branch, tables.folded, constraints)
+            case MoreRecompute():
+                constraints = _restrict_recompute(branch, tables.folded, constraints)
                 if any(own.isdisjoint(constraints.flavours()) for own in constraints.keeps):
                     return None
-            case Sequential():
-                _join(masks, _sequence(branch, tables))
-            case Without():
-                _join(masks, ((index, ~doing) for index, doing in _doing(branch, tables)))
-            case With():
-                able = [(index, doing) for index, doing in _doing(branch, tables) if doing.any()]
+            case SequenceSplit():
+                _intersect(masks, _sequence_masks(branch, tables))
+            case WithoutRole():
+                _intersect(masks, ((index, ~doing) for index, doing in _role_masks(branch, tables)))
+            case WithRole():
+                able = [(index, doing) for index, doing in _role_masks(branch, tables) if doing.any()]
                 if not able:
                     return None
-                _join(masks, iter(able))
-            case Levels():
+                _intersect(masks, iter(able))
+            case ZeroLevels():
                 pass  # after the masks, as its tables are over the strategies that are left
     narrowed = narrow(tables, masks)
     if narrowed is None:
         return None
     for branch in branches:
-        if isinstance(branch, Levels):
+        if isinstance(branch, ZeroLevels):
             for axis in branch.axes:
                 narrowed = keep_levels(narrowed, branch.levels, axis)
     return narrowed, constraints
 
 
-def _join(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
+def _intersect(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
     for index, mask in more:
         masks[index] = masks[index] & mask if index in masks else mask
 
 
-def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Constraints:
+def _restrict_recompute(branch: MoreRecompute, folded: Folded, constraints: Constraints) -> Constraints:
     counts = [kind.count for kind in folded.kinds]
     repeated = max(counts) > 1
     more = frozenset((*ON_DEVICE[ON_DEVICE.index(Recompute(branch.than)) + 1 :], Recompute.OFFLOAD))
@@ -172,7 +172,7 @@ def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Const
     return replace(constraints, keeps=tuple(left))
 
 
-def _sequence(branch: Sequential, tables: Tables) -> Iterator[tuple[int, Mask]]:
+def _sequence_masks(branch: SequenceSplit, tables: Tables) -> Iterator[tuple[int, Mask]]:
     for index, node in enumerate(tables.nodes):
         if node.decision is Decision.BOUNDARY:
             ((name, codes, _),) = placed_on(tables, node, branch.axis)
@@ -187,7 +187,7 @@ _SPLIT = 2
 """Code of being split along dim 0; that of another dim is by its number more."""
 
 
-def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]:
+def _role_masks(branch: WithoutRole | WithRole, tables: Tables) -> Iterator[tuple[int, Mask]]:
     """Yield for every forward op the strategies in which an axis does something of what makes a role."""
     graph = tables.folded.graph
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
@@ -196,11 +196,11 @@ def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]
         if node.decision is Decision.OP:
             op = tables.folded.kinds[node.kind].ops[node.position]
             if op.phase is Phase.FORWARD:
-                yield index, _strategies(branch, tables, node, parameters, activations[node.kind])
+                yield index, _role_mask(branch, tables, node, parameters, activations[node.kind])
 
 
-def _strategies(
-    branch: Without | With, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
+def _role_mask(
+    branch: WithoutRole | WithRole, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
 ) -> Mask:
     values = tables.folded.graph.values
     mask = np.zeros(node.count, dtype=bool)

@@ -13,11 +13,11 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_stages import UnequalAttempt
+from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.outcome import Outcome
-from autopar.search.reporting import tell
+from autopar.search.reporting import report_progress
 from autopar.search.settings import UnequalSettings
-from autopar.search.submesh_space import Unequal, UnequalSpace, nearest
+from autopar.search.submesh_space import Unequal, UnequalSpace, nearest_submeshes
 
 
 class UnequalSearch:
@@ -26,7 +26,7 @@ class UnequalSearch:
     Args:
         search: What it is part of.
         outcome: What was found on equal stages; added to.
-        stops: Whether to stop now, with what there is.
+        should_stop: Whether to stop now, with what there is.
         end: Returns when to end, on the monotonic clock.
 
     Attributes:
@@ -35,66 +35,66 @@ class UnequalSearch:
     """
 
     def __init__(
-        self, search: SearchContext, outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]
+        self, search: SearchContext, outcome: Outcome, should_stop: Callable[[], bool], end: Callable[[], float]
     ) -> None:
-        self._search, self._outcome, self._stops, self._end = search, outcome, stops, end
+        self._search, self._outcome, self._should_stop, self._end = search, outcome, should_stop, end
         self.bound = math.inf
         self._bounds: dict[int, float] = {}
-        self._waiting: dict[int, UnequalAttempt] = {}
+        self._waiting: dict[int, UnequalNodeSolver] = {}
         self._space = None if search.batch_dims is not None else search.unequal
         self._looked = False
 
     @property
     def left(self) -> int:
         """How many numbers of microbatches may have a better plan that was not looked for."""
-        return sum(map(self._is_rival, self._waiting))
+        return sum(map(self._may_improve, self._waiting))
 
-    def look(self, near: float = OPTIMALITY_TOLERANCE) -> None:
+    def bound_and_improve(self, near: float = OPTIMALITY_TOLERANCE) -> None:
         """Bound all that wait, and look for plans where these may be better than the best one by more than a share.
 
         Args:
             near: The share; the others wait for another look.
         """
-        self._open()
+        self._open_counts()
         self._looked = True
         outcome = self._outcome
         for count, work in tuple(self._waiting.items()):
-            if self._stops():
+            if self._should_stop():
                 break
             enough = outcome.best * (1 - near)
-            bound = self._raise(count, work.run(outcome, near))
-            if bound < enough or not self._is_rival(count):
+            bound = self._record_bound(count, work.run(outcome, near))
+            if bound < enough or not self._may_improve(count):
                 del self._waiting[count]
                 outcome.solved += bound < outcome.best
                 outcome.pruned += bound >= outcome.best
             lowest = min(outcome.closed_floor, self.bound)
             done = len(self._bounds) - len(self._waiting)
-            tell(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+            report_progress(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
 
-    def _open(self) -> None:
+    def _open_counts(self) -> None:
         """Decide which numbers of microbatches to look at, given the incumbent."""
         search, outcome, space = self._search, self._outcome, self._space
         if space is None or self._looked:
             return
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
-        submeshes = nearest(space.submeshes, min(best, space.devices / 2))
+        submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
         found = outcome.unequal = UnequalSpace(space)
-        floors = {count: least_unequal(search, space, count) for count in space.microbatches}
+        floors = {count: unequal_floor(search, space, count) for count in space.microbatches}
         is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
         closed = is_long and not search.costs.cluster.groups
-        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors, search.settings.unequal)
+        opened = [] if closed else promising_counts(search.costs.cluster, outcome.best, floors, search.settings.unequal)
         self.bound = min((floors[count] for count in opened), default=math.inf)
         self._bounds, self._waiting = {}, {}
-        if self._stops() or not opened:
+        if self._should_stop() or not opened:
             found.floor = min(floors.values())
             return
         found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
         found.opened, found.bound, found.submeshes = tuple(sorted(opened)), self.bound, submeshes
         for count in opened:
             self._bounds[count] = floors[count]
-            self._waiting[count] = UnequalAttempt(search, submeshes, space, count, self._stops, self._end)
+            self._waiting[count] = UnequalNodeSolver(search, submeshes, space, count, self._should_stop, self._end)
 
-    def _raise(self, count: int, bound: float) -> float:
+    def _record_bound(self, count: int, bound: float) -> float:
         """Take down a bound of so many microbatches, and return the best one known."""
         found = self._outcome.unequal
         assert found is not None, "what waits is part of a space"
@@ -102,12 +102,12 @@ class UnequalSearch:
         self.bound = found.bound = min(self._bounds.values())
         return self._bounds[count]
 
-    def _is_rival(self, count: int) -> bool:
+    def _may_improve(self, count: int) -> bool:
         """Whether there may be a better plan with so many microbatches."""
         return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
 
 
-def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
+def unequal_floor(search: SearchContext, space: Unequal, count: int) -> float:
     """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
 
     A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its
@@ -121,7 +121,9 @@ def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
     return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
-def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings) -> list[int]:
+def promising_counts(
+    cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings
+) -> list[int]:
     """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
     weak = 1.0 if cluster.groups else settings.weak
     below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)

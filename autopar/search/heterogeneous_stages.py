@@ -30,15 +30,15 @@ from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate, Draft
 from autopar.search.context import SearchContext
 from autopar.search.mesh_placements import (
-    Placed,
-    least_alone,
-    least_seconds,
+    MeshPlacement,
+    block_seconds_bound,
+    fastest_op_seconds,
     pareto_choices,
-    range_choice,
+    stage_choice,
     undominated,
 )
 from autopar.search.outcome import Outcome
-from autopar.search.stage_chains import Options, distinct_legs, options_of, start_places
+from autopar.search.stage_chains import StageOptions, distinct_legs, stage_options, start_places
 from autopar.search.submesh_space import Submesh, Unequal
 from autopar.search.tasks import Finding
 from autopar.solvers.limited import solve_limited
@@ -47,7 +47,7 @@ from autopar.solvers.staging.integer_program import survivors
 from autopar.staging import FloatArray, Route, Staging
 
 
-class UnequalAttempt:
+class UnequalNodeSolver:
     """Work on unequal stages with one number of microbatches.
 
     Args:
@@ -55,7 +55,7 @@ class UnequalAttempt:
         submeshes: The meshes that stages may have.
         space: What else is declared.
         count: The number of microbatches.
-        stops: Whether to stop now.
+        should_stop: Whether to stop now.
         end: Returns when to end, on the monotonic clock.
 
     Attributes:
@@ -68,40 +68,40 @@ class UnequalAttempt:
         submeshes: tuple[Submesh, ...],
         space: Unequal,
         count: int,
-        stops: Callable[[], bool],
+        should_stop: Callable[[], bool],
         end: Callable[[], float],
     ) -> None:
         search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
         self._search, self._space, self._count, self._end = search, space, count, end
-        self._asked = stops
+        self._should_stop = should_stop
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains
-        self._cut, self._told = 0, 0.0
+        self._cut, self._reported_work = 0, 0.0
         self.work = 0.0
         self._rules = search.rules(self._folded)
         self._submeshes = submeshes
         self._tables: dict[Submesh, Tables] = {}
-        self._glanced: float | None = None
-        self._bounded = 0.0
+        self._quick_bound: float | None = None
+        self._relaxed_bound = 0.0
 
-    def glance(self) -> float:
+    def quick_bound(self) -> float:
         """Return a lower bound on all plans that takes no staging problem: each op is at its fastest on some mesh.
 
         A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: a block adds
         its own seconds 1 + (m - 1) n / N times, wherever it is.
         """
-        if self._glanced is None:
+        if self._quick_bound is None:
             chosen = np.full(len(self._folded.kinds), np.inf)
             for submesh in self._submeshes:
-                if self._asked():
+                if self._should_stop():
                     return 0.0
-                tables = self._written(submesh)
+                tables = self._tables_on(submesh)
                 if tables is not None:
                     times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
-                    chosen = np.minimum(chosen, times * least_alone(tables))
+                    chosen = np.minimum(chosen, times * fastest_op_seconds(tables))
             counts = np.array([kind.count for kind in self._folded.kinds])
-            self._glanced = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
-        return self._glanced
+            self._quick_bound = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
+        return self._quick_bound
 
     def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
         """Return a lower bound on all plans, and add the best one to what was found.
@@ -110,53 +110,53 @@ class UnequalAttempt:
             outcome: What was found.
             near: How much better, relative, plans have to be at most than the best one for one to be looked for.
         """
-        bound, enough = self.glance(), outcome.best * (1 - near)
-        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._stops():
-            self._bounded = self._bounded or self._bound(outcome.best)
-            bound = max(bound, self._bounded)
-        if bound >= enough or self._stops():
+        bound, enough = self.quick_bound(), outcome.best * (1 - near)
+        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._is_stopped():
+            self._relaxed_bound = self._relaxed_bound or self._bound(outcome.best)
+            bound = max(bound, self._relaxed_bound)
+        if bound >= enough or self._is_stopped():
             self._tables = {}  # megabytes each, which may not be asked for again
-            outcome.take(self._finding(bound, None), self._search.keep)
+            outcome.add_finding(self._finding(bound, None), self._search.keep)
             return bound
-        placed, cutoff = self._placed(), outcome.threshold(self._search.keep)
+        placements, cutoff = self._mesh_placements(), outcome.threshold(self._search.keep)
         for _ in range(self._search.settings.unequal.rounds):
-            if not placed or self._stops():
+            if not placements or self._is_stopped():
                 break
-            options = self._options(placed)
-            found = dynamic.solve(options.staging, cutoff, self._asked)
+            options = self._options(placements)
+            found = dynamic.solve(options.staging, cutoff, self._should_stop)
             if not found.route:
                 break
             cutoff = found.seconds
-            outcome.take(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
-            placed = self._with_own(options, found.route)
-            if len(placed) == len(options.placed):
+            outcome.add_finding(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
+            placements = self._add_stage_choices(options, found.route)
+            if len(placements) == len(options.placements):
                 break
-        outcome.take(self._finding(bound, None), self._search.keep)
+        outcome.add_finding(self._finding(bound, None), self._search.keep)
         return bound
 
     def _finding(self, bound: float, best: Candidate | None) -> Finding:
         """Return what came of the work since the last one."""
-        found = Finding(bound, best, self._cut, work=self.work - self._told)
-        self._cut, self._told = 0, self.work
+        found = Finding(bound, best, self._cut, work=self.work - self._reported_work)
+        self._cut, self._reported_work = 0, self.work
         return found
 
-    def _stops(self) -> bool:
+    def _is_stopped(self) -> bool:
         """Whether to stop now, since somebody wants to or as much work was done as there may be."""
-        return self._asked() or self.work >= self._search.settings.unequal.most_work
+        return self._should_stop() or self.work >= self._search.settings.unequal.most_work
 
-    def options(self) -> Options | None:
+    def options(self) -> StageOptions | None:
         """Return what stages can be chosen from at first; None if there is nothing."""
-        placed = self._placed()
-        return self._options(placed) if placed else None
+        placements = self._mesh_placements()
+        return self._options(placements) if placements else None
 
-    def _options(self, placed: Sequence[Placed]) -> Options:
-        return options_of(
-            placed,
-            self._pipeline(self._stages),
+    def _options(self, placements: Sequence[MeshPlacement]) -> StageOptions:
+        return stage_options(
+            placements,
+            self._pipeline(self._most_stages),
             frozenset(self._space.stages),
             self._search.costs,
             self._space.devices,
-            [self._limit(own.submesh) for own in placed],
+            [self._limit(own.submesh) for own in placements],
             self._search.constraints,
         )
 
@@ -164,20 +164,20 @@ class UnequalAttempt:
         """Return the bytes that a device of a mesh may use: groups of nodes may have more memory than the smallest."""
         return stage_limit(self._search.costs.cluster, self._search.memory_limit, submesh.devices)
 
-    def _with_own(self, options: Options, route: Route) -> list[Placed]:
+    def _add_stage_choices(self, options: StageOptions, route: Route) -> list[MeshPlacement]:
         """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
-        found = list(options.placed)
+        found = list(options.placements)
         for leg in route:
-            submesh = options.placed[leg.option].submesh
+            submesh = options.placements[leg.option].submesh
             tables = self._tables[submesh]
             counts = np.bincount(self._folded.chain[leg.start : leg.stop], minlength=len(self._folded.kinds))
-            choice = range_choice(tables, self._pipeline(len(route)), counts, self._solve)
+            choice = stage_choice(tables, self._pipeline(len(route)), counts, self._solve)
             if choice is not None and all((own.submesh, own.choice) != (submesh, choice) for own in found):
-                found.append(Placed.of(submesh, tables, choice, trains=self._trains))
+                found.append(MeshPlacement.of(submesh, tables, choice, trains=self._trains))
         return found
 
     @property
-    def _stages(self) -> int:
+    def _most_stages(self) -> int:
         """How many stages there may be on the meshes that are left."""
         devices = self._space.devices
         smallest = min((submesh.mesh.size for submesh in self._tables), default=devices)
@@ -199,24 +199,24 @@ class UnequalAttempt:
 
     def _bound(self, best: float) -> float:
         """Return a lower bound on all plans, and let go of the meshes that none has that is better than the best."""
-        self._write()
+        self._write_tables()
         if not self._tables:
             return math.inf
         relaxed = self.relaxed()
-        bound = dynamic.solve(relaxed, best, self._asked).bound
-        if bound < best < math.inf and not self._asked():
+        bound = dynamic.solve(relaxed, best, self._should_stop).bound
+        if bound < best < math.inf and not self._should_stop():
             used = {leg.option for _, leg in survivors(relaxed, best, one_each=True)}
             self._submeshes = tuple(own for number, own in enumerate(self._tables) if number in used)
             self._tables = {own: self._tables[own] for own in self._submeshes}
         return bound
 
-    def _write(self) -> None:
+    def _write_tables(self) -> None:
         """Have the decisions on all meshes on which there are any."""
         if not self._tables:
-            found = {submesh: self._written(submesh) for submesh in self._submeshes}
+            found = {submesh: self._tables_on(submesh) for submesh in self._submeshes}
             self._tables = {submesh: tables for submesh, tables in found.items() if tables is not None}
 
-    def _written(self, submesh: Submesh) -> Tables | None:
+    def _tables_on(self, submesh: Submesh) -> Tables | None:
         """Return the decisions on a mesh; None if constraints exclude them."""
         search = self._search
         costs = search.costs.on(submesh.devices)
@@ -224,10 +224,10 @@ class UnequalAttempt:
 
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
-        self._write()
+        self._write_tables()
         chain = np.asarray(self._folded.chain)
         found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
-        pipeline, stages, options = self._pipeline(self._stages), self._stages, len(self._tables)
+        pipeline, stages, options = self._pipeline(self._most_stages), self._most_stages, len(self._tables)
         flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(stages))], dtype=np.float64)
         seconds = np.empty((stages, options, len(found.start), 1))
 
@@ -236,7 +236,7 @@ class UnequalAttempt:
             return np.asarray(total[found.stop] - total[found.start])
 
         for number, (submesh, tables) in enumerate(self._tables.items()):
-            least = least_seconds(tables, self._solve, self._stops, self._search.settings.unequal)
+            least = block_seconds_bound(tables, self._solve, self._is_stopped, self._search.settings.unequal)
             resident, kept = _least_bytes(tables, trains=self._trains)
             held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
             seconds[:, number, :, 0] = np.where(held <= self._limit(submesh), sums(least)[None], np.inf)
@@ -258,17 +258,17 @@ class UnequalAttempt:
             fixed=pipeline.fixed,
         )
 
-    def _placed(self) -> list[Placed]:
+    def _mesh_placements(self) -> list[MeshPlacement]:
         """Return what stages can be chosen from."""
-        self._write()
+        self._write_tables()
         search = self._search
-        found: list[Placed] = []
+        found: list[MeshPlacement] = []
         flavours = search.constraints.flavours()
         fastest = search.constraints.fastest(self._folded.chain, len(self._folded.kinds))
         for submesh, tables in self._tables.items():
-            if found and self._stops():
+            if found and self._is_stopped():
                 break
-            even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
+            even = max(2, min(self._most_stages, round(self._space.devices / submesh.mesh.size)))
             choices = pareto_choices(
                 tables,
                 self._pipeline(even),
@@ -276,28 +276,30 @@ class UnequalAttempt:
                 flavours,
                 fastest,
                 self._solve,
-                self._stops,
+                self._is_stopped,
                 self._search.settings.unequal,
             )
-            each = [Placed.of(submesh, tables, choice, trains=self._trains) for choice in choices]
+            each = [MeshPlacement.of(submesh, tables, choice, trains=self._trains) for choice in choices]
             found += undominated(each)[: self._search.settings.unequal.most_choices]
         return found
 
-    def candidate(self, options: Options, route: Route) -> Candidate:
+    def candidate(self, options: StageOptions, route: Route) -> Candidate:
         """Return the plan of a route before it is written down."""
         used = distinct_legs(route)
-        first, flavours = options.placed[used[0]], options.flavours(route)
+        first, flavours = options.placements[used[0]], options.flavours(route)
         configuration = Configuration(len(route), first.submesh.mesh, self._count, self._space.schedule)
         stages = tuple(
             StagePlan(
                 (leg.start, leg.stop),
-                (leg.device, leg.device + options.placed[leg.option].submesh.mesh.size),
+                (leg.device, leg.device + options.placements[leg.option].submesh.mesh.size),
                 format_recompute(recompute),
                 used.index(leg.option),
             )
             for leg, recompute in zip(route, flavours, strict=True)
         )
-        variants = tuple(Variant(own.submesh.mesh.axes, own.blocks) for own in map(options.placed.__getitem__, used))
+        variants = tuple(
+            Variant(own.submesh.mesh.axes, own.blocks) for own in map(options.placements.__getitem__, used)
+        )
         roles = tuple(
             roles_of_axes(variant.mesh, _held(variant, number, stages), self._folded)
             for number, variant in enumerate(variants)

@@ -18,7 +18,7 @@ class History:
         self._start = time.monotonic() - before
         self._points: list[HistoryPoint] = []
 
-    def note(self, objective: float, bound: float) -> None:
+    def record(self, objective: float, bound: float) -> None:
         """Take down the best objective and the bound if one of them is better than before; seconds."""
         if not math.isfinite(objective):
             return

@@ -104,7 +104,7 @@ class MemoryFitting:
                 break
             self._finder.consider(solution.choice)
             # The problem does not count all bytes, such as those of collectives in flight: reduce its limit by them.
-            excess = self._finder.weighing.peak(solution.choice, split) - state.search.memory_limit
+            excess = self._finder.costs.peak(solution.choice, split) - state.search.memory_limit
             if excess <= 0:
                 break
             limit -= excess

@@ -26,15 +26,15 @@ from autopar.simulate.ranges import chain_bytes
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
-RATIOS = (0.1, 1.0, 10.0)
+MEMORY_PRICE_RATIOS = (0.1, 1.0, 10.0)
 """Price of all bytes of a mean stage over its time, where memory may bind: three orders of magnitude."""
 
-ELSEWHERE = 1e-3
+ABSENT_KIND_WEIGHT = 1e-3
 """Blocks that a kind counts as where a stage has none: enough to place them well, too few to decide anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class MeshPlacement:
     """A choice of placements on a mesh.
 
     Attributes:
@@ -56,7 +56,7 @@ class Placed:
     memory: ChainBytes
 
     @classmethod
-    def of(cls, submesh: Submesh, tables: Tables, choice: Choice, *, trains: bool) -> "Placed":
+    def of(cls, submesh: Submesh, tables: Tables, choice: Choice, *, trains: bool) -> "MeshPlacement":
         """Return a choice with all that follows from it."""
         blocks = assemble_blocks(tables, choice)
         lowered = lower_blocks(blocks, tables.folded, tables.resharder)
@@ -64,12 +64,14 @@ class Placed:
         return cls(submesh, tables, choice, tables.block_seconds(choice), blocks, lowered, memory)
 
     @property
-    def hands(self) -> tuple[object, ...]:
+    def hand_over_key(self) -> tuple[object, ...]:
         """How and where it holds what stages hand to each other."""
         return self.submesh, tuple((block.arrivals, block.departures) for block in self.blocks)
 
 
-def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], settings: UnequalSettings) -> FloatArray:
+def block_seconds_bound(
+    tables: Tables, solve: Solve, stopped: Callable[[], bool], settings: UnequalSettings
+) -> FloatArray:
     """Return by kind a lower bound on the seconds of both passes of a block, whatever is chosen, (kinds,).
 
     Args:
@@ -78,7 +80,7 @@ def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], set
         stopped: Whether to solve none any more.
         settings: Constants of the search.
     """
-    least = least_alone(tables)
+    least = fastest_op_seconds(tables)
     counts = np.array([kind.count for kind in tables.folded.kinds])
     shares = counts * least / max(float(counts @ least), 1e-12)
     for kind in np.argsort(-shares, kind="stable")[: settings.heavy_kinds].tolist():
@@ -89,7 +91,7 @@ def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], set
     return least
 
 
-def least_alone(tables: Tables) -> FloatArray:
+def fastest_op_seconds(tables: Tables) -> FloatArray:
     """Return by kind what both passes of a block take at least, each op at its fastest, (kinds,)."""
     kinds = range(len(tables.folded.kinds))
     costs = problem(tables, kind_weights(tables, kinds, 0.0)).node_costs
@@ -139,7 +141,7 @@ def pareto_choices(
         used = mean.excess(tables, first.choice) + mean.limit
         if used < settings.roomy * limit:
             continue
-        for ratio in RATIOS:
+        for ratio in MEMORY_PRICE_RATIOS:
             if not stopped():
                 price = ratio * first.cost / max(used, 1.0)
                 choice = solve(mean.priced(instance, tables, price), math.inf).choice
@@ -148,24 +150,24 @@ def pareto_choices(
     return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
 
 
-def range_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
+def stage_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
     """Return the fastest choice for a stage with so many blocks of each kind, (kinds,); None if there is none.
 
     Other blocks count so little that they are placed well, and decide nothing.
     """
     flavours = [Recompute.NONE] * len(counts)
     plain = weights(tables, pipeline, recompute=flavours, hidden=1.0, bounding=False)
-    held = np.maximum(counts, ELSEWHERE) / np.array([kind.count for kind in tables.folded.kinds])
+    held = np.maximum(counts, ABSENT_KIND_WEIGHT) / np.array([kind.count for kind in tables.folded.kinds])
     choice = solve(problem(tables, Weights(plain.factors * held[:, None], False)), math.inf).choice
     return choice if choice is not None and np.isfinite(tables.block_seconds(choice)).all() else None
 
 
-def undominated(placed: Sequence[Placed]) -> list[Placed]:
+def undominated(placements: Sequence[MeshPlacement]) -> list[MeshPlacement]:
     """Return the choices that no other one beats for every kind of block, in time and in memory."""
-    figures = [_figures(own) for own in placed]
+    figures = [_criteria(own) for own in placements]
     return [
         own
-        for number, own in enumerate(placed)
+        for number, own in enumerate(placements)
         if not any(
             (other <= figures[number]).all() and ((other < figures[number]).any() or before < number)
             for before, other in enumerate(figures)
@@ -174,7 +176,7 @@ def undominated(placed: Sequence[Placed]) -> list[Placed]:
     ]
 
 
-def _figures(own: Placed) -> FloatArray:
+def _criteria(own: MeshPlacement) -> FloatArray:
     """Return what counts of a choice: seconds and bytes of each kind of block."""
     bytes_kept = [
         own.memory.stage(index, index + 1, (flavour,))

@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from autopar.search.executor import Crew
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import Executor
+from autopar.search.tasks import Finding, SearchTask
 
 LAG = 7
 """Pieces that are done at a time, less one, by as many workers or more."""
@@ -43,7 +43,7 @@ def horizon(index: int, lead: int) -> int:
     return max(0, index - min(LAG, lead + index // 4))
 
 
-class Series(ABC):
+class TaskSeries(ABC):
     """Pieces in order.
 
     Attributes:
@@ -53,76 +53,76 @@ class Series(ABC):
     lead = 1
 
     @abstractmethod
-    def ends(self, index: int) -> bool:
+    def is_over(self, index: int) -> bool:
         """Whether what is known makes this piece and all after it needless."""
 
     @abstractmethod
-    def piece(self, index: int) -> Piece | None:
+    def next_task(self, index: int) -> SearchTask | None:
         """Return a piece; None if what is known makes it needless."""
 
     @abstractmethod
-    def take(self, index: int, finding: Finding | None) -> None:
+    def record_finding(self, index: int, finding: Finding | None) -> None:
         """Take what came of a piece, None if it was needless; in order, but for the last ones if stopped."""
 
 
-def sweep(
-    crew: Crew,
-    series: Series,
+def run_series(
+    executor: Executor,
+    series: TaskSeries,
     count: int,
     end: Callable[[], float],
-    stops: Callable[[], bool],
-    heard: Callable[[Finding], None],
+    must_stop: Callable[[], bool],
+    on_finding: Callable[[Finding], None],
 ) -> None:
     """Have a series of pieces done.
 
     Args:
-        crew: By whom.
+        executor: By whom.
         series: The pieces.
         count: How many there are.
         end: Returns when a piece that is started now should be done, on the monotonic clock.
-        stops: Whether to stop now, with what there is.
-        heard: Told of findings as soon as they are there.
+        must_stop: Whether to stop now, with what there is.
+        on_finding: Told of findings as soon as they are there.
 
     Raises:
         WorkerError: If workers keep dying of a piece.
     """
-    ready: deque[tuple[int, Piece]] = deque()
+    ready: deque[tuple[int, SearchTask]] = deque()
     found: dict[int, Finding | None] = {}
     prepared = taken = 0
     while True:
         while prepared < count and horizon(prepared, series.lead) <= taken:
-            if series.ends(prepared):
+            if series.is_over(prepared):
                 count = prepared
                 break
-            piece = series.piece(prepared)
-            if piece is None:
+            task = series.next_task(prepared)
+            if task is None:
                 found[prepared] = None
             else:
-                ready.append((prepared, piece))
+                ready.append((prepared, task))
             prepared += 1
         if taken in found:
-            series.take(taken, found.pop(taken))
+            series.record_finding(taken, found.pop(taken))
             taken += 1
             continue
         if taken == count:
             return
-        if stops():
+        if must_stop():
             break
-        while ready and crew.is_free:
-            number, piece = order = next((each for each in ready if crew.suits(each[1])), ready[0])
-            ready.remove(order)
-            crew.start(number, piece, end())
-        for number, finding in crew.wait(POLL_SECONDS):
-            heard(finding)
+        while ready and executor.is_free:
+            number, task = entry = next((each for each in ready if executor.is_preferred(each[1])), ready[0])
+            ready.remove(entry)
+            executor.start(number, task, end())
+        for number, finding in executor.wait(POLL_SECONDS):
+            on_finding(finding)
             found[number] = finding
     running = prepared - taken - len(ready) - len(found)
-    crew.stop()
+    executor.stop()
     limit = time.monotonic() + GRACE_SECONDS
     while running > 0 and (left := limit - time.monotonic()) > 0:
-        for number, finding in crew.wait(left):
-            heard(finding)
+        for number, finding in executor.wait(left):
+            on_finding(finding)
             found[number] = finding
             running -= 1
     for number in sorted(found):
         if found[number] is not None:  # what was needless was not looked at, so that it is told as such
-            series.take(number, found[number])
+            series.record_finding(number, found[number])

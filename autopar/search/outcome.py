@@ -63,7 +63,7 @@ class Outcome:
         standings: What is known of the families that were looked at.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
-        pieces: Pieces of work that were done.
+        num_tasks: Pieces of work that were done.
         left: Configurations that were put aside: they may have a better plan, but do not limit the bound.
         closed: Configurations on meshes of three axes that may have a better plan and were not worked on to the end.
         closed_floor: No plan on these meshes has a lower objective unless all were searched; infinity then.
@@ -92,7 +92,7 @@ class Outcome:
     reserve: frozenset[Hosted] = frozenset()
     reserve_floor: float = 0.0
     work: float = 0.0
-    pieces: int = 0
+    num_tasks: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: UnequalSpace | None = None
     workers_bytes: float = 0.0
@@ -120,22 +120,22 @@ class Outcome:
         last = found[keep - 1].objective if len(found) >= keep else math.inf
         return min(self.settings.keep_within * self.best, last)
 
-    def note(self, family: Family, bound: float, stage: Stage) -> None:
+    def record_standing(self, family: Family, bound: float, stage: Stage) -> None:
         """Take down how far the work on a family is."""
         known = self.standings.get(family)
         self.standings[family] = Standing(max(bound, known.bound if known else 0.0), stage)
 
-    def done(self, space: Iterable[Family]) -> dict[Family, float]:
+    def finished_nodes(self, space: Iterable[Family]) -> dict[Family, float]:
         """Return the families of a space on which there is nothing more to do, and their bounds in seconds."""
         known = ((family, self.standings.get(family)) for family in space)
         return {family: own.bound for family, own in known if own is not None and own.stage is Stage.DONE}
 
-    def take(self, finding: Finding, keep: int) -> None:
+    def add_finding(self, finding: Finding, keep: int) -> None:
         """Add plans of a configuration in place of earlier ones of the same and of their signature.
 
         Only the best few are kept, but as many distinct ones as are wanted, if there are.
         """
-        self.pieces += 1
+        self.num_tasks += 1
         self.cut += finding.cut
         self.work += finding.work
         for found in finding.plans:

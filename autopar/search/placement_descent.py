@@ -100,7 +100,7 @@ def descend(
     near: Neighbourhood,
     constant: float,
     seconds: Callable[[Choice], float],
-    stops: Callable[[], bool],
+    should_stop: Callable[[], bool],
     settings: NodeSettings,
 ) -> Iterator[Choice]:
     """Yield ever better choices, until none near the last one is better or enough were looked at.
@@ -110,7 +110,7 @@ def descend(
         near: What is near, at prices that are below `seconds` for every choice.
         constant: What the prices leave out.
         seconds: Times a choice.
-        stops: Whether to stop.
+        should_stop: Whether to stop.
         settings: Constants of the search.
     """
     choice, best, unchanged, left = start, seconds(start), 0, settings.descent_changes
@@ -118,7 +118,7 @@ def descend(
     for index in cycle(near.order):
         for other in near.changed(choice, index, best * (1 - BETTER) - constant):
             left -= 1
-            if not left or stops():
+            if not left or should_stop():
                 return
             if left % settings.descent_share == 0:
                 if best > before * (1 - settings.descent_worth):

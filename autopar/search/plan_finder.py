@@ -6,9 +6,9 @@ from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.tables import FloatArray
 from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 from autopar.search.node_state import NodeState
-from autopar.search.stage_cutting import Cutting
+from autopar.search.stage_cutting import StageCutter
 
 
 class PlanFinder:
@@ -25,7 +25,7 @@ class PlanFinder:
         search = state.search
         self._state = state
         self._considered: dict[Choice, None] = {}
-        self.weighing = Weighing(
+        self.costs = ChoiceCosts(
             state.tables,
             state.pipeline,
             state.configuration.mesh.size,
@@ -34,7 +34,7 @@ class PlanFinder:
             bool(search.constraints.hosted),
         )
         pipelines = zip(state.family, state.pipelines, strict=True)
-        self._cutting = Cutting(search, tuple(pipelines), state.tables, self.weighing)
+        self._cutter = StageCutter(search, tuple(pipelines), state.tables, self.costs)
 
     @property
     def considered(self) -> tuple[Choice, ...]:
@@ -55,10 +55,12 @@ class PlanFinder:
                 bounds.append(state.hull.alone(choice))
             return bounds[0]
 
-        state.best = self._cutting.better(choice, state.best, state.cutoff, least, state.is_stopped)
+        state.best = self._cutter.best_plan(choice, state.best, state.cutoff, least, state.is_stopped)
 
-    def weighed(self, choice: Choice) -> tuple[ChainBytes, FloatArray]:
+    def block_costs(self, choice: Choice) -> tuple[ChainBytes, FloatArray]:
         """Return the bytes of every range of blocks, and the seconds of blocks with host copies, (kinds, slots)."""
         tables, splits = self._state.tables, SCHEDULES[self._state.pipeline.schedule].splits
         totals, passes = tables.block_seconds(choice), pass_seconds(tables, choice, splits=splits)
-        return self.weighing.bytes(choice, splits=splits), self.weighing.copied(choice, totals, passes, splits=splits)
+        return self.costs.bytes(choice, splits=splits), self.costs.seconds_with_copies(
+            choice, totals, passes, splits=splits
+        )

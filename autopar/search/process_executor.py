@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from autopar.collector import uncollected
 from autopar.machine import follow_parent
 from autopar.search.context import SearchContext
-from autopar.search.executor import Order, Team
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import Assignment, WorkerPool
+from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
 """What the server imports before the first worker starts."""
 
-_FOR_CALLER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_CALLER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals that the caller decides about. A terminal, `timeout` and batch systems send them to every process of a group,
 and workers that ended then would take along what they have found."""
 
-_bench: Workbench | None = None
+_workbench: Workbench | None = None
 """In a worker: where it works."""
 
 
@@ -51,7 +51,7 @@ class _Worker:
     futures: deque[Future[Finding]] = field(default_factory=deque)
 
 
-class Processes(Team):
+class ProcessExecutor(WorkerPool):
     """Processes of this machine.
 
     Args:
@@ -68,7 +68,7 @@ class Processes(Team):
         self._stop = self._context.RawValue("b", 0)
         with uncollected():
             self._search = pickle.dumps(search.portable())
-        starting = [self._hire() for _ in range(size)]
+        starting = [self._start_worker() for _ in range(size)]
         self._workers = [_Worker(pool, ready.result()) for pool, ready in starting]
 
     @property
@@ -77,7 +77,7 @@ class Processes(Team):
         return tuple(worker.pid for worker in self._workers)
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """See `Crew.wait`."""
+        """See `Executor.wait`."""
         futures = {worker.futures[0]: number for number, worker in enumerate(self._workers) if worker.futures}
         found = []
         for future in wait(futures, seconds, FIRST_COMPLETED).done:
@@ -87,19 +87,19 @@ class Processes(Team):
                 finding = future.result()
             except BrokenProcessPool as error:
                 self._workers[number].pool.shutdown()
-                pool, ready = self._hire()
+                pool, ready = self._start_worker()
                 self._workers[number] = _Worker(pool, ready.result())
-                self._dead(number, str(error))
+                self._reassign(number, str(error))
                 continue
-            found.append(self._taken(number, finding))
+            found.append(self._record_finding(number, finding))
         return found
 
     def stop(self) -> None:
-        """See `Crew.stop`."""
+        """See `Executor.stop`."""
         self._stop.value = 1
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `Executor.close`."""
         for worker in self._workers:
             if worker.futures:
                 with suppress(ProcessLookupError):
@@ -107,39 +107,39 @@ class Processes(Team):
         for worker in self._workers:
             worker.pool.shutdown(cancel_futures=True)
 
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        hired = self._workers[worker]
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
+        known = self._workers[worker]
         try:
-            hired.futures.append(hired.pool.submit(_do, order.piece, order.end, state))
+            known.futures.append(known.pool.submit(_execute, assignment.task, assignment.end, state))
         except BrokenProcessPool as error:  # it died while it had nothing to do
-            hired.futures.append(Future())
-            hired.futures[-1].set_exception(error)
+            known.futures.append(Future())
+            known.futures[-1].set_exception(error)
 
-    def _hire(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
+    def _start_worker(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
         """Return a new worker, and its process number once it is ready."""
-        pool = ProcessPoolExecutor(1, self._context, _begin, (self._search, self._stop))
-        with _nameless():
+        pool = ProcessPoolExecutor(1, self._context, _prepare_worker, (self._search, self._stop))
+        with _detached():
             return pool, pool.submit(os.getpid)
 
 
 def open_server() -> None:
     """Start the server that workers are forked from, unless it runs; it imports what they need meanwhile."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
-    with _nameless():
+    with _detached():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _nameless() -> Iterator[None]:
+def _detached() -> Iterator[None]:
     """Keep new processes from importing the caller's script, and from signals that the caller decides about.
 
     They need nothing of the script, and it may not expect to be imported. Processes that are still starting get these
     signals too.
     """
     main = sys.modules["__main__"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)  # inherited
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)  # inherited
     resource_tracker.ensure_running()  # which any of them starts; afterwards SIGINT and SIGTERM are let through here
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -148,16 +148,16 @@ def _nameless() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(search: bytes, stop: "c_byte") -> None:
+def _prepare_worker(search: bytes, stop: "c_byte") -> None:
     """Prepare a worker."""
-    global _bench
-    for number in _FOR_CALLER:  # also between two pieces
+    global _workbench
+    for number in _CALLER_SIGNALS:  # also between two pieces
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
-    _bench = Workbench.unpacked(search, lambda: bool(stop.value))
+    _workbench = Workbench.unpacked(search, lambda: bool(stop.value))
 
 
-def _do(piece: Piece, end: float, state: bytes | None) -> Finding:
+def _execute(task: SearchTask, end: float, state: bytes | None) -> Finding:
     """Do a piece, in a worker; processes of a machine have one monotonic clock."""
-    assert _bench is not None, "a worker is prepared before its first piece"
-    return _bench.do(piece, end - time.monotonic(), state)
+    assert _workbench is not None, "a worker is prepared before its first piece"
+    return _workbench.execute(task, end - time.monotonic(), state)

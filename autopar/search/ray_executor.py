@@ -19,11 +19,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from autopar.collector import uncollected
 from autopar.errors import WorkerError
 from autopar.search.context import SearchContext
-from autopar.search.executor import MAX_DEATHS, Order, Team
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import MAX_DEATHS, Assignment, WorkerPool
+from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 
-KNOCK_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 """How long a cluster may take to accept a connection."""
 
 ANSWER_SECONDS = 60.0
@@ -32,27 +32,27 @@ ANSWER_SECONDS = 60.0
 FREE_SECONDS = 10.0
 """How long its CPUs may be somebody else's: those of a search that has just ended are free a moment later."""
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """How often it is asked whether they are."""
 
 
-class Bench:
+class RayWorker:
     """A worker: an actor with a second thread, in which it hears that it is to stop."""
 
     def __init__(self, search: bytes) -> None:
         self._is_stopped = False
-        self._bench = Workbench.unpacked(search, lambda: self._is_stopped)
+        self._workbench = Workbench.unpacked(search, lambda: self._is_stopped)
 
-    def do(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
+    def execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         """Do a piece."""
-        return self._bench.do(piece, seconds, state)
+        return self._workbench.execute(task, seconds, state)
 
     def stop(self) -> None:
         """Have what is being done end soon."""
         self._is_stopped = True
 
 
-class RayCluster(Team):
+class RayExecutor(WorkerPool):
     """Ray actors.
 
     Args:
@@ -65,11 +65,11 @@ class RayCluster(Team):
     """
 
     def __init__(self, search: SearchContext, size: int | None, address: str | None) -> None:
-        self._ours = not ray.is_initialized()
-        if self._ours:
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
             _connect(size, address)
         try:
-            size = _workers(size)
+            size = _num_workers(size)
             _check_nodes()
         except WorkerError:
             self._leave()
@@ -81,12 +81,12 @@ class RayCluster(Team):
         with uncollected():
             packed = pickle.dumps(search.portable())
         self._search = ray.put(packed)  # held: an actor that is started again asks for it
-        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(Bench)
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(RayWorker)
         self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
         self._running: dict[Any, int] = {}
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """See `Crew.wait`."""
+        """See `Executor.wait`."""
         if not self._running:
             return []
         done, _ = ray.wait(list(self._running), timeout=seconds)
@@ -96,37 +96,37 @@ class RayCluster(Team):
             try:
                 finding = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                where = self._orders[worker][0].piece.configuration[0]
+                where = self._assignments[worker][0].task.family[0]
                 raise WorkerError(
                     f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
                     hint="see the logs of the Ray cluster, or use fewer --workers",
                 ) from error
-            found.append(self._taken(worker, finding))
+            found.append(self._record_finding(worker, finding))
         return found
 
     def stop(self) -> None:
-        """See `Crew.stop`."""
+        """See `Executor.stop`."""
         for actor in self.actors:
             actor.stop.remote()
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `Executor.close`."""
         for actor in self.actors:
             ray.kill(actor)
         self._quiet.__exit__(None, None, None)
         self._leave()
 
     def _leave(self) -> None:
-        if self._ours:
+        if self._owns_cluster:
             ray.shutdown()
 
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
         # An actor that was started again knows nothing of the cell, so that what was done goes along always.
-        state = self._states.get(order.piece.on)
-        self._running[self.actors[worker].do.remote(order.piece, order.left, state)] = worker
+        state = self._states.get(assignment.task.cell)
+        self._running[self.actors[worker].execute.remote(assignment.task, assignment.left, state)] = worker
 
 
-def _knock(address: str | None) -> None:
+def _check_listening(address: str | None) -> None:
     """Find out whether anybody listens at an address of the form HOST:PORT; Ray itself would try for minutes.
 
     Raises:
@@ -134,10 +134,10 @@ def _knock(address: str | None) -> None:
     """
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
-def _workers(size: int | None) -> int:
+def _num_workers(size: int | None) -> int:
     """Return how many actors there will be: as many as asked for, or as there are CPUs that are free.
 
     Raises:
@@ -148,7 +148,7 @@ def _workers(size: int | None) -> int:
         raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
     end = time.monotonic() + FREE_SECONDS
     while (free := int(ray.available_resources().get("CPU", 0))) < (size or num_cpus) and time.monotonic() < end:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if free < (size or 1):
         raise WorkerError(
             f"{free} of the {num_cpus} CPUs of the Ray cluster are free, of {size or 1} that workers need",
@@ -191,7 +191,7 @@ def _check_nodes() -> None:
 def _connect(size: int | None, address: str | None) -> None:
     """Connect to a cluster, or start one."""
     try:
-        _knock(address)
+        _check_listening(address)
         if address is None:  # whatever RAY_ADDRESS says, which is what "auto" is for
             ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
         else:

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 from autopar.configuration import Family
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
-from autopar.search.branching import Branch, Keeping, Sequential, branches_of
+from autopar.search.branching import Branch, MoreRecompute, SequenceSplit, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.ordered_execution import Series
+from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome, Stage, Standing
-from autopar.search.reporting import tell
-from autopar.search.tasks import Cell, Finding, Piece, Work
+from autopar.search.reporting import report_progress
+from autopar.search.tasks import Cell, Finding, SearchTask, Work
 
 
 @dataclass(slots=True, eq=False)
-class _Left:
+class _CellState:
     """A cell that is left.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Left:
     stage: Stage
     best: Candidate | None = None
     starts: tuple[Choice, ...] = ()
-    was_aside: bool = False
+    has_waited: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -51,13 +51,13 @@ class _Left:
         near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
         return self.stage in (Stage.SETTLED, Stage.DONE) or near
 
-    def holds(self, other: "_Left") -> bool:
+    def covers(self, other: "_CellState") -> bool:
         """Whether all plans of another cell are plans of this one."""
         (family, branches), (narrower, more) = self.cell, other.cell
         return set(branches) <= set(more) and set(narrower) <= set(family)
 
 
-class RunnersUp(Series):
+class RunnersUp(TaskSeries):
     """Works on the cell with the least bound until no other plan can be among those wanted.
 
     Args:
@@ -74,7 +74,7 @@ class RunnersUp(Series):
         outcome: Outcome,
         known: Sequence[Family],
         lowest: float,
-        aside: Collection[Family] = (),
+        waiting: Collection[Family] = (),
     ) -> None:
         self._search, self._outcome, self._lowest = search, outcome, lowest
         self._idle = self._vain = 0
@@ -82,10 +82,10 @@ class RunnersUp(Series):
         self._limit = outcome.work + max(
             search.settings.runners_up_least_work, search.settings.runners_up_work * outcome.work
         )
-        self._cells: list[_Left] = []
+        self._cells: list[_CellState] = []
         self._open: list[tuple[float, int]] = []
         self._busy: dict[int, int] = {}
-        self._made: set[Cell] = set()
+        self._known_cells: set[Cell] = set()
         self._closed = math.inf
         best: dict[Family, Candidate] = {}
         of = {configuration: family for family in known for configuration in family}
@@ -94,8 +94,10 @@ class RunnersUp(Series):
                 best.setdefault(of[candidate.configuration], candidate)
         for family in known:
             standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)
-            was_aside = family in aside
-            self._add(_Left((family, ()), standing.bound, standing.stage, best.get(family), was_aside=was_aside))
+            has_waited = family in waiting
+            self._open_cell(
+                _CellState((family, ()), standing.bound, standing.stage, best.get(family), has_waited=has_waited)
+            )
 
     @property
     def complete(self) -> float:
@@ -103,51 +105,51 @@ class RunnersUp(Series):
         bounds = [*(bound for bound, _ in self._open), *(self._cells[number].bound for number in self._busy.values())]
         return min([self._closed, *bounds])
 
-    def ends(self, index: int) -> bool:
-        """See `Series.ends`."""
-        self._set_aside()
+    def is_over(self, index: int) -> bool:
+        """See `TaskSeries.is_over`."""
+        self._branch_settled()
         is_near = self._threshold() <= self._search.settings.keep_within * self._outcome.best
         if self._idle >= (self._search.settings.runners_up_retries if is_near else self._search.settings.patience):
-            self._leave()
+            self._drop_waiting()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
         is_vain = is_near and self._vain >= self._search.settings.patience and not self._is_proven
         return self._outcome.work >= self._limit or is_vain or not more
 
-    def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+    def next_task(self, index: int) -> SearchTask | None:
+        """See `TaskSeries.next_task`: there is nothing to do while others are at what could be done."""
         if not self._open or self._open[0][0] >= self._threshold():
             return None
         bound, number = heapq.heappop(self._open)
-        left = self._cells[number]
+        state = self._cells[number]
         self._busy[index] = number
-        family, branches = left.cell
-        work = Work.BOUND if left.stage is Stage.NEW else Work.ADVANCE
-        return Piece(work, family, bound, self._threshold(), branches=branches, starts=left.starts, proves=False)
+        family, branches = state.cell
+        work = Work.BOUND if state.stage is Stage.NEW else Work.ADVANCE
+        return SearchTask(work, family, bound, self._threshold(), branches=branches, starts=state.starts, proves=False)
 
-    def take(self, index: int, finding: Finding | None) -> None:
-        """See `Series.take`."""
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """See `TaskSeries.record_finding`."""
         if finding is None:
             return
         number, before = self._busy.pop(index), self._threshold()
-        left = self._cells[number]
-        was_new = left.stage is Stage.NEW
-        left.bound = max(left.bound, finding.bound)
-        left.best = min(
-            (found for found in (left.best, finding.best) if found is not None),
+        state = self._cells[number]
+        was_new = state.stage is Stage.NEW
+        state.bound = max(state.bound, finding.bound)
+        state.best = min(
+            (found for found in (state.best, finding.best) if found is not None),
             key=lambda candidate: candidate.objective,
             default=None,
         )
         if not finding.is_final:
-            left.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
+            state.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
         elif not was_new or math.isinf(finding.bound):
-            left.stage = Stage.DONE
-        self._outcome.take(finding, self._search.keep)
+            state.stage = Stage.DONE
+        self._outcome.add_finding(finding, self._search.keep)
         found = self._threshold() < before
-        self._idle = 0 if found else self._idle + left.was_aside
+        self._idle = 0 if found else self._idle + state.has_waited
         self._vain = 0 if found else self._vain + 1
-        heapq.heappush(self._open, (left.bound, number))
-        detail = str(left.cell[0][0])
-        tell(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
+        heapq.heappush(self._open, (state.bound, number))
+        detail = str(state.cell[0][0])
+        report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
 
     def _threshold(self) -> float:
         """Return the step time from which on plans are not among those wanted."""
@@ -155,60 +157,62 @@ class RunnersUp(Series):
         wanted = self._search.keep
         return math.inf if len(distinct) < wanted else distinct[wanted - 1].objective * (1 - OPTIMALITY_TOLERANCE)
 
-    def _set_aside(self) -> None:
+    def _branch_settled(self) -> None:
         """Set the best plans of cells aside that nothing is left to do on, and go on with what else there is."""
         threshold = self._threshold()
         while self._open:
             bound, number = self._open[0]
-            left = self._cells[number]
-            left.bound = max(other.bound for other in self._cells if other.holds(left))
-            if left.bound > bound:
-                heapq.heapreplace(self._open, (left.bound, number))
+            state = self._cells[number]
+            state.bound = max(other.bound for other in self._cells if other.covers(state))
+            if state.bound > bound:
+                heapq.heapreplace(self._open, (state.bound, number))
                 continue
-            if bound >= threshold or not left.is_settled:
+            if bound >= threshold or not state.is_settled:
                 return
             heapq.heappop(self._open)
-            if left.best is None or left.best.objective >= threshold:
+            if state.best is None or state.best.objective >= threshold:
                 self._closed = min(self._closed, bound)
             else:
-                self._divide(left, left.best)
+                self._branch(state, state.best)
 
-    def _leave(self) -> None:
+    def _drop_waiting(self) -> None:
         """Leave what was put aside before, but what has a plan that may be among those wanted."""
         threshold, kept = self._threshold(), list[tuple[float, int]]()
         for bound, number in self._open:
-            left = self._cells[number]
-            if not left.was_aside or (left.best is not None and left.best.objective <= threshold):
+            state = self._cells[number]
+            if not state.has_waited or (state.best is not None and state.best.objective <= threshold):
                 kept.append((bound, number))
             else:
                 self._closed = min(self._closed, bound)
         heapq.heapify(kept)
         self._open = kept
 
-    def _divide(self, left: _Left, best: Candidate) -> None:
+    def _branch(self, state: _CellState, best: Candidate) -> None:
         """Go on with the branches of a cell that its best plan and those akin to it are not on."""
-        family, branches = left.cell
+        family, branches = state.cell
         folded = self._search.folded(self._search.global_batch // best.configuration.num_microbatches)
         found = branches_of(best, family, folded)
         starts = (best.choice,)
         if found.others:
-            self._add(_Left((found.others, branches), left.bound, Stage.NEW, starts=starts))
+            self._open_cell(_CellState((found.others, branches), state.bound, Stage.NEW, starts=starts))
         for branch in found.branches:
             if _is_new(branch, branches):
                 cell = family, tuple(sorted((*branches, branch), key=repr))
-                self._add(_Left(cell, left.bound, Stage.NEW, starts=starts if isinstance(branch, Keeping) else ()))
+                self._open_cell(
+                    _CellState(cell, state.bound, Stage.NEW, starts=starts if isinstance(branch, MoreRecompute) else ())
+                )
 
-    def _add(self, left: _Left) -> None:
-        if left.cell not in self._made:
-            self._made.add(left.cell)
-            heapq.heappush(self._open, (left.bound, len(self._cells)))
-            self._cells.append(left)
+    def _open_cell(self, state: _CellState) -> None:
+        if state.cell not in self._known_cells:
+            self._known_cells.add(state.cell)
+            heapq.heappush(self._open, (state.bound, len(self._cells)))
+            self._cells.append(state)
 
 
 def _is_new(branch: Branch, branches: Sequence[Branch]) -> bool:
     """Whether a branch leaves something of others that they do not, or what they exclude: that has cells of its own."""
     match branch:
-        case Sequential():
-            return not any(isinstance(other, Sequential) and other.axis == branch.axis for other in branches)
+        case SequenceSplit():
+            return not any(isinstance(other, SequenceSplit) and other.axis == branch.axis for other in branches)
         case _:
             return branch not in branches

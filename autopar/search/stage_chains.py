@@ -24,7 +24,7 @@ from autopar.program.crossings import handed
 from autopar.program.records import SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.mesh_placements import Placed
+from autopar.search.mesh_placements import MeshPlacement
 from autopar.search.submesh_space import Submesh
 from autopar.staging import BoolArray, FloatArray, IntArray, Route, Staging
 
@@ -32,18 +32,18 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
+class StageOptions:
     """A staging problem and what its options are.
 
     Attributes:
         staging: The problem.
-        placed: Its options.
+        placements: Its options.
         fitting: What stages of each can hold, by number of stages before them in the longest pipeline.
         pipeline: The longest pipeline.
     """
 
     staging: Staging
-    placed: tuple[Placed, ...]
+    placements: tuple[MeshPlacement, ...]
     fitting: tuple[FittingStages, ...]
     pipeline: Pipeline
 
@@ -66,7 +66,7 @@ class Options:
                 self.pipeline.overlap,
             )
             for leg, flavours in zip(route, self.flavours(route), strict=True)
-            for own in (self.placed[leg.option],)
+            for own in (self.placements[leg.option],)
         ]
         names = [field.name for field in fields(StageTimes)]
         stages = StageTimes(*(np.concatenate([getattr(one, name) for one in each]) for name in names))
@@ -74,19 +74,19 @@ class Options:
         return time_of(stages, replace(self.pipeline, num_stages=len(route)), hops)
 
 
-def options_of(
-    placed: Sequence[Placed],
+def stage_options(
+    placements: Sequence[MeshPlacement],
     pipeline: Pipeline,
     counts: frozenset[int],
     costs: CostModel,
     devices: int,
     limits: Sequence[float],
     constraints: Constraints,
-) -> Options:
+) -> StageOptions:
     """Return the staging problem of choices of placements.
 
     Args:
-        placed: The choices.
+        placements: The choices.
         pipeline: The longest pipeline there may be.
         counts: Numbers of stages that are allowed.
         costs: What hand-overs cost.
@@ -94,24 +94,24 @@ def options_of(
         limits: Bytes per device of the mesh of each choice.
         constraints: Cuts and recompute that are left open.
     """
-    chain = placed[0].memory.chain
+    chain = placements[0].memory.chain
     # Ranges are alike if they are for every option.
-    symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placed), strict=True)))
+    symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placements), strict=True)))
     found = windows(tuple(symbols), len(chain), from_first=False)
     fitting = tuple(
         fitting_stages(found, own.totals, own.memory, pipeline, min(limit, UNLIMITED), constraints)
-        for own, limit in zip(placed, limits, strict=True)
+        for own, limit in zip(placements, limits, strict=True)
     )
-    leads = [_leads(own, found, stages) for own, stages in zip(placed, fitting, strict=True)]
-    ends, hands = _numbered([own.hands for own in placed])
+    leads = [_lead_seconds(own, found, stages) for own, stages in zip(placements, fitting, strict=True)]
+    ends, hand_over_key = _numbered([own.hand_over_key for own in placements])
     classes, pairs = _numbered(list(pairwise(chain)))
-    holders = [placed[ends.index(number)] for number in range(len(hands))]
+    holders = [placements[ends.index(number)] for number in range(len(hand_over_key))]
     trains = SCHEDULES[pipeline.schedule].trains
-    ahead = _hops(holders, pairs, costs, devices, SegmentPhase.FORWARD)
+    ahead = _hop_seconds(holders, pairs, costs, devices, SegmentPhase.FORWARD)
     problem = Staging(
         at=np.ascontiguousarray(fitting[0].at),
-        sizes=np.array([own.submesh.mesh.size for own in placed]),
-        starts=start_places([own.submesh for own in placed], devices),
+        sizes=np.array([own.submesh.mesh.size for own in placements]),
+        starts=start_places([own.submesh for own in placements], devices),
         seconds=_by_level([stages.seconds for stages in fitting]),
         lead=_by_level(leads),
         slow=_by_level([stages.slow for stages in fitting]),
@@ -119,12 +119,12 @@ def options_of(
         ends=np.array(ends),
         classes=np.array([0, *classes]),  # nothing is handed to the first block
         ahead=ahead,
-        back=_hops(holders, pairs, costs, devices, SegmentPhase.BACKWARD) if trains else np.zeros_like(ahead),
+        back=_hop_seconds(holders, pairs, costs, devices, SegmentPhase.BACKWARD) if trains else np.zeros_like(ahead),
         counts=counts,
         follow=pipeline.num_microbatches - 1.0,
         fixed=pipeline.fixed,
     )
-    return Options(problem, tuple(placed), fitting, pipeline)
+    return StageOptions(problem, tuple(placements), fitting, pipeline)
 
 
 def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
@@ -140,7 +140,7 @@ def _by_level(tables: Sequence[FloatArray]) -> FloatArray:
     return np.ascontiguousarray(np.stack([table[::-1] for table in tables], axis=1))
 
 
-def _leads(own: Placed, found: Windows, stages: FittingStages) -> FloatArray:
+def _lead_seconds(own: MeshPlacement, found: Windows, stages: FittingStages) -> FloatArray:
     """Return what stages take besides their backward, (stages, ranges, columns)."""
     sums = np.concatenate([[0.0], np.cumsum(own.totals[np.asarray(own.memory.chain), Slot.BACKWARD])])
     backward = (sums[found.stop] - sums[found.start])[None, :, None]
@@ -148,8 +148,8 @@ def _leads(own: Placed, found: Windows, stages: FittingStages) -> FloatArray:
     return np.asarray(stages.seconds - backward - stages.mixtures.again[each, stages.taken])
 
 
-def _hops(
-    holders: Sequence[Placed],
+def _hop_seconds(
+    holders: Sequence[MeshPlacement],
     pairs: Sequence[tuple[int, int]],
     costs: CostModel,
     devices: int,
@@ -166,7 +166,7 @@ def _hops(
     for one, other in np.ndindex(len(holders), len(holders)):
         size = meshes[one].size
         senders = np.flatnonzero(starts[one, : devices - size] & starts[other, size:])
-        alike, at, place = np.unique(_places(senders, costs), return_index=True, return_inverse=True)
+        alike, at, place = np.unique(_place_classes(senders, costs), return_index=True, return_inverse=True)
         for number, (before, after) in enumerate(pairs):
             first, second = segments[one].get((before, phase)), segments[other].get((after, phase))
             sent, received = (first, second) if phase is SegmentPhase.FORWARD else (second, first)
@@ -189,7 +189,7 @@ def _hops(
     return found
 
 
-def _places(devices: IntArray, costs: CostModel) -> IntArray:
+def _place_classes(devices: IntArray, costs: CostModel) -> IntArray:
     """Return numbers that are equal for devices from which on all others lie alike: clusters are of equal nodes."""
     cluster = costs.cluster
     if cluster.groups:

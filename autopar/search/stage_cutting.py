@@ -17,10 +17,10 @@ from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 
 
-class Cutting:
+class StageCutter:
     """Cuts the chain for choices of configurations that differ in the schedule.
 
     Args:
@@ -35,11 +35,11 @@ class Cutting:
         search: SearchContext,
         pipelines: Sequence[tuple[Configuration, Pipeline]],
         tables: Tables,
-        weighing: Weighing,
+        costs: ChoiceCosts,
     ) -> None:
-        self._search, self._pipelines, self._tables, self._weighing = search, tuple(pipelines), tables, weighing
+        self._search, self._pipelines, self._tables, self._costs = search, tuple(pipelines), tables, costs
 
-    def better(
+    def best_plan(
         self,
         choice: Choice,
         known: Candidate | None,
@@ -75,8 +75,8 @@ class Cutting:
             holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
             if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
                 continue
-            memory, hops = self._weighing.bytes(choice, splits=splits), self._weighing.hops(choice, pipeline)
-            seconds = self._weighing.copied(choice, totals, passes, splits=splits)
+            memory, hops = self._costs.bytes(choice, splits=splits), self._costs.hops(choice, pipeline)
+            seconds = self._costs.seconds_with_copies(choice, totals, passes, splits=splits)
             if pipeline.fills:
                 found = best_split(seconds, memory, pipeline, limit, hops, constraints)
                 if found is None:

@@ -104,7 +104,7 @@ def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
         first = end
 
 
-def nearest(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
+def nearest_submeshes(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
     """Return `MOST_SUBMESHES` of the meshes at most, those nearest to a size; all meshes of a size or none."""
     kept: list[Submesh] = []
     for own in sorted({each.mesh.size for each in found}, key=lambda own: (max(own / size, size / own), own)):

@@ -14,20 +14,20 @@ from autopar.search.candidate import Candidate
 
 
 class Work(StrEnum):
-    """Kinds of tasks: `BOUND` comes first; `PACE` bounds microbatches on the free axes of meshes of three axes."""
+    """Kinds of tasks: `BOUND` comes first; `SUBMESH` bounds microbatches on the free axes of meshes of three axes."""
 
     BOUND = "bound"
     ADVANCE = "advance"
-    PACE = "pace"
+    SUBMESH = "submesh"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class SearchTask:
     """Something to be done on a configuration.
 
     Attributes:
         work: What.
-        configuration: On what: configurations that differ in the schedule only.
+        family: On what: configurations that differ in the schedule only.
         bound: No plan of the configuration has a lower objective, in seconds.
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
@@ -41,7 +41,7 @@ class Piece:
     """
 
     work: Work
-    configuration: Family
+    family: Family
     bound: float
     cutoff: float
     urgent: bool = False
@@ -53,9 +53,9 @@ class Piece:
     spreads_first: bool = False
 
     @property
-    def on(self) -> "Cell":
+    def cell(self) -> "Cell":
         """What it is on; pieces on the same go on with one another."""
-        return self.configuration, self.branches
+        return self.family, self.branches
 
 
 Cell = tuple[Family, tuple[Branch, ...]]

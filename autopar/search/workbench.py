@@ -24,7 +24,7 @@ from autopar.progress import StopCallback
 from autopar.search.branching import apply
 from autopar.search.context import SearchContext
 from autopar.search.node_solver import NodeSolver
-from autopar.search.tasks import Cell, Finding, Piece, Work
+from autopar.search.tasks import Cell, Finding, SearchTask, Work
 from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
@@ -93,18 +93,18 @@ class Workbench:
         return cls(replace(loaded, should_stop=should_stop), portable=True)
 
     @seldom_collected()
-    def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
+    def execute(self, task: SearchTask, seconds: float, state: bytes | None = None) -> Finding:
         """Return what comes of a piece.
 
         Args:
-            piece: What is to be done.
+            task: What is to be done.
             seconds: Seconds left for it.
             state: What was done before on its configuration, if that was elsewhere.
         """
-        finding = self._done(piece, seconds, state)
+        finding = self._execute(task, seconds, state)
         return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
 
-    def _minor_paces(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
+    def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
         """Return the bounds of `bounds/submesh.py` for microbatches of `samples` samples on the two free axes."""
         search = self._search
         batch = search.constraints.batch
@@ -114,28 +114,28 @@ class Workbench:
         solve = partial(solve_limited, search.solver, end=end, should_stop=search.should_stop, seed=search.seed)
         return minor_paces(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
 
-    def _done(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
+    def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
-        if piece.work is Work.PACE:
-            first = piece.configuration[0]
+        if task.work is Work.SUBMESH:
+            first = task.family[0]
             samples = self._search.global_batch // first.num_microbatches
-            paces = self._minor_paces(first.mesh, samples, end)
+            paces = self._submesh_bound(first.mesh, samples, end)
             return Finding(0.0, None, paces.cut, pace=paces.joint, split_pace=paces.split, work=paces.work)
-        node = self._node(piece, end, state)
+        node = self._resume_node(task, end, state)
         if node is None:
             return Finding(float("inf"), None, 0)
         known = node.state
         cut, work = known.cut, known.work
-        match piece.work:
+        match task.work:
             case Work.BOUND:
-                bound = max(piece.bound, node.relax(piece.cutoff))
-                if piece.urgent or bound < piece.hasty:
+                bound = max(task.bound, node.relax(task.cutoff))
+                if task.urgent or bound < task.hasty:
                     node.relaxation.find_plan()
             case Work.ADVANCE:
-                bound = node.advance(piece.bound, piece.cutoff)
-        is_final = node.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
+                bound = node.advance(task.bound, task.cutoff)
+        is_final = node.exhausted or (task.work is Work.BOUND and bound >= task.cutoff)
         if not is_final:
-            self._keep(piece.on, node)
+            self._keep_node(task.cell, node)
         return Finding(
             bound,
             node.best,
@@ -149,17 +149,17 @@ class Workbench:
             choices=known.choices,
         )
 
-    def _begun(self, piece: Piece, end: float) -> NodeSolver | None:
+    def _new_node(self, task: SearchTask, end: float) -> NodeSolver | None:
         """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
-        tables = self._tables_of(piece.configuration)
+        tables = self._tables_of(task.family)
         if tables is None:
             return None
-        if not piece.branches:
-            return NodeSolver(self._search, piece.configuration, tables, end)
-        left = apply(piece.branches, tables, self._search.constraints)
+        if not task.branches:
+            return NodeSolver(self._search, task.family, tables, end)
+        left = apply(task.branches, tables, self._search.constraints)
         if left is None:
             return None
-        return NodeSolver(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
+        return NodeSolver(replace(self._search, constraints=left[1]), task.family, left[0], end)
 
     def _tables_of(self, family: Family) -> Tables | None:
         """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
@@ -169,15 +169,15 @@ class Workbench:
             self._tables.pop(next(iter(self._tables)))
         return self._tables[of]
 
-    def _keep(self, on: Cell, node: NodeSolver) -> None:
+    def _keep_node(self, on: Cell, node: NodeSolver) -> None:
         """Keep a node to go on with, and of those that have waited longest no more than what was found."""
         self._nodes[on] = node
-        node.finder.weighing.forget()
-        while len(self._nodes) > 1 and self._held() > KEPT_BYTES / self._share:
+        node.finder.costs.clear_cache()
+        while len(self._nodes) > 1 and self._table_bytes() > KEPT_BYTES / self._share:
             oldest = next(iter(self._nodes))
             self._states[oldest] = _pack(self._nodes.pop(oldest))
 
-    def _held(self) -> int:
+    def _table_bytes(self) -> int:
         """Return the bytes of the tables of nodes that wait."""
         return self._nbytes(node.tables for node in self._nodes.values())
 
@@ -191,21 +191,21 @@ class Workbench:
         """Return the bytes of several tables, each counted once."""
         return sum({id(own): own.nbytes for own in tables if own is not None}.values())
 
-    def _node(self, piece: Piece, end: float, state: bytes | None) -> NodeSolver | None:
+    def _resume_node(self, task: SearchTask, end: float, state: bytes | None) -> NodeSolver | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
-        node = self._nodes.pop(piece.on, None)
-        kept = self._states.pop(piece.on, None)
+        node = self._nodes.pop(task.cell, None)
+        kept = self._states.pop(task.cell, None)
         state = kept if state is None else state
         if node is None or state is not None:
-            node = self._begun(piece, end)
+            node = self._new_node(task, end)
             if node is not None and state is None:
-                node.consider(piece.starts)
+                node.consider(task.starts)
             if node is not None and state is not None:
                 node = _unpacked(state, node)
         if node is not None:
             known = node.state
-            known.end, known.urgent, known.hint = end, piece.urgent, piece.hint
-            known.proves, known.spreads_first = piece.proves, piece.spreads_first
+            known.end, known.urgent, known.hint = end, task.urgent, task.hint
+            known.proves, known.spreads_first = task.proves, task.spreads_first
         return node
 
 

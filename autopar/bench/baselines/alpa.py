@@ -126,10 +126,10 @@ def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
             outcome.stopped = _stopped(search, end)
             if outcome.stopped:
                 break
-        outcome.take(Finding(0.0, found, cut=0), search.keep)
+        outcome.add_finding(Finding(0.0, found, cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, 0.0)
+        outcome.history.record(best, 0.0)
         search.progress(Progress("alpa", done + 1, len(space), best, 0.0, str(configuration)))
     return outcome
 

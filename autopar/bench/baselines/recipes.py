@@ -34,6 +34,6 @@ def recipe_search(search: SearchContext, space: list[Configuration], dims: Batch
             outcome.candidates.append(node.best)
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, 0.0)
+        outcome.history.record(best, 0.0)
         search.progress(Progress("recipes", done + 1, len(known), best, 0.0, str(family[0])))
     return outcome
