@@ -15,7 +15,7 @@ from autopar.task import Effort, Task, prepare
 
 
 class _Noting(InProcessExecutor):
-    """Takes down what it does."""
+    """Records the tasks that it starts."""
 
     begun: list[SearchTask]
 
@@ -25,7 +25,7 @@ class _Noting(InProcessExecutor):
 
 
 def _noting() -> type[_Noting]:
-    """Return a crew that has done nothing yet."""
+    """Return an executor class that has recorded no task yet."""
     return type("Noting", (_Noting,), {"begun": []})
 
 

@@ -78,7 +78,7 @@ def _climbed(
         best: Objective and microbatches of the first plan.
         finds: Objective of the best plan by microbatches.
         bounds: Bounds by microbatches.
-        final: Whether there is nothing to do after two pieces.
+        final: Whether there is nothing to do after two tasks.
         until: When to end.
         ahead: Pieces that are prepared before the first of them is taken.
         known: Bounds by microbatches that follow from others.

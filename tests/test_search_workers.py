@@ -39,7 +39,7 @@ from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
 
 FAR = float("inf")
-"""When pieces have to end: a busy machine cuts none of them short."""
+"""When tasks have to end: a busy machine cuts none of them short."""
 PACKED_BYTES = 100_000
 """What a node takes at most that is put away; caches of what memory has room for would take many times that."""
 
@@ -180,13 +180,13 @@ def _timeless(plan: Plan) -> Plan:
 
 
 class _Mortal(ProcessExecutor):
-    """Processes one of which is killed when it has been given its third piece."""
+    """Processes one of which is killed when it has been given its third task."""
 
     deaths = 0
     given = 0
 
     def start(self, number: int, search_task: SearchTask, end: float) -> None:
-        """Start a piece, and kill who does it."""
+        """Start a task, and kill who does it."""
         super().start(number, search_task, end)
         self.given += 1
         if self.given == 3:
@@ -213,7 +213,7 @@ def test_what_a_killed_worker_did_is_done_again() -> None:
 
 
 class _Ahead(WorkerPool):
-    """Workers that do nothing, and have two pieces at a time."""
+    """Workers that do nothing, and have two tasks at a time."""
 
     ahead = 2
 
@@ -225,7 +225,7 @@ class _Ahead(WorkerPool):
         self.sent.append((worker, assignment, state))
 
     def found(self, worker: int, finding: Finding) -> int:
-        """Take what a worker has found, and return of which piece that is."""
+        """Take what a worker has found, and return of which task that is."""
         return self._record_finding(worker, finding)[0]
 
     def die(self, worker: int) -> None:
@@ -245,18 +245,18 @@ class _Ahead(WorkerPool):
 
 
 def _of(number: int) -> SearchTask:
-    """Return a piece on a configuration of its own."""
+    """Return a task on a configuration of its own."""
     return SearchTask(Work.BOUND, (_task().space[number],), 0.0, float("inf"))
 
 
-def test_workers_have_a_second_piece_once_all_have_one() -> None:
+def test_workers_have_a_second_task_once_all_have_one() -> None:
     executor = _Ahead(2)
     for number in range(4):
         assert executor.is_free
         executor.start(number, _of(number), FAR)
     assert not executor.is_free
     assert [(worker, assignment.number) for worker, assignment, _ in executor.sent] == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert executor.found(0, Finding(1.0, None, 0)) == 0, "pieces are done in the order they were given"
+    assert executor.found(0, Finding(1.0, None, 0)) == 0, "tasks are done in the order they were given"
     assert executor.is_free
     assert executor.is_preferred(_of(2)), "its owner has fewest to do"
     assert not executor.is_preferred(_of(1)), "its owner has more to do than the other one"
@@ -280,7 +280,7 @@ def test_what_a_dead_worker_was_to_do_then_is_done_by_its_successor_too() -> Non
     assert [executor.found(0, Finding(1.0, None, 0)) for _ in range(2)] == [1, 2]
 
 
-def test_a_process_has_a_second_piece_to_go_on_with() -> None:
+def test_a_process_has_a_second_task_to_go_on_with() -> None:
     """It begins that before anybody takes what it found of the first one."""
     with ProcessExecutor(_task().context(Effort()), 1) as executor:
         for number in range(2):
@@ -301,7 +301,7 @@ class _Doomed(ProcessExecutor):
         os.kill(self.pids[worker], signal.SIGKILL)
 
 
-def test_a_piece_that_kills_every_worker_is_an_error() -> None:
+def test_a_task_that_kills_every_worker_is_an_error() -> None:
     """It names the configuration; no process is left."""
     task = _task()
     executors: list[_Doomed] = []
@@ -355,7 +355,7 @@ def _until(executor: Executor, number: int) -> Finding:
 
 
 def test_a_worker_survives_an_interruption() -> None:
-    """Ctrl-C reaches all processes of a terminal, also those that wait for a piece: who they work for decides."""
+    """Ctrl-C reaches all processes of a terminal, also those that wait for a task: who they work for decides."""
     task = _task()
     bounding = SearchTask(Work.BOUND, (task.space[0],), 0.0, float("inf"))
 
@@ -507,12 +507,12 @@ def test_ray_finds_what_one_process_finds(capsys: pytest.CaptureFixture[str], mo
     from autopar.search.ray_executor import RayExecutor
 
     class Mortal(RayExecutor):
-        """Actors one of which is killed at its third piece."""
+        """Actors one of which is killed at its third task."""
 
         given = 0
 
         def start(self, number: int, search_task: SearchTask, end: float) -> None:
-            """Start a piece, and kill who does it."""
+            """Start a task, and kill who does it."""
             super().start(number, search_task, end)
             self.given += 1
             if self.given == 3:
@@ -600,7 +600,7 @@ def test_a_ray_cluster_that_is_not_there_is_named() -> None:
 
 
 class _Numbers(TaskSeries):
-    """Pieces whose outcome is a number, prepared from the numbers taken so far."""
+    """Tasks whose outcome is a number, prepared from the numbers taken so far."""
 
     def __init__(self, count: int, lead: int = 1) -> None:
         self.lead = lead
@@ -623,7 +623,7 @@ class _Numbers(TaskSeries):
 
 
 class _Backwards(Executor):
-    """Does as many pieces at a time as it is given, the last one first."""
+    """Does as many tasks at a time as it is given, the last one first."""
 
     def __init__(self, size: int) -> None:
         self.size, self.waiting, self.most = size, [], 0  # type: ignore[var-annotated]
@@ -651,8 +651,8 @@ class _Backwards(Executor):
 
 @pytest.mark.parametrize("lead", [0, 1, LAG])
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 40])
-def test_pieces_see_what_they_are_to_see(size: int, lead: int) -> None:
-    """Whatever the number of workers and the order they finish in, a piece is prepared at its horizon."""
+def test_tasks_see_what_they_are_to_see(size: int, lead: int) -> None:
+    """Whatever the number of workers and the order they finish in, a task is prepared at its horizon."""
     series, executor = _Numbers(60, lead), _Backwards(size)
 
     run_series(executor, series, 60, lambda: 0.0, lambda: False, lambda finding: None)
@@ -664,7 +664,7 @@ def test_pieces_see_what_they_are_to_see(size: int, lead: int) -> None:
 
 @pytest.mark.parametrize(("lead", "first"), [(0, [1, 1, 1, 1, 2]), (1, [1, 2, 2, 2, 3]), (LAG, [1, 2, 3, 4, 5])])
 def test_work_for_many_is_there_soon(lead: int, first: list[int]) -> None:
-    """Pieces that may be done at a time become more until there are `LAG` + 1: at once, after one, or after four."""
+    """Tasks that may be done at a time become more until there are `LAG` + 1: at once, after one, or after four."""
     at_a_time = [1 + index - horizon(index, lead) for index in range(40)]
 
     assert at_a_time == sorted(at_a_time)
@@ -673,7 +673,7 @@ def test_work_for_many_is_there_soon(lead: int, first: list[int]) -> None:
 
 
 class _Owned(_Backwards):
-    """One worker, which has worked on odd pieces before."""
+    """One worker, which has worked on odd tasks before."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -689,12 +689,12 @@ class _Owned(_Backwards):
         super().start(number, search_task, end)
 
 
-def test_pieces_go_to_who_worked_on_the_same_before() -> None:
+def test_tasks_go_to_who_worked_on_the_same_before() -> None:
     """Of those that are ready the first one that suits a free worker, else the first one; all are taken in order."""
     series, executor = _Numbers(6, lead=0), _Owned()
 
     run_series(executor, series, 6, lambda: 0.0, lambda: False, lambda finding: None)
 
-    # pieces 4 and 5 are prepared once three and four of those before are done
+    # tasks 4 and 5 are prepared once three and four of those before are done
     assert executor.started == [0, 1, 2, 3, 5, 4]
     assert series.taken == list(range(6))

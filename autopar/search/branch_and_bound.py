@@ -5,7 +5,7 @@
 2. *Bound and expand*: nodes are raised on the ladder of lower bounds, least bound first (`frontier.py`).
 3. *Unequal stages*: pipelines whose stages have different meshes (`heterogeneous_nodes.py`).
 4. *Runners-up*: the best plans that are unlike every better one (`runners_up.py`).
-5. What is left of a time limit goes to the frontier again.
+5. The rest of a time limit goes to the frontier again.
 
 Work is done in tasks, by this process or others; the answer does not depend on their number (`ordered_execution.py`).
 The reported bound is the least over all nodes, searched or not.

@@ -1,12 +1,11 @@
-"""What else a plan may do than a given one: the branches that together cover all plans that are not akin to it.
+"""Branching for the k best plans: branches that together cover all plans with another signature than a given plan.
 
-A no-good cut on a plan's signature is a disjunction: other plans order microbatches otherwise, or recompute more, or
-use one of the mesh axes for something else. Each of these is a *branch*, a restriction that tables, constraints and
-families can express, so that the best plan of a branch and its bound are found as those of a configuration are.
+A no-good cut on a signature is a disjunction: another plan has another schedule, more recompute, or another role of a
+mesh axis. Each *branch* is a restriction of tables, constraints or schedules, so that a branch is solved like a node.
 
-Branches are clear-cut. On a branch without data parallelism on an axis nothing is split along the batch there, on one
-of ZeRO-1 every parameter that can be has that level. Plans that are half of this and half of that (an axis that splits
-some of the activations along the batch, ZeRO for every other parameter) count as akin to what they are near to.
+A branch applies to all tensors. Without data parallelism on an axis, no activation is split along the batch on that
+axis; with ZeRO-1, every parameter that can be split has that level. Mixed plans (an axis that splits some activations
+along the batch, ZeRO on every other parameter) count as akin to the nearest pure plan (`Signature.is_akin_to`).
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -33,14 +32,14 @@ from autopar.search.candidate import Candidate, draft_of
 
 @dataclass(frozen=True, slots=True, order=True)
 class MoreRecompute:
-    """Every layer recomputes more than a flavour does."""
+    """Every repeated block recomputes more than the flavour `than` does."""
 
     than: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceSplit:
-    """Values between blocks are split along dim 1 by an axis, wherever they can be, or nowhere."""
+    """An axis splits the values between blocks along the sequence dim: all that it can split, or none."""
 
     axis: int
     split: bool
@@ -48,7 +47,7 @@ class SequenceSplit:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ZeroLevels:
-    """Every parameter has one of some levels of ZeRO on each of some axes, as far as it can be split there."""
+    """Every parameter that some axes can split has one of the given ZeRO levels on each of these axes."""
 
     axes: tuple[int, ...]
     levels: frozenset[int]
@@ -56,7 +55,7 @@ class ZeroLevels:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WithoutRole:
-    """An axis does nothing of what makes a role."""
+    """An axis does not have a role: no op does on it what defines the role."""
 
     axis: int
     role: str
@@ -64,7 +63,7 @@ class WithoutRole:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WithRole:
-    """An axis does what makes a role, wherever it can."""
+    """An axis has a role: every op that can does on it what defines the role."""
 
     axis: int
     role: str
@@ -73,16 +72,16 @@ class WithRole:
 Branch = MoreRecompute | SequenceSplit | ZeroLevels | WithoutRole | WithRole
 
 ROLES = ("dp", "tp", "ep", "cp", "spatial")
-"""What an idle axis could do."""
+"""Roles that an idle axis can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How plans of a family may differ from one of them.
+    """Branches of a family that exclude one of its plans.
 
     Attributes:
         others: Configurations with another schedule.
-        branches: What may be otherwise, whatever the schedule.
+        branches: Restrictions, for any schedule of the family.
     """
 
     others: Family
@@ -90,7 +89,7 @@ class Branches:
 
 
 def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branches:
-    """Return how plans of a family may differ from one of them, other than those that are akin to it.
+    """Return the branches that cover all plans of a family but those akin to a given plan.
 
     Args:
         candidate: The plan.
@@ -102,21 +101,23 @@ def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branche
     others = tuple(each for each in family if own.schedule and each.schedule != own.schedule)
     trains = SCHEDULES[candidate.configuration.schedule].trains
     axes = [(axis, role) for axis, role in enumerate(draft.roles) if role.axis.size > 1]
-    found: list[Branch] = list(_level_branches(axes)) if trains else []  # those that cost least come first
+    found: list[Branch] = (
+        list(_level_branches(axes)) if trains else []
+    )  # branches that change the step time least come first
     found += [SequenceSplit(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
     if trains and Recompute(own.recompute) in ON_DEVICE[:-1]:
         found.append(MoreRecompute(own.recompute))
     free = [(axis, role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
     found += [WithoutRole(axis, role.role) for axis, role in free if role.role != "idle"]
     found += [WithRole(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
-    if experts_of(folded):  # what is dealt out by axes that have another role, too
+    if experts_of(folded):  # experts may also be split by an axis that has another role
         others_too = [(axis, role.experts) for axis, role in free if role.role not in ("ep", "idle")]
         found += [WithoutRole(axis, "ep") if deals else WithRole(axis, "ep") for axis, deals in others_too]
     return Branches(others, tuple(found))
 
 
 def _level_branches(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
-    """Yield how the highest level of ZeRO of a role may be another one: lower on all of its axes, or higher on one."""
+    """Yield the branches with another highest ZeRO level of a role: lower on all of its axes, or higher on one."""
     for name in sorted(ZERO_ROLES):
         own = {axis: role.zero for axis, role in axes if role.role == name}
         highest = max(own.values(), default=0)
@@ -127,7 +128,7 @@ def _level_branches(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
 
 
 def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints) -> tuple[Tables, Constraints] | None:
-    """Return the tables and constraints of what branches leave; None if that is nothing."""
+    """Return the tables and constraints restricted to branches; None if they exclude every plan."""
     masks: dict[int, Mask] = {}
     for branch in branches:
         match branch:
@@ -145,7 +146,7 @@ def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints
                     return None
                 _intersect(masks, iter(able))
             case ZeroLevels():
-                pass  # after the masks, as its tables are over the strategies that are left
+                pass  # applied after the masks, to the strategies that remain
     narrowed = narrow(tables, masks)
     if narrowed is None:
         return None
@@ -184,11 +185,11 @@ def _sequence_masks(branch: SequenceSplit, tables: Tables) -> Iterator[tuple[int
 
 
 _SPLIT = 2
-"""Code of being split along dim 0; that of another dim is by its number more."""
+"""Code of a split along dim 0; the code of a split along dim d is `_SPLIT + d`."""
 
 
 def _role_masks(branch: WithoutRole | WithRole, tables: Tables) -> Iterator[tuple[int, Mask]]:
-    """Yield for every forward op the strategies in which an axis does something of what makes a role."""
+    """Yield, per forward op, a mask of the strategies in which the axis of a branch does what defines its role."""
     graph = tables.folded.graph
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     activations = {kind.id: activations_of(tables.folded, kind.id) for kind in tables.folded.kinds}

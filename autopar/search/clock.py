@@ -28,7 +28,7 @@ class Clock:
         return self._end
 
     def share_end(self, share: float) -> float:
-        """Return when a share of what is left of a limit of time is over, on the monotonic clock."""
+        """Return when a share of the remaining time is over, on the monotonic clock."""
         now = time.monotonic()
         return now + share * max(0.0, self._end - now)
 

@@ -121,7 +121,7 @@ class Frontier(TaskSeries):
     def _is_open(self, priority: Priority, least: float) -> bool:
         """Whether there is work on a class, given the least bound of its open nodes."""
         if priority is Priority.OUTER_DATA_PARALLEL:
-            return least < self._cutoff and self._outer_left(least)
+            return least < self._cutoff and self._allows_outer_task(least)
         if self._unrelaxed(priority):
             return True
         waits = self._idle[priority] >= self._settings.patience and least >= self._stuck()
@@ -132,7 +132,7 @@ class Frontier(TaskSeries):
         heap = self._new[priority]
         return bool(heap) and heap[0][0] < self._relaxes_below(priority)
 
-    def _outer_left(self, least: float) -> bool:
+    def _allows_outer_task(self, least: float) -> bool:
         """Whether there may be further tasks on meshes with an outer data-parallel axis, given their least bound."""
         settings = self._settings
         if math.isfinite(self._context.time_limit):
@@ -221,7 +221,7 @@ class Frontier(TaskSeries):
         report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), lowest, str(node.family[0]))
 
     def finish(self) -> None:
-        """Raise the bounds of nodes that were not relaxed by transfer once more, and count what was done."""
+        """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""
         waiting = [(n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.stage is Stage.NEW]
         heapq.heapify(waiting)
         for most in (ROOM, ALL):

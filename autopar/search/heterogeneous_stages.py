@@ -1,12 +1,12 @@
-"""Work on pipelines whose stages have meshes and placements of their own, with one number of microbatches.
+"""Solves pipelines with unequal stages, whose meshes and placements differ, for one number of microbatches.
 
-1. What a block takes at least on each mesh makes a staging problem (`autopar.staging`), the optimum of which is a lower
-   bound on all such pipelines: hand-overs and tails are free.
-2. If that is not enough, choices of placements on every mesh, from the fastest to those that hold least, make the
-   staging problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added,
-   and the problem is solved again, until that gives no better route.
+1. Least block times on each mesh make a relaxed staging problem (`autopar.staging`). Its optimum is a lower bound on
+   all such pipelines: hand-overs between stages and tails are free.
+2. Placements of the model on every mesh, from the fastest to the ones with least memory, make the staging problem
+   itself; its best route is a candidate plan. Placements that are optimal for the stages of that route are added as
+   columns, and the problem is solved again until no route is better.
 
-Which numbers of microbatches are worked on says `heterogeneous_nodes.py`.
+`heterogeneous_nodes.py` selects the numbers of microbatches.
 """
 
 import math
@@ -48,15 +48,15 @@ from autopar.staging import FloatArray, Route, Staging
 
 
 class UnequalNodeSolver:
-    """Work on unequal stages with one number of microbatches.
+    """Solves unequal stages with one number of microbatches.
 
     Args:
-        search: What it is part of.
+        search: Inputs of the search.
         submeshes: The meshes that stages may have.
-        space: What else is declared.
+        space: The declared space.
         count: The number of microbatches.
         should_stop: Whether to stop now.
-        end: Returns when to end, on the monotonic clock.
+        end: Returns when to stop, on the monotonic clock.
 
     Attributes:
         work: Units of work of all placement problems so far.
@@ -85,10 +85,10 @@ class UnequalNodeSolver:
         self._relaxed_bound = 0.0
 
     def quick_bound(self) -> float:
-        """Return a lower bound on all plans that takes no staging problem: each op is at its fastest on some mesh.
+        """Return a lower bound on all plans, in seconds, without a staging problem.
 
-        A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: a block adds
-        its own seconds 1 + (m - 1) n / N times, wherever it is.
+        *Relaxes* edges between ops, memory and the cut into stages: each op is at its fastest on some mesh; *valid* for
+        all unequal stages; *costs* the tables of every mesh; *source*: as of `heterogeneous_nodes.unequal_floor`.
         """
         if self._quick_bound is None:
             chosen = np.full(len(self._folded.kinds), np.inf)
@@ -104,18 +104,18 @@ class UnequalNodeSolver:
         return self._quick_bound
 
     def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
-        """Return a lower bound on all plans, and add the best one to what was found.
+        """Return a lower bound on all plans, in seconds, and add the plans found to the outcome.
 
         Args:
-            outcome: What was found.
-            near: How much better, relative, plans have to be at most than the best one for one to be looked for.
+            outcome: What is known; added to.
+            near: Relative improvement of the incumbent that the bound has to allow for plans to be looked for.
         """
         bound, enough = self.quick_bound(), outcome.best * (1 - near)
         if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._is_stopped():
             self._relaxed_bound = self._relaxed_bound or self._bound(outcome.best)
             bound = max(bound, self._relaxed_bound)
         if bound >= enough or self._is_stopped():
-            self._tables = {}  # megabytes each, which may not be asked for again
+            self._tables = {}  # megabytes each, and they may never be needed again
             outcome.add_finding(self._finding(bound, None), self._search.keep)
             return bound
         placements, cutoff = self._mesh_placements(), outcome.threshold(self._search.keep)
@@ -135,17 +135,17 @@ class UnequalNodeSolver:
         return bound
 
     def _finding(self, bound: float, best: Candidate | None) -> Finding:
-        """Return what came of the work since the last one."""
+        """Return a finding with the work since the last one."""
         found = Finding(bound, best, self._cut, work=self.work - self._reported_work)
         self._cut, self._reported_work = 0, self.work
         return found
 
     def _is_stopped(self) -> bool:
-        """Whether to stop now, since somebody wants to or as much work was done as there may be."""
+        """Whether to stop now: on request, or at the limit of work."""
         return self._should_stop() or self.work >= self._search.settings.unequal.most_work
 
     def options(self) -> StageOptions | None:
-        """Return what stages can be chosen from at first; None if there is nothing."""
+        """Return the first staging problem; None if no mesh has placements."""
         placements = self._mesh_placements()
         return self._options(placements) if placements else None
 
@@ -161,11 +161,11 @@ class UnequalNodeSolver:
         )
 
     def _limit(self, submesh: Submesh) -> float:
-        """Return the bytes that a device of a mesh may use: groups of nodes may have more memory than the smallest."""
+        """Return the memory limit of a device of a mesh, in bytes: groups of nodes may differ in memory."""
         return stage_limit(self._search.costs.cluster, self._search.memory_limit, submesh.devices)
 
     def _add_stage_choices(self, options: StageOptions, route: Route) -> list[MeshPlacement]:
-        """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
+        """Return the placements, with those that are optimal for the blocks of each stage of a route."""
         found = list(options.placements)
         for leg in route:
             submesh = options.placements[leg.option].submesh
@@ -178,7 +178,7 @@ class UnequalNodeSolver:
 
     @property
     def _most_stages(self) -> int:
-        """How many stages there may be on the meshes that are left."""
+        """Largest number of stages on the remaining meshes."""
         devices = self._space.devices
         smallest = min((submesh.mesh.size for submesh in self._tables), default=devices)
         return max(1, min(max(self._space.stages), devices // smallest))
@@ -198,7 +198,7 @@ class UnequalNodeSolver:
         return found.solution
 
     def _bound(self, best: float) -> float:
-        """Return a lower bound on all plans, and let go of the meshes that none has that is better than the best."""
+        """Return the bound of the relaxed staging problem, and drop meshes that no plan better than `best` uses."""
         self._write_tables()
         if not self._tables:
             return math.inf
@@ -211,19 +211,23 @@ class UnequalNodeSolver:
         return bound
 
     def _write_tables(self) -> None:
-        """Have the decisions on all meshes on which there are any."""
+        """Write the tables of all meshes that constraints allow."""
         if not self._tables:
             found = {submesh: self._tables_on(submesh) for submesh in self._submeshes}
             self._tables = {submesh: tables for submesh, tables in found.items() if tables is not None}
 
     def _tables_on(self, submesh: Submesh) -> Tables | None:
-        """Return the decisions on a mesh; None if constraints exclude them."""
+        """Return the placement decisions on a mesh; None if constraints exclude all."""
         search = self._search
         costs = search.costs.on(submesh.devices)
         return search.constraints.tables(self._folded, self._rules, submesh.mesh, costs)
 
     def relaxed(self) -> Staging:
-        """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
+        """Return the relaxed staging problem: least seconds and bytes of each block, all other costs 0.
+
+        *Relaxes* hand-overs, tails and the coupling of blocks by one choice of placements; *valid* for all unequal
+        stages; *costs* a placement problem per heavy kind of block and mesh; *source*: `mesh_placements.py`.
+        """
         self._write_tables()
         chain = np.asarray(self._folded.chain)
         found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
@@ -259,7 +263,7 @@ class UnequalNodeSolver:
         )
 
     def _mesh_placements(self) -> list[MeshPlacement]:
-        """Return what stages can be chosen from."""
+        """Return Pareto-optimal placements of the model on every mesh."""
         self._write_tables()
         search = self._search
         found: list[MeshPlacement] = []
@@ -284,7 +288,7 @@ class UnequalNodeSolver:
         return found
 
     def candidate(self, options: StageOptions, route: Route) -> Candidate:
-        """Return the plan of a route before it is written down."""
+        """Return the candidate plan of a route."""
         used = distinct_legs(route)
         first, flavours = options.placements[used[0]], options.flavours(route)
         configuration = Configuration(len(route), first.submesh.mesh, self._count, self._space.schedule)
@@ -317,7 +321,7 @@ class UnequalNodeSolver:
 
 
 def _held(variant: Variant, number: int, stages: Sequence[StagePlan]) -> tuple[BlockPlan, ...]:
-    """Return the placements of a variant, of the blocks that its stages hold."""
+    """Return the placements of a variant, restricted to the blocks of its stages."""
     held = {block for stage in stages if stage.variant == number for block in range(*stage.blocks)}
     blocks = (
         replace(block, instances=tuple(index for index in block.instances if index in held)) for block in variant.blocks
@@ -326,7 +330,7 @@ def _held(variant: Variant, number: int, stages: Sequence[StagePlan]) -> tuple[B
 
 
 def _least_bytes(tables: Tables, *, trains: bool) -> tuple[FloatArray, FloatArray]:
-    """Return the least that a block keeps all the time, and for each microbatch in flight, by kind, (kinds,) each."""
+    """Return lower bounds on the bytes of a block per kind: resident, and per microbatch in flight, (kinds,) each."""
     resident = np.zeros(len(tables.folded.kinds))
     kept = {flavour: resident.copy() for flavour in (ON_DEVICE if trains else (Recompute.NONE,))}
     for item in tables.bytes:

@@ -1,4 +1,7 @@
-"""What the blocks of a choice hold, hand over and copy to the host, lowered, as the simulator counts it."""
+"""Costs of a choice of placements that only its lowered blocks show: memory, hand-overs and host copies.
+
+They are counted as in the simulator.
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,19 +26,19 @@ from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
 
 NO_HOP = -1
-"""In place of a tier, where nothing is sent."""
+"""In place of a network tier, where both stages are on the same devices."""
 
 
 class ChoiceCosts:
-    """Weighs choices; that of the last one is kept.
+    """Lowers choices of placements and returns their costs; those of the last choice are cached.
 
     Args:
-        tables: What choices are of.
+        tables: Placement decisions.
         pipeline: The stages.
         size: Devices of a stage.
-        flavours: What blocks may keep of their forward.
+        flavours: Kinds of recompute that constraints allow.
         host_room: Bytes of host memory per device.
-        offloads: Whether anything may lie there.
+        offloads: Whether anything may lie in host memory.
     """
 
     def __init__(
@@ -50,42 +53,44 @@ class ChoiceCosts:
         self._tables, self._pipeline, self._size = tables, pipeline, size
         self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
         self._known: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
-        self._lowered: dict[bool, dict[BlockPlan, LoweredKind]] = {}  # of the last choice: the next has most of them
+        self._lowered: dict[
+            bool, dict[BlockPlan, LoweredKind]
+        ] = {}  # of the last choice: the next one has most blocks in common
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what another process needs: what is kept is quickly found again."""
+        """Return the state without the cache, which another process fills quickly."""
         return {**vars(self), "_known": None, "_lowered": {}}
 
     def clear_cache(self) -> None:
-        """Let go of what is kept of the last choice: megabytes, where others are worked on meanwhile."""
+        """Empty the cache, which takes megabytes, while other nodes are solved."""
         self._known, self._lowered = None, {}
 
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
-        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
+        """Return the bytes of every range of blocks as a stage."""
         return self._lowered_costs(choice, splits=splits)[0]
 
     def seconds_with_copies(
         self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool
     ) -> FloatArray:
-        """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there.
+        """Return the seconds of blocks, (kinds, slots), with exposed copies to and from host memory.
 
         Args:
             choice: The choice.
             totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-            passes: (kinds, 3) seconds of its passes, `scheduled.pass_seconds`.
+            passes: (kinds, 3) seconds of its passes, `scheduled_step.pass_seconds`.
             splits: Whether the backward is split.
         """
         _, links = self._lowered_costs(choice, splits=splits)
         if links is None:
             return totals
         whole = totals.copy()
-        whole[:, Slot.BACKWARD] = passes[:, 1]  # what is fetched runs beside the backward as it is, split or not
+        whole[:, Slot.BACKWARD] = passes[:, 1]  # fetches overlap the whole backward, split or not
         found = with_host(whole, links, self._pipeline.overlap)
         found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
         return found
 
     def _lowered_costs(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
-        """Return the bytes of ranges of blocks, and the time of their copies if anything may lie in host memory."""
+        """Return the bytes of ranges of blocks, and the host copies if anything may lie in host memory."""
         if self._known is None or self._known[0] != choice:
             self._known = choice, {}
         known = self._known[1]
@@ -100,7 +105,7 @@ class ChoiceCosts:
         return known[splits]
 
     def peak(self, choice: Choice, split: Split) -> float:
-        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        """Return the bytes of the fullest stage of a split, with its microbatches in flight."""
         memory, away = self.bytes(choice, splits=False), split.offload or (False,) * len(split.ranges)
         stages = zip(split.ranges, split.recompute, away, strict=True)
         return max(
@@ -109,11 +114,11 @@ class ChoiceCosts:
         )
 
     def hops(self, choice: Choice, pipeline: Pipeline) -> Hops | float:
-        """Return the seconds of handing one microbatch from stage to stage under a schedule; 0 if there is one group.
+        """Return the seconds of sending one microbatch from stage to stage; 0 if there is one group of devices.
 
         Args:
             choice: The choice.
-            pipeline: The stages; its groups are those of all schedules.
+            pipeline: The stages; the groups of devices do not depend on the schedule.
         """
         if pipeline.num_groups == 1:
             return 0.0
@@ -131,7 +136,7 @@ class ChoiceCosts:
         )
 
     def _hop_tiers(self, pipeline: Pipeline) -> IntArray:
-        """Return on which tier each stage and the next one meet, (stages - 1,); `NO_HOP` if they are on one group."""
+        """Return the network tier between consecutive stages, (stages - 1,); `NO_HOP` if they share their devices."""
         cluster, size, tiers_met = self._tables.costs.cluster, self._size, dict[tuple[int, int], int]()
         groups = SCHEDULES[pipeline.schedule].groups(pipeline.num_groups, pipeline.num_chunks)
         for pair in set(pairwise(groups)):

@@ -1,7 +1,7 @@
 """Solves one node of the branch and bound: its best plan, and a lower bound on all its plans.
 
 1. The placement problem without memory limits bounds every plan; column generation raises the bound (`relaxation.py`).
-2. Under the memory limit column generation goes on, or for pipelines the cut LP (`cut_relaxation.py`).
+2. Column generation continues under the memory limit; for pipelines the cut LP replaces it (`cut_relaxation.py`).
 3. Placements found on the way are cut into stages, and the best plan is kept (`plan_finder.py`). Where none is near
    the bound, the placement problem is solved under the memory limit (`memory_fitting.py`), and local search follows
    (`node_improvement.py`).

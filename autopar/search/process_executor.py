@@ -1,7 +1,7 @@
-"""A crew of processes on this machine.
+"""Executor with worker processes on this machine.
 
-They are forked from a server that has imported this package once, not from the caller, which may have threads. Each
-gets the search (model, rules, costs) when it starts and discovers nothing again.
+Workers are forked from a server that has imported this package, not from the caller, which may have threads. Each gets
+the search context (model, rules, costs) when it starts, so that nothing is discovered twice.
 """
 
 import multiprocessing
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
-"""What the server imports before the first worker starts."""
+"""Modules that the server imports before the first worker starts."""
 
 _CALLER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that the caller decides about. A terminal, `timeout` and batch systems send them to every process of a group,
-and workers that ended then would take along what they have found."""
+"""Signals that workers ignore and the caller handles. Terminals, `timeout` and batch systems send them to every process
+of a group; a worker that ended then would lose its findings."""
 
 _workbench: Workbench | None = None
-"""In a worker: where it works."""
+"""The workbench of a worker process."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A pool of one process, so that one that dies takes nobody along, and what it does and is to do then."""
+    """A pool of one process, so that its death breaks no other worker, and its tasks in order."""
 
     pool: ProcessPoolExecutor
     pid: int
@@ -52,10 +52,10 @@ class _Worker:
 
 
 class ProcessExecutor(WorkerPool):
-    """Processes of this machine.
+    """Executes tasks in processes of this machine.
 
     Args:
-        search: What is searched.
+        search: Inputs of the search.
         size: Number of processes.
     """
 
@@ -73,7 +73,7 @@ class ProcessExecutor(WorkerPool):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Numbers of the processes."""
+        """Process identifiers of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
@@ -111,19 +111,19 @@ class ProcessExecutor(WorkerPool):
         known = self._workers[worker]
         try:
             known.futures.append(known.pool.submit(_execute, assignment.task, assignment.end, state))
-        except BrokenProcessPool as error:  # it died while it had nothing to do
+        except BrokenProcessPool as error:  # the worker died while it was idle
             known.futures.append(Future())
             known.futures[-1].set_exception(error)
 
     def _start_worker(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
-        """Return a new worker, and its process number once it is ready."""
+        """Start a worker; return its pool, and a future of its process identifier."""
         pool = ProcessPoolExecutor(1, self._context, _prepare_worker, (self._search, self._stop))
         with _detached():
             return pool, pool.submit(os.getpid)
 
 
 def open_server() -> None:
-    """Start the server that workers are forked from, unless it runs; it imports what they need meanwhile."""
+    """Start the server that workers are forked from, unless it runs; it imports their modules meanwhile."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
     with _detached():
         forkserver.ensure_running()
@@ -131,14 +131,14 @@ def open_server() -> None:
 
 @contextmanager
 def _detached() -> Iterator[None]:
-    """Keep new processes from importing the caller's script, and from signals that the caller decides about.
+    """Keep new processes from importing the caller's script, and from signals that the caller handles.
 
-    They need nothing of the script, and it may not expect to be imported. Processes that are still starting get these
-    signals too.
+    Workers need nothing of the script, which may have no guard against being imported. Signals would otherwise reach
+    processes that are still starting.
     """
     main = sys.modules["__main__"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)  # inherited
-    resource_tracker.ensure_running()  # which any of them starts; afterwards SIGINT and SIGTERM are let through here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)  # inherited by new processes
+    resource_tracker.ensure_running()  # new processes would start it; its start unblocks SIGINT and SIGTERM here
     signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -149,15 +149,15 @@ def _detached() -> Iterator[None]:
 
 
 def _prepare_worker(search: bytes, stop: "c_byte") -> None:
-    """Prepare a worker."""
+    """Prepare a worker process."""
     global _workbench
-    for number in _CALLER_SIGNALS:  # also between two pieces
+    for number in _CALLER_SIGNALS:  # also between two tasks
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
     _workbench = Workbench.unpacked(search, lambda: bool(stop.value))
 
 
 def _execute(task: SearchTask, end: float, state: bytes | None) -> Finding:
-    """Do a piece, in a worker; processes of a machine have one monotonic clock."""
-    assert _workbench is not None, "a worker is prepared before its first piece"
+    """Execute a task in a worker; processes of a machine share the monotonic clock."""
+    assert _workbench is not None, "a worker is prepared before its first task"
     return _workbench.execute(task, end - time.monotonic(), state)

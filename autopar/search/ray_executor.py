@@ -1,8 +1,8 @@
-"""A crew of Ray actors, on this machine or on a cluster.
+"""Executor with Ray actors as workers, on this machine or on a cluster.
 
-Ray starts an actor that died again, on another node if need be, and does what it was doing again; what was done on a
-configuration before goes along with its next piece. Every node needs this package, in the same version, which is asked
-for first: else pieces would fail one by one, wherever they happen to be done.
+Ray restarts an actor that died, on another node if need be, and executes its task again; the packed state of a cell is
+sent with every task. Every node needs this package in the same version, which is checked first: otherwise tasks would
+fail one by one.
 """
 
 import pickle
@@ -24,41 +24,41 @@ from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 
 CONNECT_SECONDS = 5.0
-"""How long a cluster may take to accept a connection."""
+"""Longest time until a cluster accepts a connection."""
 
 ANSWER_SECONDS = 60.0
-"""How long its nodes may take to say what they have."""
+"""Longest time until a node answers which version it has."""
 
 FREE_SECONDS = 10.0
-"""How long its CPUs may be somebody else's: those of a search that has just ended are free a moment later."""
+"""Longest time to wait for free CPUs: those of a search that has just ended are released a moment later."""
 
 POLL_SECONDS = 0.2
-"""How often it is asked whether they are."""
+"""Time between two questions for free CPUs."""
 
 
 class RayWorker:
-    """A worker: an actor with a second thread, in which it hears that it is to stop."""
+    """A worker: an actor whose second thread receives `stop`."""
 
     def __init__(self, search: bytes) -> None:
         self._is_stopped = False
         self._workbench = Workbench.unpacked(search, lambda: self._is_stopped)
 
     def execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
-        """Do a piece."""
+        """Execute a task."""
         return self._workbench.execute(task, seconds, state)
 
     def stop(self) -> None:
-        """Have what is being done end soon."""
+        """End the current task early."""
         self._is_stopped = True
 
 
 class RayExecutor(WorkerPool):
-    """Ray actors.
+    """Executes tasks in Ray actors.
 
     Args:
-        search: What is searched.
-        size: Number of actors; None for as many as there are CPUs.
-        address: Of a running cluster; None for one on this machine, of so many CPUs.
+        search: Inputs of the search.
+        size: Number of actors; None for one per free CPU.
+        address: Address of a running cluster; None starts a cluster of `size` CPUs on this machine.
 
     Raises:
         WorkerError: If the cluster cannot be reached, has too few CPUs, or a node lacks this package.
@@ -75,12 +75,12 @@ class RayExecutor(WorkerPool):
             self._leave()
             raise
         super().__init__(size)
-        # Ray says on standard output that something is tried again, and results of the search belong there.
+        # Ray reports retries on standard output, which is reserved for the results of the search.
         self._quiet = redirect_stdout(sys.stderr)
         self._quiet.__enter__()
         with uncollected():
             packed = pickle.dumps(search.portable())
-        self._search = ray.put(packed)  # held: an actor that is started again asks for it
+        self._search = ray.put(packed)  # kept: a restarted actor reads it
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(RayWorker)
         self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
         self._running: dict[Any, int] = {}
@@ -121,16 +121,16 @@ class RayExecutor(WorkerPool):
             ray.shutdown()
 
     def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
-        # An actor that was started again knows nothing of the cell, so that what was done goes along always.
+        # A restarted actor has no state of the cell, so that the state is always sent.
         state = self._states.get(assignment.task.cell)
         self._running[self.actors[worker].execute.remote(assignment.task, assignment.left, state)] = worker
 
 
 def _check_listening(address: str | None) -> None:
-    """Find out whether anybody listens at an address of the form HOST:PORT; Ray itself would try for minutes.
+    """Check that a server listens at an address HOST:PORT; Ray itself would try for minutes.
 
     Raises:
-        OSError: If nobody does.
+        OSError: If no server listens.
     """
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
@@ -138,10 +138,10 @@ def _check_listening(address: str | None) -> None:
 
 
 def _num_workers(size: int | None) -> int:
-    """Return how many actors there will be: as many as asked for, or as there are CPUs that are free.
+    """Return the number of actors: the requested one, or one per free CPU.
 
     Raises:
-        WorkerError: If there are fewer.
+        WorkerError: If fewer CPUs are free.
     """
     num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     if size is not None and size > num_cpus:
@@ -158,10 +158,10 @@ def _num_workers(size: int | None) -> int:
 
 
 def _check_nodes() -> None:
-    """Find out whether every node has this package, in the version that is here.
+    """Check that every node has this package, in the version of this process.
 
     Raises:
-        WorkerError: If one has not, or does not answer.
+        WorkerError: If a node has another version or none, or does not answer.
     """
     here = version("autopar")
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -189,14 +189,18 @@ def _check_nodes() -> None:
 
 
 def _connect(size: int | None, address: str | None) -> None:
-    """Connect to a cluster, or start one."""
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        WorkerError: If neither is possible.
+    """
     try:
         _check_listening(address)
-        if address is None:  # whatever RAY_ADDRESS says, which is what "auto" is for
+        if address is None:  # ignores RAY_ADDRESS, which "auto" follows
             ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
-    except Exception as error:  # what `ray.init` raises has no class of its own, as when a node is slow to start
+    except Exception as error:  # `ray.init` raises bare exceptions, for example if a node is slow to start
         raise WorkerError(
             f"no Ray cluster at {address!r}: {error}" if address else f"Ray cannot be started: {error}",
             hint="start one with `ray start --head`, or leave --ray-address out",

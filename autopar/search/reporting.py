@@ -1,4 +1,4 @@
-"""What the search tells its caller after every task."""
+"""Progress reports of the search: incumbent and bound, after every task."""
 
 from autopar.progress import Progress
 from autopar.search.context import SearchContext

@@ -1,12 +1,13 @@
-"""The best plans besides the best one: each the best of those akin to no better one, and what is proven.
+"""Runners-up: the k best plans, each the best of those that are akin to no better plan, with a lower bound on the rest.
 
-What is left when a plan is set aside with all that are akin to it is covered by the *branches* of its configuration
-(`branching.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
-known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
-(1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
-or when the work that `SearchSettings.runners_up_work` allows is spent; the least bound of the cells left is what is
-proven. Nodes that wait since the search for the best plan are left after a few tasks in a row that found nothing. Where
-the best plan is not proven the others cannot be either, so that this search ends, too, once they are nearly as fast.
+A *cell* is a node with branches (`branching.py`). The cell with the least bound is solved until its best plan is known;
+if that plan is among the k best so far, the cell is replaced by the branches that exclude the plan and all plans akin
+to it (Lawler 1972, Management Science 18). The search ends when no cell has a bound below the k-th plan, or at the
+limit `SearchSettings.runners_up_work`; the least bound of the remaining cells is what is proven.
+
+Nodes that are open since the search for the best plan are dropped after a few tasks in a row without a wanted plan.
+Where the best plan is not proven the runners-up cannot be either: the search then also ends once k plans are nearly as
+fast as the best one.
 """
 
 import heapq
@@ -27,15 +28,15 @@ from autopar.search.tasks import Cell, Finding, SearchTask, Work
 
 @dataclass(slots=True, eq=False)
 class _CellState:
-    """A cell that is left.
+    """What is known of a cell.
 
     Attributes:
-        cell: Family and branches.
-        bound: No plan of it has a lower objective, in seconds.
-        stage: How far the work on it is.
+        cell: Node and branches.
+        bound: Lower bound on its plans, in seconds.
+        stage: State of its work.
         best: Its best plan so far.
-        starts: Choices to begin with.
-        was_aside: Whether it was put aside before: it would not raise the least bound, and no better plan was found.
+        starts: Choices to consider first.
+        has_waited: Whether the frontier left its node open.
     """
 
     cell: Cell
@@ -47,25 +48,25 @@ class _CellState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing better will be found in it, but for what a proof may come upon: runners-up need none."""
+        """Whether its best plan is known, up to what a proof would find: runners-up need no proof."""
         near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
         return self.stage in (Stage.SETTLED, Stage.DONE) or near
 
     def covers(self, other: "_CellState") -> bool:
-        """Whether all plans of another cell are plans of this one."""
+        """Whether this cell contains all plans of another cell."""
         (family, branches), (narrower, more) = self.cell, other.cell
         return set(branches) <= set(more) and set(narrower) <= set(family)
 
 
 class RunnersUp(TaskSeries):
-    """Works on the cell with the least bound until no other plan can be among those wanted.
+    """Solves the cell with the least bound until no further plan can be among the k best.
 
     Args:
-        search: What it is part of.
-        outcome: What is known, and is added to.
-        known: All families of the space that is open.
-        lowest: No plan of the space has a lower objective, in seconds.
-        aside: Families that were put aside.
+        search: Inputs of the search.
+        outcome: What is known; added to.
+        known: The nodes.
+        lowest: Lower bound on all plans, in seconds.
+        waiting: Nodes that the frontier left open.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class RunnersUp(TaskSeries):
 
     @property
     def complete(self) -> float:
-        """No plan that is not akin to one of the best few has a lower objective, in seconds."""
+        """Lower bound on the plans that are not akin to one of the k best, in seconds."""
         bounds = [*(bound for bound, _ in self._open), *(self._cells[number].bound for number in self._busy.values())]
         return min([self._closed, *bounds])
 
@@ -116,7 +117,7 @@ class RunnersUp(TaskSeries):
         return self._outcome.work >= self._limit or is_vain or not more
 
     def next_task(self, index: int) -> SearchTask | None:
-        """See `TaskSeries.next_task`: there is nothing to do while others are at what could be done."""
+        """See `TaskSeries.next_task`; None if every promising cell is already being processed."""
         if not self._open or self._open[0][0] >= self._threshold():
             return None
         bound, number = heapq.heappop(self._open)
@@ -152,13 +153,13 @@ class RunnersUp(TaskSeries):
         report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
 
     def _threshold(self) -> float:
-        """Return the step time from which on plans are not among those wanted."""
+        """Return the step time in seconds from which on a plan is not among the k best."""
         distinct = self._outcome.distinct()
         wanted = self._search.keep
         return math.inf if len(distinct) < wanted else distinct[wanted - 1].objective * (1 - OPTIMALITY_TOLERANCE)
 
     def _branch_settled(self) -> None:
-        """Set the best plans of cells aside that nothing is left to do on, and go on with what else there is."""
+        """Replace settled cells whose best plan is wanted by their branches, while such a cell has the least bound."""
         threshold = self._threshold()
         while self._open:
             bound, number = self._open[0]
@@ -176,7 +177,7 @@ class RunnersUp(TaskSeries):
                 self._branch(state, state.best)
 
     def _drop_waiting(self) -> None:
-        """Leave what was put aside before, but what has a plan that may be among those wanted."""
+        """Drop the nodes that the frontier left open, except those with a plan that may be among the k best."""
         threshold, kept = self._threshold(), list[tuple[float, int]]()
         for bound, number in self._open:
             state = self._cells[number]
@@ -188,7 +189,7 @@ class RunnersUp(TaskSeries):
         self._open = kept
 
     def _branch(self, state: _CellState, best: Candidate) -> None:
-        """Go on with the branches of a cell that its best plan and those akin to it are not on."""
+        """Open the branches of a cell that exclude its best plan and all plans akin to it."""
         family, branches = state.cell
         folded = self._search.folded(self._search.global_batch // best.configuration.num_microbatches)
         found = branches_of(best, family, folded)
@@ -210,7 +211,7 @@ class RunnersUp(TaskSeries):
 
 
 def _is_new(branch: Branch, branches: Sequence[Branch]) -> bool:
-    """Whether a branch leaves something of others that they do not, or what they exclude: that has cells of its own."""
+    """Whether a branch restricts the given branches further, and to plans that no other cell contains."""
     match branch:
         case SequenceSplit():
             return not any(isinstance(other, SequenceSplit) and other.axis == branch.axis for other in branches)

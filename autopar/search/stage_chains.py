@@ -1,8 +1,8 @@
-"""Choices of placements on several meshes as a staging problem, and its routes as stages.
+"""The staging problem of unequal stages: placements on several meshes as options, and routes through it as stages.
 
-A range of blocks takes of an option what `autopar.pipeline_partition.stage_cuts` says of it as a stage: the fastest
-mixture of recompute that fits, and the one whose reductions end earliest. What neighbours hand to each other takes what
-`CostModel.hand_over_seconds` says, as in the simulator.
+A range of blocks has two columns per option, as of `autopar.pipeline_partition.stage_cuts`: the fastest mixture of
+recompute that fits, and the one whose reductions end earliest. Hand-overs between neighbouring stages take
+`CostModel.hand_over_seconds`, as in the simulator.
 """
 
 import math
@@ -33,12 +33,12 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageOptions:
-    """A staging problem and what its options are.
+    """A staging problem and its options.
 
     Attributes:
         staging: The problem.
         placements: Its options.
-        fitting: What stages of each can hold, by number of stages before them in the longest pipeline.
+        fitting: Per option, the stages that fit, by number of stages before them in the longest pipeline.
         pipeline: The longest pipeline.
     """
 
@@ -48,7 +48,7 @@ class StageOptions:
     pipeline: Pipeline
 
     def flavours(self, route: Route) -> tuple[tuple[Recompute, ...], ...]:
-        """Return what each block of each stage keeps."""
+        """Return the recompute flavour of each block of each stage."""
         found = []
         for level, leg in zip(reversed(range(len(route))), route, strict=True):
             fitting, window = self.fitting[leg.option], int(self.staging.at[leg.start, leg.stop - leg.start - 1])
@@ -57,7 +57,7 @@ class StageOptions:
         return tuple(found)
 
     def time(self, route: Route) -> StepTime:
-        """Return the step time of a route by the planner's formula, with the pace that hand-overs leave."""
+        """Return the step time of a route by the planner's formula, with its hand-overs."""
         each = [
             stage_times(
                 own.totals,
@@ -87,15 +87,15 @@ def stage_options(
 
     Args:
         placements: The choices.
-        pipeline: The longest pipeline there may be.
+        pipeline: The longest pipeline.
         counts: Numbers of stages that are allowed.
-        costs: What hand-overs cost.
-        devices: Of all stages.
+        costs: Cost model of hand-overs.
+        devices: Number of devices of all stages.
         limits: Bytes per device of the mesh of each choice.
-        constraints: Cuts and recompute that are left open.
+        constraints: Cuts and recompute that are allowed.
     """
     chain = placements[0].memory.chain
-    # Ranges are alike if they are for every option.
+    # Two ranges are alike if they are alike for every option.
     symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placements), strict=True)))
     found = windows(tuple(symbols), len(chain), from_first=False)
     fitting = tuple(
@@ -128,7 +128,7 @@ def stage_options(
 
 
 def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
-    """Return where stages on each mesh may start, (meshes, devices)."""
+    """Return a mask of the devices at which a stage on each mesh may start, (meshes, devices)."""
     found = np.zeros((len(submeshes), devices), dtype=bool)
     for number, submesh in enumerate(submeshes):
         found[number, list(submesh.starts)] = True
@@ -136,12 +136,12 @@ def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
 
 
 def _by_level(tables: Sequence[FloatArray]) -> FloatArray:
-    """Return (stages, ...) arrays of each option as one, (levels, options, ...): stages count the other way round."""
+    """Stack (stages, ...) arrays of each option to (levels, options, ...); levels count stages from the last one."""
     return np.ascontiguousarray(np.stack([table[::-1] for table in tables], axis=1))
 
 
 def _lead_seconds(own: MeshPlacement, found: Windows, stages: FittingStages) -> FloatArray:
-    """Return what stages take besides their backward, (stages, ranges, columns)."""
+    """Return the seconds of stages without their backward, (stages, ranges, columns)."""
     sums = np.concatenate([[0.0], np.cumsum(own.totals[np.asarray(own.memory.chain), Slot.BACKWARD])])
     backward = (sums[found.stop] - sums[found.start])[None, :, None]
     each = np.arange(len(found.start))[None, :, None]
@@ -155,7 +155,7 @@ def _hop_seconds(
     devices: int,
     phase: SegmentPhase,
 ) -> FloatArray:
-    """Return the seconds from stage to stage, (holders, holders, pairs, devices) as in `Staging.ahead` and `back`."""
+    """Return hand-over seconds, (holders, holders, pairs, devices), as in `Staging.ahead` and `Staging.back`."""
     segments = [
         {(kind, segment.phase): segment for kind, block in own.lowered.items() for segment in block.segments}
         for own in holders
@@ -182,7 +182,7 @@ def _hop_seconds(
                     source, target = (here, there) if phase is SegmentPhase.FORWARD else (there, here)
                     try:
                         known[key] = costs.hand_over_seconds(handed(sent, source, received, target))
-                    except ShardingError:  # terms of another reduction than a sum do not cross
+                    except ShardingError:  # partial terms of a reduction other than a sum cannot be sent
                         known[key] = math.inf
                 each[index] = known[key]
             found[one, other, number, senders + size] = each[place]
@@ -190,7 +190,7 @@ def _hop_seconds(
 
 
 def _place_classes(devices: IntArray, costs: CostModel) -> IntArray:
-    """Return numbers that are equal for devices from which on all others lie alike: clusters are of equal nodes."""
+    """Return equal numbers for devices at equal positions in their node or domain, which have equal links."""
     cluster = costs.cluster
     if cluster.groups:
         return devices
@@ -198,11 +198,11 @@ def _place_classes(devices: IntArray, costs: CostModel) -> IntArray:
 
 
 def _numbered(items: Sequence[T]) -> tuple[list[int], list[T]]:
-    """Return the number of each item among the distinct ones, and those."""
+    """Return the number of each item among the distinct items, and the distinct items."""
     distinct = {item: number for number, item in enumerate(dict.fromkeys(items))}
     return [distinct[item] for item in items], list(distinct)
 
 
 def distinct_legs(route: Route) -> list[int]:
-    """Return the options of a route in the order of its stages, each once."""
+    """Return the distinct options of a route, in the order of its stages."""
     return list(dict.fromkeys(leg.option for leg in route))

@@ -1,6 +1,6 @@
-"""The pieces a search is made of: what is to be done on one configuration, and what came of it.
+"""Executes search tasks in one process and keeps the solver of each cell for later tasks.
 
-A piece depends on nothing but itself and what was done on its configuration before, so it can be done anywhere.
+Solvers that wait long, or that another process may continue, are packed without search context, tables and programs.
 """
 
 import gc
@@ -29,18 +29,18 @@ from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
 SEARCH, TABLES, PROGRAM = "search", "tables", "program"
-"""What stands in a state for what every process has or can make."""
+"""Placeholders in a packed solver for objects that every process has or can write again."""
 
 KEPT_BYTES = 200e6
-"""Of memory in the tables of nodes that wait: a handful of a model without repeated blocks or on meshes of three
-axes, dozens else. Half as many where others may go on with them, for there are several processes."""
+"""Memory of the tables of waiting nodes: a handful of tables of a model without repeated blocks or on meshes of three
+axes, dozens otherwise. Half as much per process if there are several processes."""
 
 KEPT_TABLES = 100e6
-"""Of memory in tables that are kept for other schedules and branches, besides the last ones; half as many likewise."""
+"""Memory of the tables kept for other schedules and branches, besides the last tables; half as much likewise."""
 
 
 class _Pickler(pickle.Pickler):
-    """Packs a node without its search, tables and step program."""
+    """Packs a node solver without search context, tables and programs."""
 
     def __init__(self, file: IO[bytes], node: NodeSolver) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -51,28 +51,28 @@ class _Pickler(pickle.Pickler):
             self._left_out |= dict.fromkeys(map(id, node.cuts.rounds.spreader.programs), PROGRAM)
 
     def persistent_id(self, obj: object) -> str | None:
-        """Return what stands for an object; None if it is packed."""
+        """Return the placeholder of an object; None if it is packed."""
         return self._left_out.get(id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpacks a node on the same configuration as another one of this process."""
+    """Unpacks a node solver, given a new solver of the same node in this process."""
 
     def __init__(self, file: IO[bytes], other: NodeSolver) -> None:
         super().__init__(file)
         self._here = {SEARCH: other.state.search, TABLES: other.tables, PROGRAM: None}
 
     def persistent_load(self, pid: str) -> object:
-        """Return what something stands for here; the program is written once the rest is there."""
+        """Return the object of a placeholder; programs are written once the rest is unpacked."""
         return self._here[pid]
 
 
 class Workbench:
-    """Does pieces, and keeps what was done on their configurations.
+    """Executes tasks, and keeps the solvers of their cells.
 
     Args:
-        search: What they are pieces of.
-        portable: Whether others may go on with them.
+        search: Inputs of the search.
+        portable: Whether other processes may continue the cells.
     """
 
     def __init__(self, search: SearchContext, *, portable: bool) -> None:
@@ -80,13 +80,13 @@ class Workbench:
         self._portable = portable
         self._nodes: dict[Cell, NodeSolver] = {}
         self._states: dict[Cell, bytes] = {}
-        """Of nodes that have waited long: their tables are written again when they are gone on with."""
+        """Packed solvers of cells that have waited long; their tables are written again when a task continues them."""
         self._tables: dict[tuple[Mesh, int], Tables | None] = {}
-        """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
+        """Tables of the last meshes and numbers of microbatches, which all schedules and branches share."""
 
     @classmethod
     def unpacked(cls, search: bytes, should_stop: StopCallback) -> "Workbench":
-        """Return that of a process of its own, given the pickled search, all of which stays until the process ends."""
+        """Return the workbench of a worker process, given the pickled search context, which is never freed."""
         with uncollected():
             loaded: SearchContext = pickle.loads(search)
         gc.freeze()
@@ -94,18 +94,18 @@ class Workbench:
 
     @seldom_collected()
     def execute(self, task: SearchTask, seconds: float, state: bytes | None = None) -> Finding:
-        """Return what comes of a piece.
+        """Execute a task and return its finding.
 
         Args:
-            task: What is to be done.
-            seconds: Seconds left for it.
-            state: What was done before on its configuration, if that was elsewhere.
+            task: The task.
+            seconds: Seconds left for the task.
+            state: Packed solver of its cell, if another process has it.
         """
         finding = self._execute(task, seconds, state)
         return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
 
     def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
-        """Return the bounds of `bounds/submesh.py` for microbatches of `samples` samples on the two free axes."""
+        """Return the bounds of `bounds/submesh.py` on a microbatch of `samples` samples on the two inner axes."""
         search = self._search
         batch = search.constraints.batch
         assert batch is not None, "meshes of three axes ask for it"
@@ -150,7 +150,7 @@ class Workbench:
         )
 
     def _new_node(self, task: SearchTask, end: float) -> NodeSolver | None:
-        """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
+        """Return a new solver of the cell of a task; None if constraints or branches exclude all its plans."""
         tables = self._tables_of(task.family)
         if tables is None:
             return None
@@ -162,7 +162,7 @@ class Workbench:
         return NodeSolver(replace(self._search, constraints=left[1]), task.family, left[0], end)
 
     def _tables_of(self, family: Family) -> Tables | None:
-        """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
+        """Return the tables of a node, and keep them for other schedules and branches."""
         of = family[0].mesh, family[0].num_microbatches
         self._tables[of] = self._tables.pop(of) if of in self._tables else self._search.tables(family)
         while len(self._tables) > 1 and self._nbytes(self._tables.values()) > KEPT_TABLES / self._share:
@@ -170,7 +170,7 @@ class Workbench:
         return self._tables[of]
 
     def _keep_node(self, on: Cell, node: NodeSolver) -> None:
-        """Keep a node to go on with, and of those that have waited longest no more than what was found."""
+        """Keep a solver for later tasks, and pack those that have waited longest above `KEPT_BYTES`."""
         self._nodes[on] = node
         node.finder.costs.clear_cache()
         while len(self._nodes) > 1 and self._table_bytes() > KEPT_BYTES / self._share:
@@ -178,21 +178,21 @@ class Workbench:
             self._states[oldest] = _pack(self._nodes.pop(oldest))
 
     def _table_bytes(self) -> int:
-        """Return the bytes of the tables of nodes that wait."""
+        """Return the bytes of the tables of waiting nodes."""
         return self._nbytes(node.tables for node in self._nodes.values())
 
     @property
     def _share(self) -> int:
-        """By how many others the memory is shared."""
+        """Divisor of the memory limits, for processes that share the memory of the machine."""
         return 2 if self._portable else 1
 
     @staticmethod
     def _nbytes(tables: Iterable[Tables | None]) -> int:
-        """Return the bytes of several tables, each counted once."""
+        """Return the bytes of distinct tables."""
         return sum({id(own): own.nbytes for own in tables if own is not None}.values())
 
     def _resume_node(self, task: SearchTask, end: float, state: bytes | None) -> NodeSolver | None:
-        """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
+        """Return the solver of the cell of a task, with the earlier work on it; None if all its plans are excluded."""
         node = self._nodes.pop(task.cell, None)
         kept = self._states.pop(task.cell, None)
         state = kept if state is None else state
@@ -210,16 +210,16 @@ class Workbench:
 
 
 def _pack(node: NodeSolver) -> bytes:
-    """Return what was found on a configuration."""
+    """Return a packed node solver."""
     file = BytesIO()
     _Pickler(file, node).dump(node)
     return file.getvalue()
 
 
 def _unpacked(state: bytes, begun: NodeSolver) -> NodeSolver:
-    """Return the node that was packed, given one that is just begun on the same configuration."""
+    """Unpack a node solver, given a new solver of the same node."""
     node = _Unpickler(BytesIO(state), begun).load()
-    assert isinstance(node, NodeSolver), "states are of nodes"
+    assert isinstance(node, NodeSolver), "a packed state is a node solver"
     if node.state.hull is not None:
         node.state.hull.rows = node.relaxation.program()
     if node.cuts.rounds is not None:
