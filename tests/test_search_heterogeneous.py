@@ -87,7 +87,7 @@ def _space(num_blocks: int) -> list[Configuration]:
     ]
 
 
-def _attempt(search: SearchContext) -> UnequalNodeSolver:
+def _solver(search: SearchContext) -> UnequalNodeSolver:
     assert search.unequal is not None
     return UnequalNodeSolver(
         search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: float("inf")
@@ -97,12 +97,12 @@ def _attempt(search: SearchContext) -> UnequalNodeSolver:
 @cache
 def _options(cache_dir: Path) -> tuple[SearchContext, UnequalNodeSolver, StageOptions]:
     search = _search(cache_dir)
-    attempt = _attempt(search)
-    return search, attempt, _all_of(attempt)
+    solver = _solver(search)
+    return search, solver, _all_of(solver)
 
 
-def _all_of(attempt: UnequalNodeSolver) -> StageOptions:
-    options = attempt.options()
+def _all_of(solver: UnequalNodeSolver) -> StageOptions:
+    options = solver.first_options()
     assert options is not None, "the tiny model can be placed on every mesh"
     return options
 
@@ -157,14 +157,14 @@ def test_the_meshes_that_are_kept_are_nearest_to_the_best_equal_ones() -> None:
 
 def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
     """Floor, a glance, relaxed problem, best route, any route: each is at most the next, and the formula no less."""
-    search, attempt, options = _options(cache_dir)
+    search, solver, options = _options(cache_dir)
     assert search.unequal is not None
     lowest = unequal_floor(search, search.unequal, COUNT)
-    relaxed, best = dynamic.solve(attempt.relaxed()), dynamic.solve(options.staging)
+    relaxed, best = dynamic.solve(solver.relaxed_staging()), dynamic.solve(options.staging)
     rng = np.random.default_rng(3)
     found = [_random_route(options, rng) for _ in range(300)]
 
-    assert 0 < lowest <= attempt.quick_bound() <= relaxed.bound <= best.bound <= best.seconds
+    assert 0 < lowest <= solver.quick_bound() <= relaxed.bound <= best.bound <= best.seconds
     for route in found:
         value = options.staging.value(route)
         assert value >= best.bound
@@ -173,9 +173,9 @@ def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
 
 def test_no_placement_is_below_the_bounding_problem(cache_dir: Path) -> None:
     """Random placements on every mesh: what stages take of them is at least what the bounding problem says."""
-    search, attempt, _ = _options(cache_dir)
+    search, solver, _ = _options(cache_dir)
     assert search.unequal is not None
-    bound = dynamic.solve(attempt.relaxed()).bound
+    bound = dynamic.solve(solver.relaxed_staging()).bound
     rng = np.random.default_rng(8)
     placements = []
     for submesh in search.unequal.submeshes:
@@ -207,9 +207,9 @@ def test_the_value_of_a_route_is_the_formula_where_hand_overs_take_no_time(cache
 
 def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path) -> None:
     """Loss, gradients and updated states of the best plan of six devices, and of plans whose stages must differ."""
-    search, attempt, options = _options(cache_dir)
+    search, solver, options = _options(cache_dir)
     outcome = Outcome()
-    attempt.run(outcome)
+    solver.bound_and_improve(outcome)
     best = outcome.candidates[0]
     rng = np.random.default_rng(5)
     mixed = [
@@ -218,7 +218,7 @@ def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path
         if len({_size(options, leg) for leg in route}) > 1
     ]
 
-    for candidate in [best, *(attempt.candidate(options, route) for route in mixed[:3])]:
+    for candidate in [best, *(solver.candidate(options, route) for route in mixed[:3])]:
         plan = written(candidate, search.global_batch, True)
         assert plan.stages[-1].devices[1] == GPUS
         _execution().check(plan)
@@ -330,14 +330,14 @@ def test_memory_limits_count(cache_dir: Path) -> None:
     """With less memory than the best plan takes, plans found keep to it; with next to none there is none."""
     _, _, free = _options(cache_dir)
     best = dynamic.solve(free.staging)
-    tight = _all_of(_attempt(_search(cache_dir, 0.95 * _peak(free, best.route))))
-    none = _attempt(_search(cache_dir, 1e3))
+    tight = _all_of(_solver(_search(cache_dir, 0.95 * _peak(free, best.route))))
+    none = _solver(_search(cache_dir, 1e3))
 
     found = dynamic.solve(tight.staging)
 
     assert found.seconds > best.seconds
     assert _peak(tight, found.route) <= 0.95 * _peak(free, best.route)
-    assert dynamic.solve(none.relaxed()).bound == math.inf
+    assert dynamic.solve(none.relaxed_staging()).bound == math.inf
 
 
 def _peak(options: StageOptions, route: Route) -> float:
@@ -452,17 +452,17 @@ def test_nothing_is_opened_near_the_floor() -> None:
 def test_work_is_counted_and_cuts_the_search_at_the_same_point(cache_dir: Path) -> None:
     """With half of the work the bound is no higher, still one of the same plans, and the same every time."""
     search = _search(cache_dir)
-    whole, attempt = Outcome(), _attempt(search)
-    bound = attempt.run(whole)
-    assert whole.work == pytest.approx(attempt.work)
+    whole, solver = Outcome(), _solver(search)
+    bound = solver.bound_and_improve(whole)
+    assert whole.work == pytest.approx(solver.work)
     assert 0 < bound <= whole.best
 
-    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=attempt.work / 2)))
+    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=solver.work / 2)))
     cut = []
     for _ in range(2):
-        outcome, attempt = Outcome(), _attempt(search)
-        cut.append((attempt.run(outcome), attempt.work, outcome.best))
-        assert outcome.work == pytest.approx(attempt.work)
+        outcome, solver = Outcome(), _solver(search)
+        cut.append((solver.bound_and_improve(outcome), solver.work, outcome.best))
+        assert outcome.work == pytest.approx(solver.work)
 
     assert cut[0] == cut[1]
     assert cut[0][0] <= bound

@@ -56,11 +56,11 @@ class UnequalSearch:
         self._open_counts()
         self._looked = True
         outcome = self._outcome
-        for count, work in tuple(self._waiting.items()):
+        for count, solver in tuple(self._waiting.items()):
             if self._should_stop():
                 break
             enough = outcome.best * (1 - near)
-            bound = self._record_bound(count, work.run(outcome, near))
+            bound = self._record_bound(count, solver.bound_and_improve(outcome, near))
             if bound < enough or not self._may_improve(count):
                 del self._waiting[count]
                 outcome.solved += bound < outcome.best

@@ -103,7 +103,7 @@ class UnequalNodeSolver:
             self._quick_bound = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
         return self._quick_bound
 
-    def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
+    def bound_and_improve(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
         """Return a lower bound on all plans, in seconds, and add the plans found to the outcome.
 
         Args:
@@ -112,7 +112,7 @@ class UnequalNodeSolver:
         """
         bound, enough = self.quick_bound(), outcome.best * (1 - near)
         if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._is_stopped():
-            self._relaxed_bound = self._relaxed_bound or self._bound(outcome.best)
+            self._relaxed_bound = self._relaxed_bound or self._solve_relaxation(outcome.best)
             bound = max(bound, self._relaxed_bound)
         if bound >= enough or self._is_stopped():
             self._tables = {}  # megabytes each, and they may never be needed again
@@ -144,7 +144,7 @@ class UnequalNodeSolver:
         """Whether to stop now: on request, or at the limit of work."""
         return self._should_stop() or self.work >= self._search.settings.unequal.most_work
 
-    def options(self) -> StageOptions | None:
+    def first_options(self) -> StageOptions | None:
         """Return the first staging problem; None if no mesh has placements."""
         placements = self._mesh_placements()
         return self._options(placements) if placements else None
@@ -197,12 +197,12 @@ class UnequalNodeSolver:
         self.work += found.work
         return found.solution
 
-    def _bound(self, best: float) -> float:
+    def _solve_relaxation(self, best: float) -> float:
         """Return the bound of the relaxed staging problem, and drop meshes that no plan better than `best` uses."""
         self._write_tables()
         if not self._tables:
             return math.inf
-        relaxed = self.relaxed()
+        relaxed = self.relaxed_staging()
         bound = dynamic.solve(relaxed, best, self._should_stop).bound
         if bound < best < math.inf and not self._should_stop():
             used = {leg.option for _, leg in survivors(relaxed, best, one_each=True)}
@@ -222,7 +222,7 @@ class UnequalNodeSolver:
         costs = search.costs.on(submesh.devices)
         return search.constraints.tables(self._folded, self._rules, submesh.mesh, costs)
 
-    def relaxed(self) -> Staging:
+    def relaxed_staging(self) -> Staging:
         """Return the relaxed staging problem: least seconds and bytes of each block, all other costs 0.
 
         *Relaxes* hand-overs, tails and the coupling of blocks by one choice of placements; *valid* for all unequal

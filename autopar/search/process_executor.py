@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from ctypes import c_byte
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from autopar.collector import uncollected
 from autopar.machine import follow_parent
@@ -26,10 +26,6 @@ from autopar.search.context import SearchContext
 from autopar.search.executor import Assignment, WorkerPool
 from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
-
-if TYPE_CHECKING:
-    from ctypes import c_byte
-
 
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
 """Modules that the server imports before the first worker starts."""
@@ -148,7 +144,7 @@ def _detached() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _prepare_worker(search: bytes, stop: "c_byte") -> None:
+def _prepare_worker(search: bytes, stop: c_byte) -> None:
     """Prepare a worker process."""
     global _workbench
     for number in _CALLER_SIGNALS:  # also between two tasks

@@ -62,12 +62,12 @@ def _row(case: Case) -> str:
     assert space is not None, case.name
     end = time.monotonic() + 600
     submeshes = nearest_submeshes(space.submeshes, case.gpus / 2)
-    attempt = UnequalNodeSolver(search, submeshes, space, case.microbatches, lambda: False, lambda: end)
-    options = attempt.options()
+    solver = UnequalNodeSolver(search, submeshes, space, case.microbatches, lambda: False, lambda: end)
+    options = solver.first_options()
     assert options is not None, case.name
     solve(options.staging, 0.0)  # compiled before it is timed
     found, seconds = _timed(partial(solve, options.staging))
-    relaxed = solve(attempt.relaxed())
+    relaxed = solve(solver.relaxed_staging())
     sizes = "+".join(str(options.staging.sizes[leg.option]) for leg in found.route)
     row = f"{case.name:34}{sizes:8}{len(options.placements):8}{found.seconds * 1e3:10.2f}{relaxed.bound * 1e3:10.2f}"
     row += f"{seconds:8.2f}"
