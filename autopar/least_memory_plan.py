@@ -30,7 +30,7 @@ from autopar.schedule import SCHEDULES, chunks_of
 from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.sharding import Mesh
 from autopar.shortage import Held, Shortage
 from autopar.simulate import simulate
@@ -107,7 +107,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
     # The other families come last: pins or shapes may leave no plan with the smallest microbatches.
     heap = [(n >= len(likely), search.least_bytes(_plain(family)), n, False) for n, family in enumerate(listed)]
     heapify(heap)
-    attempts: dict[int, Attempt] = {}
+    nodes: dict[int, NodeSolver] = {}
     complete, is_cut = True, False
     floor = best = math.inf
     found: Candidate | None = None
@@ -125,12 +125,12 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop:
             is_cut |= late and best > enough
             break
         if not is_known:
-            attempt = begin_attempt(search, (_plain(listed[number]),), end)
-            if attempt is not None:
-                attempts[number] = attempt
-                heappush(heap, (is_other, max(least, min(attempt.least_bytes.values())), number, True))
+            node = open_node(search, (_plain(listed[number]),), end)
+            if node is not None:
+                nodes[number] = node
+                heappush(heap, (is_other, max(least, min(node.state.least_bytes.values())), number, True))
             continue
-        own = _thrifty_plan(attempts.pop(number), listed[number], search)
+        own = _thrifty_plan(nodes.pop(number), listed[number], search)
         done += 1
         if own is not None:
             looked.append((own[0], number, own[1].configuration))
@@ -167,13 +167,13 @@ def _searched(
         tight = replace(search, memory_limit=limit)
         for configuration in nearest:
             yield
-            attempt = None if _is_over(search, end) else begin_attempt(tight, (configuration,), end)
-            if attempt is not None:
-                attempt.improve(attempt.relaxed(math.inf), math.inf)
-                if attempt.best is not None:
-                    found, best = attempt.best, limit
-                    if attempt.pipeline.fills:
-                        best = attempt.weighing.peak(found.choice, found.split)
+            node = None if _is_over(search, end) else open_node(tight, (configuration,), end)
+            if node is not None:
+                node.solve(node.relax(math.inf), math.inf)
+                if node.best is not None:
+                    found, best = node.best, limit
+                    if node.pipeline.fills:
+                        best = node.finder.costs.peak(found.choice, found.split)
                     saved *= 2
                     break
         else:
@@ -224,25 +224,25 @@ def _plain(family: list[Configuration]) -> Configuration:
 
 
 def _thrifty_plan(
-    attempt: Attempt, family: list[Configuration], search: SearchContext
+    node: NodeSolver, family: list[Configuration], search: SearchContext
 ) -> tuple[float, Candidate] | None:
     """Return a plan of one of some configurations that needs little memory, with the bytes of its fullest stage.
 
     Of a pipeline only those groups of devices hold blocks that are no neighbours that take several stages in turn: with
     other schedules nothing needs less than with a plain one, which stands for them if it is there.
     """
-    tables, pipeline, constraints = attempt.tables, attempt.pipeline, search.constraints
-    on_device = [own for own in attempt.least_bytes if own is not Recompute.OFFLOAD]
-    flavour = min(on_device or attempt.least_bytes, key=lambda own: attempt.least_bytes[own])
+    tables, pipeline, constraints = node.tables, node.pipeline, search.constraints
+    on_device = [own for own in node.state.least_bytes if own is not Recompute.OFFLOAD]
+    flavour = min(on_device or node.state.least_bytes, key=lambda own: node.state.least_bytes[own])
     resident = UNHOSTED if constraints.hosts_optimizer else RESIDENT
-    is_listed = attempt.configuration in family
+    is_listed = node.state.configuration in family
     best: tuple[float, Candidate] | None = None
     choices: list[Choice] = []
     counts = np.array([kind.count for kind in tables.folded.kinds])
     second = 0.0  # bytes that a second is worth
     between = [(tables.edges[own.edge].first, tables.edges[own.edge].second, own.amounts) for own in buffers(tables)]
     for passing, share in WEIGHTS:
-        name = str(attempt.configuration)
+        name = str(node.state.configuration)
         instance = byte_problem(
             tables, pipeline, flavour, passing=passing, second=share * second, between=between, resident=resident,
             name=name,
@@ -250,16 +250,16 @@ def _thrifty_plan(
         solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
         if solution.choice is None:
             break
-        _, totals = attempt.weighed(solution.choice)
+        _, totals = node.finder.block_costs(solution.choice)
         if not second:
             second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
         choices.append(solution.choice)
         if is_listed:
-            best = _least(best, _in_line(attempt, solution.choice, constraints))
+            best = _least(best, _in_line(node, solution.choice, constraints))
     for configuration in family:
         if configuration.num_chunks > 1 or not is_listed:
             for choice in dict.fromkeys(choices):
-                best = _least(best, _in_turn(attempt, configuration, choice, search, best[0] if best else math.inf))
+                best = _least(best, _in_turn(node, configuration, choice, search, best[0] if best else math.inf))
     return best
 
 
@@ -272,11 +272,11 @@ def _least(
     return second if second[0] < first[0] else first
 
 
-def _in_line(attempt: Attempt, choice: Choice, constraints: Constraints) -> tuple[float, Candidate] | None:
+def _in_line(node: NodeSolver, choice: Choice, constraints: Constraints) -> tuple[float, Candidate] | None:
     """Return the split of a choice under a plain schedule that needs least, with the bytes of its fullest stage."""
-    memory, totals = attempt.weighed(choice)
-    pipeline, chain = attempt.pipeline, attempt.tables.folded.chain
-    hops = attempt.weighing.hops(choice, pipeline)
+    memory, totals = node.finder.block_costs(choice)
+    pipeline, chain = node.pipeline, node.tables.folded.chain
+    hops = node.finder.costs.hops(choice, pipeline)
     found = least_split(memory, pipeline, constraints)
     if found is None:
         return None
@@ -287,29 +287,29 @@ def _in_line(attempt: Attempt, choice: Choice, constraints: Constraints) -> tupl
 
     # Within the same bytes there may be a faster split, and within fewer one whose blocks differ in what they keep.
     own = fitted(peak) or (split, step_time(totals, chain, pipeline, split, hop_seconds(split, hops)))
-    peak, (split, step) = _lowered(fitted, attempt, peak) or (peak, own)
+    peak, (split, step) = _lowered(fitted, node, peak) or (peak, own)
     if pipeline.schedule == "gpipe":  # the closed form lets forwards hide reductions, which GPipe's last passes do not
-        passes = pass_seconds(attempt.tables, choice, splits=False)
+        passes = pass_seconds(node.tables, choice, splits=False)
         step = grouped_time(passes, totals, chain, pipeline, split, hop_seconds(split, hops))
-    return peak, Candidate(attempt.configuration, attempt.tables, choice, split, step)
+    return peak, Candidate(node.state.configuration, node.tables, choice, split, step)
 
 
 def _in_turn(
-    attempt: Attempt, configuration: Configuration, choice: Choice, search: SearchContext, below: float
+    node: NodeSolver, configuration: Configuration, choice: Choice, search: SearchContext, below: float
 ) -> tuple[float, Candidate] | None:
     """Return the split of a choice under any schedule that needs fewer than some bytes; None if none is found."""
     splits = SCHEDULES[configuration.schedule].splits
-    passes = pass_seconds(attempt.tables, choice, splits=splits)
-    memory = attempt.weighing.bytes(choice, splits=splits)
-    totals = attempt.weighing.copied(choice, attempt.tables.block_seconds(choice), passes, splits=splits)
+    passes = pass_seconds(node.tables, choice, splits=splits)
+    memory = node.finder.costs.bytes(choice, splits=splits)
+    totals = node.finder.costs.seconds_with_copies(choice, node.tables.block_seconds(choice), passes, splits=splits)
     pipeline = configuration.pipeline(search.costs.stack)
-    hops = attempt.weighing.hops(choice, pipeline)
+    hops = node.finder.costs.hops(choice, pipeline)
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
         return Groups(passes, totals, memory, pipeline, limit, hops, search.constraints).best()
 
-    found = _lowered(fitted, attempt, below if math.isfinite(below) else _whole(memory, pipeline))
-    return None if found is None else (found[0], Candidate(configuration, attempt.tables, choice, *found[1]))
+    found = _lowered(fitted, node, below if math.isfinite(below) else _whole(memory, pipeline))
+    return None if found is None else (found[0], Candidate(configuration, node.tables, choice, *found[1]))
 
 
 def _whole(memory: ChainBytes, pipeline: Pipeline) -> float:
@@ -321,10 +321,10 @@ def _whole(memory: ChainBytes, pipeline: Pipeline) -> float:
 
 
 def _lowered(
-    fitted: Callable[[float], tuple[Split, StepTime] | None], attempt: Attempt, peak: float
+    fitted: Callable[[float], tuple[Split, StepTime] | None], node: NodeSolver, peak: float
 ) -> tuple[float, tuple[Split, StepTime]] | None:
     """Return fewer bytes in which something fits, and what does; None if nothing fits in `NEAR` fewer."""
-    low, high = min(attempt.least_bytes.values()), peak * (1 - NEAR)
+    low, high = min(node.state.least_bytes.values()), peak * (1 - NEAR)
     best = fitted(high) if low < high else None
     if best is None:
         return None

@@ -72,7 +72,7 @@ def search_plans(
         context = replace(context, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
         if known is not None:
             context = replace(context, overtime=0.0)
-        outcome = search(one.space, context, engine.hire)
+        outcome = search(one.space, context, engine.open_executor)
         if known is None or is_last:
             hope.rescue(outcome, late=late or known is not None)
         return context, outcome
@@ -188,4 +188,4 @@ class Hope:
         end = max(self._end, time.monotonic() + ASKED_SECONDS)
         found = self._found or thriftiest(self._task, enough=limit, end=end)
         if found.candidate is not None and found.bytes <= limit:
-            outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)
+            outcome.add_finding(Finding(found.candidate.objective, found.candidate, 0), 1)

@@ -679,7 +679,7 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL-worker": Fault("SIGKILL of a worker of a search", partial(kill_worker, engine=(), part="forkserver")),
     "SIGKILL-ray": Fault(
         "SIGKILL of a Ray worker of a search",
-        partial(kill_worker, engine=("--engine", "ray"), part="ray::Bench"),
+        partial(kill_worker, engine=("--engine", "ray"), part="ray::RayWorker"),
         needs="ray",
     ),
     "closed-output": Fault("standard output closed by its reader", close_output),

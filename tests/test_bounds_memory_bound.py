@@ -24,7 +24,7 @@ from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.task import Effort, prepare
@@ -175,16 +175,16 @@ CONFIGURATIONS = [
 def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: Configuration) -> None:
     """Under limits from where all fits to where nothing does, of good and of random choices in their best split."""
     search = _search(gpus=configuration.num_stages * configuration.mesh.size)
-    free = begin_attempt(search, (configuration,), np.inf)
+    free = open_node(search, (configuration,), np.inf)
     assert free is not None
-    free.relaxed(np.inf)
+    free.relax(np.inf)
     assert free.best is not None
     weighting = weights(free.tables, free.pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
     instance, rng = problem(free.tables, weighting), np.random.default_rng(0)
     choices = [free.best.choice]
     for _ in range(8):
         choices.append(random_choice(instance, rng, near=choices[-1]))
-    peak = free.weighing.peak(free.best.choice, free.best.split)
+    peak = free.finder.costs.peak(free.best.choice, free.best.split)
     without = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     before, raised, found = without.least((configuration,)), 0, 0
     for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.2, 0.01):
@@ -195,14 +195,14 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
         assert least >= before
         raised += before < least < np.inf
         before = least
-        attempt = begin_attempt(limited, (configuration,), np.inf)
-        assert attempt is not None
-        attempt.begin_with(choices)
-        if attempt.best is not None:
-            again = any(flavour is not Recompute.NONE for own in attempt.best.split.recompute for flavour in own)
+        node = open_node(limited, (configuration,), np.inf)
+        assert node is not None
+        node.consider(choices)
+        if node.best is not None:
+            again = any(flavour is not Recompute.NONE for own in node.best.split.recompute for flavour in own)
             found += again
             assert again or not room.recompute_seconds(configuration)
-            assert least <= attempt.best.objective * (1 + CLOSE)
+            assert least <= node.best.objective * (1 + CLOSE)
 
     assert raised or len(configuration.mesh.axes) == 3, "recompute is little there beside parameters"
     assert found or configuration.schedule != "1f1b", "less fits where others have to wait"
@@ -248,23 +248,23 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
         own for own in CONFIGURATIONS if own.num_stages == 2 and own.schedule.startswith("zb") and own.mesh.size == 4
     ]
     assert len(each) == 2
-    alone = begin_attempt(free, (each[0],), np.inf)
+    alone = open_node(free, (each[0],), np.inf)
     assert alone is not None
-    alone.relaxed(np.inf)
+    alone.relax(np.inf)
     assert alone.best is not None
-    limited = replace(free, memory_limit=alone.weighing.peak(alone.best.choice, alone.best.split) * share)
+    limited = replace(free, memory_limit=alone.finder.costs.peak(alone.best.choice, alone.best.split) * share)
     found = list[tuple[float, float]]()
     together_or_not: list[list[Family]] = [[(own,) for own in each], [tuple(each)]]
     for families in together_or_not:
         bounds, best = list[float](), list[float]()
         for own in families:
-            attempt = begin_attempt(limited, own, np.inf)
-            assert attempt is not None
-            attempt.spreads_first = True
-            bounds.append(attempt.improve(attempt.relaxed(1e9), 1e9))
-            assert attempt.hull is None
-            assert attempt.rounds is not None
-            best.append(attempt.best.objective if attempt.best is not None else np.inf)
+            node = open_node(limited, own, np.inf)
+            assert node is not None
+            node.state.spreads_first = True
+            bounds.append(node.solve(node.relax(1e9), 1e9))
+            assert node.state.hull is None
+            assert node.cuts.rounds is not None
+            best.append(node.best.objective if node.best is not None else np.inf)
         found.append((min(bounds), min(best)))
 
     (apart, reached), (together, least) = found

@@ -24,8 +24,8 @@ from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import begin_attempt
-from autopar.search.tasks import Finding, Piece, Work
+from autopar.search.node_solver import open_node
+from autopar.search.tasks import Finding, SearchTask, Work
 from autopar.search.workbench import Workbench
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -173,7 +173,7 @@ def test_no_microbatch_is_faster_than_its_share_on_the_free_axes(splits: bool) -
     pipeline = Pipeline(2, 1, "zb-h1" if splits else "1f1b", Overlap.of(task.costs.stack))
     for mesh, samples in sorted(pairs, key=str):
         dp, minor = mesh.shape[0], minor_mesh(mesh)
-        found = Workbench(search, portable=False)._minor_paces(minor, samples // dp, np.inf)
+        found = Workbench(search, portable=False)._submesh_bound(minor, samples // dp, np.inf)
         family = (Configuration(1, mesh, 24 // samples, "1f1b"),)
         tables = search.tables(family)
         assert tables is not None
@@ -212,7 +212,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     before = _with_room(carried, space, search)[0][0]
     for mesh, samples in sorted(_submeshes(space), key=str):
         alone = Configuration(1, mesh, 24 // samples, "1f1b")
-        carried.learn_minor(mesh, samples, bench.do(Piece(Work.PACE, (alone,), 0.0, np.inf), np.inf))
+        carried.learn_minor(mesh, samples, bench.execute(SearchTask(Work.SUBMESH, (alone,), 0.0, np.inf), np.inf))
 
     for family in space:
         assert 0 < carried.rough(family) <= carried.least(family)
@@ -223,11 +223,11 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
         least = carried.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
         if family[0].num_stages == 1:
-            attempt = begin_attempt(search, family, np.inf)
-            assert attempt is not None
-            assert attempt.relaxed(np.inf) > 0
-            assert attempt.best is not None
-            assert least <= attempt.best.objective * (1 + CLOSE)
+            node = open_node(search, family, np.inf)
+            assert node is not None
+            assert node.relax(np.inf) > 0
+            assert node.best is not None
+            assert least <= node.best.objective * (1 + CLOSE)
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
     heap = _with_room(carried, space, search)
     assert before < heap[0][0] <= min(known)
@@ -241,7 +241,7 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
     search, late = _task().context(Effort()), False
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
     for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
-        found = Workbench(search, portable=False)._minor_paces(mesh, 6, np.inf)
+        found = Workbench(search, portable=False)._submesh_bound(mesh, 6, np.inf)
         carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
     assert all(carried.least(family) > 0 for family in _space())
 
@@ -255,7 +255,7 @@ def test_paces_are_told_of_divisors_only() -> None:
     search = _task().context(Effort())
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
     mesh = Mesh.of(outer=2, inner=2)
-    found = Workbench(search, portable=False)._minor_paces(mesh, 4, np.inf)
+    found = Workbench(search, portable=False)._submesh_bound(mesh, 4, np.inf)
     carried.learn_minor(mesh, 4, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
 
     def seconds(samples: int, inner: int = 2) -> float:

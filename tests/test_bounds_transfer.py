@@ -26,7 +26,7 @@ from autopar.pipeline_partition.interleaved import grouped_time
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.tasks import Finding
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -187,7 +187,7 @@ def _task() -> Task:
 
 def _random_plans(task: Task, family: Family, number: int) -> list[float]:
     """Return the step seconds of random choices under every split of each schedule, as the planner computes them."""
-    found = begin_attempt(task.context(Effort()), family, np.inf)
+    found = open_node(task.context(Effort()), family, np.inf)
     assert found is not None
     rng = np.random.default_rng(number)
     pipelines = [configuration.pipeline(task.costs.stack) for configuration in family]
@@ -221,10 +221,10 @@ def test_no_plan_is_faster_than_the_transfer_bound(host: float) -> None:
     assert all((least > 0) == (family[0].schedule not in PLAIN) for family, least in untold.items()), "paths only"
     for family in known:
         if family[0].num_microbatches == 2:
-            attempt = begin_attempt(search, family, np.inf)
-            assert attempt is not None
-            bound = attempt.relaxed(np.inf)
-            carried.learn(family, Finding(bound, None, 0, pace=attempt.pace, unlimited=attempt.unlimited))
+            node = open_node(search, family, np.inf)
+            assert node is not None
+            bound = node.relax(np.inf)
+            carried.learn(family, Finding(bound, None, 0, pace=node.state.pace, unlimited=node.state.unlimited))
             assert carried.least(family) >= max(untold[family], bound * (family[0].schedule in PLAIN) * (1 - CLOSE))
 
     told = {(own.schedule, own.num_chunks) for family in known for own in family}
@@ -241,14 +241,14 @@ def test_without_pipeline_smaller_microbatches_are_no_faster() -> None:
     search = task.context(Effort())
     carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
     family = [(Configuration(1, Mesh.of(outer=4, inner=2), count, "1f1b"),) for count in (2, 4, 12)]
-    first = begin_attempt(search, family[0], np.inf)
+    first = open_node(search, family[0], np.inf)
     assert first is not None
-    carried.learn(family[0], Finding(0.0, None, 0, unlimited=first.relaxed(np.inf)))
+    carried.learn(family[0], Finding(0.0, None, 0, unlimited=first.relax(np.inf)))
 
     for more in family[1:]:
-        attempt = begin_attempt(search, more, np.inf)
-        assert attempt is not None
-        assert 0 < carried.least(more) <= attempt.relaxed(np.inf) * (1 + CLOSE)
+        node = open_node(search, more, np.inf)
+        assert node is not None
+        assert 0 < carried.least(more) <= node.relax(np.inf) * (1 + CLOSE)
     assert carried.least((replace(family[0][0], num_microbatches=3),)) == 0.0, "8 samples are no multiple of 12"
 
 
@@ -260,11 +260,11 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
     mesh = Mesh.of(outer=2, inner=2)
     for family in families([each for each in task.space if each.mesh == mesh and each.num_microbatches == 6]):
         assert len({(SCHEDULES[own.schedule].splits, own.num_chunks > 1) for own in family}) == 1
-        attempt = begin_attempt(task.context(Effort()), family, np.inf)
-        assert isinstance(attempt, Attempt)
-        bound = max(attempt.relaxed(np.inf), attempt.relaxed(1e9))
+        node = open_node(task.context(Effort()), family, np.inf)
+        assert isinstance(node, NodeSolver)
+        bound = max(node.relax(np.inf), node.relax(1e9))
 
-        assert attempt.pace != UNKNOWN
+        assert node.state.pace != UNKNOWN
         assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 
 
@@ -277,21 +277,21 @@ def test_pruned_schedules_are_left_out_of_the_bound() -> None:
         for family in families(task.space)
         if family[0].num_stages == 4 and family[0].num_microbatches == 6 and family[0].schedule == "zb-h1"
     )
-    whole, narrow = (begin_attempt(search, family, np.inf) for _ in range(2))
+    whole, narrow = (open_node(search, family, np.inf) for _ in range(2))
     assert whole is not None
     assert narrow is not None
-    whole.relaxed(np.inf)
+    whole.relax(np.inf)
     first, second = (
-        search.floor.path_seconds(own, search.global_batch, own.pipeline(task.costs.stack), whole.pace.seconds)
+        search.floor.path_seconds(own, search.global_batch, own.pipeline(task.costs.stack), whole.state.pace.seconds)
         for own in family
     )
     assert second < first, "less is put off"
-    assert whole.bounded == family
+    assert whole.state.bounded == family
 
-    bound = narrow.relaxed(first)
+    bound = narrow.relax(first)
 
-    assert narrow.bounded == family[1:]
-    assert narrow.left_out == pytest.approx(first)
+    assert narrow.state.bounded == family[1:]
+    assert narrow.state.left_out == pytest.approx(first)
     assert second * (1 - CLOSE) <= bound <= first * (1 + CLOSE)
     assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 

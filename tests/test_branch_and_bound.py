@@ -26,7 +26,7 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, NodeSettings, SearchSettings
 from autopar.task import Effort, Task, prepare
@@ -78,12 +78,12 @@ def _everything() -> tuple[tuple[float, float], ...]:
     plans = []
     for configuration in task.space:
         found, pipeline = _tables(task, configuration)
-        attempt = Attempt(task.context(Effort()), [configuration], found, np.inf)
+        node = NodeSolver(task.context(Effort()), [configuration], found, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = attempt.weighing.hops(choice, pipeline)
+            hop = node.finder.costs.hops(choice, pipeline)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
@@ -113,12 +113,12 @@ def test_nothing_is_pruned_that_is_better() -> None:
     search = task.context(Effort(top_k=1))
     best = np.inf
     for configuration in reversed(task.space):
-        attempt = Attempt(search, [configuration], _tables(task, configuration)[0], np.inf)
-        bound = attempt.relaxed(np.inf)
-        attempt.improve(bound, np.inf)
-        if attempt.best is not None:
-            assert bound <= attempt.best.objective * (1 + CLOSE)
-            best = min(best, attempt.best.objective)
+        node = NodeSolver(search, [configuration], _tables(task, configuration)[0], np.inf)
+        bound = node.relax(np.inf)
+        node.solve(bound, np.inf)
+        if node.best is not None:
+            assert bound <= node.best.objective * (1 + CLOSE)
+            best = min(best, node.best.objective)
 
     outcome = _run(task)
 
@@ -140,7 +140,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         chain = found.folded.chain
         instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
-        weighing = Attempt(task.context(Effort()), [configuration], found, np.inf).weighing
+        weighing = NodeSolver(task.context(Effort()), [configuration], found, np.inf).finder.costs
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             hop = weighing.hops(choice, pipeline)
@@ -368,21 +368,21 @@ def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch
     task = _task("mlp-xs", gpus=2, memory=7e3)
     search = task.context(Effort())
     (family, *_), far = [(each,) for each in task.space if each.num_stages == 1], 1e18
-    first = begin_attempt(search, family, far)
+    first = open_node(search, family, far)
     assert first is not None
-    bound = first.relaxed(far)
-    assert first.hull is not None
-    assert first.relaxed_choice is not None
-    alone = first.hull.alone(first.relaxed_choice)
+    bound = first.relax(far)
+    assert first.state.hull is not None
+    assert first.state.relaxed_choice is not None
+    alone = first.state.hull.alone(first.state.relaxed_choice)
     assert bound < alone * (1 - CLOSE), "else there is no cutoff between them"
     cut: list[object] = []
     search = replace(search, settings=SearchSettings(node=NodeSettings(relaxed_steps=0)))  # steps try other choices
     monkeypatch.setattr("autopar.search.stage_cutting.best_split", lambda *given: cut.append(given))
 
     for cutoff in ((bound + alone) / 2, 1.05 * alone):
-        again = begin_attempt(search, family, far)
+        again = open_node(search, family, far)
         assert again is not None
-        again.relaxed(cutoff)
+        again.relax(cutoff)
         assert bool(cut) == (cutoff > alone)
 
 

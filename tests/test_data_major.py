@@ -21,7 +21,7 @@ from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -164,12 +164,12 @@ def test_the_bound_covers_meshes_with_an_outer_data_parallel_axis(pieces: int) -
     rng = np.random.default_rng(0)
     best, tried = np.inf, 0
     for configuration in three:
-        attempt = begin_attempt(search, (configuration,), np.inf)
-        assert attempt is not None
-        attempt.improve(attempt.relaxed(np.inf), np.inf)
-        assert attempt.best is not None
-        best = min(best, attempt.best.objective)
-        tried += _tried(attempt, configuration, outcome.bound, rng)
+        node = open_node(search, (configuration,), np.inf)
+        assert node is not None
+        node.solve(node.relax(np.inf), np.inf)
+        assert node.best is not None
+        best = min(best, node.best.objective)
+        tried += _tried(node, configuration, outcome.bound, rng)
 
     assert tried > 10
     assert outcome.bound <= best * (1 + CLOSE)
@@ -204,10 +204,10 @@ def test_the_report_says_what_is_left_of_them(tasks: int) -> None:
     assert report.bound <= report.objective
 
 
-def _tried(attempt: Attempt, configuration: Configuration, bound: float, rng: np.random.Generator) -> int:
+def _tried(node: NodeSolver, configuration: Configuration, bound: float, rng: np.random.Generator) -> int:
     """Return how many plans were held against a bound."""
-    tables, pipeline = attempt.tables, attempt.pipeline
-    floor = attempt.search.floor.seconds(configuration, attempt.search.global_batch)
+    tables, pipeline = node.tables, node.pipeline
+    floor = node.state.search.floor.seconds(configuration, node.state.search.global_batch)
     instance = problem(tables, weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
     choice = optimum(instance)[1]
     tried = 0

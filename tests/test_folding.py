@@ -23,8 +23,8 @@ from autopar.recompute import ON_DEVICE
 from autopar.request import JobRequest
 from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
-from autopar.search.lowered_memory import Weighing
-from autopar.search.node_solver import begin_attempt
+from autopar.search.lowered_memory import ChoiceCosts
+from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes
@@ -129,16 +129,16 @@ def _configuration(task: Task, schedule: str) -> Configuration:
 
 
 def _best(task: Task, configuration: Configuration) -> Candidate:
-    attempt = begin_attempt(task.context(Effort(top_k=1)), (configuration,), math.inf)
-    assert attempt is not None
-    attempt.relaxed(math.inf)
-    assert attempt.best is not None, configuration
-    return attempt.best
+    node = open_node(task.context(Effort(top_k=1)), (configuration,), math.inf)
+    assert node is not None
+    node.relax(math.inf)
+    assert node.best is not None, configuration
+    return node.best
 
 
 def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> Hops | float:
     pipeline = configuration.pipeline(task.costs.stack)
-    return Weighing(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
+    return ChoiceCosts(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
 
 
 def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.sizing.explain import Limits, explain_infeasible
@@ -247,10 +247,10 @@ def _tried(configuration: Configuration, room: float, limit: float) -> tuple[boo
     fixed = search.floor.bytes(configuration, offload=True)
     state = search.floor.bytes(configuration) - fixed
     search = replace(search, host_room=room * state, memory_limit=fixed + limit * state)
-    attempt = begin_attempt(search, (configuration,), math.inf)
-    assert attempt is not None
-    attempt.improve(attempt.relaxed(math.inf), math.inf)
-    return search.may_fit(configuration), attempt.best
+    node = open_node(search, (configuration,), math.inf)
+    assert node is not None
+    node.solve(node.relax(math.inf), math.inf)
+    return search.may_fit(configuration), node.best
 
 
 INTERLEAVED = Configuration(2, Mesh.of(inner=1), 8, "interleaved", 2)

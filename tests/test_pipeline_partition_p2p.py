@@ -18,7 +18,7 @@ from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
 from autopar.search.candidate import Candidate
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops
@@ -54,7 +54,7 @@ def test_hops_are_those_of_the_simulator(schedule: str, of_stage: tuple[int, ...
         candidate = Candidate(configuration, tables, choice, split, StepTime(0.0, 0.0, 0.0, np.zeros(len(ranges))))
         program = lower(written(candidate, SAMPLES * COUNT, True), folded, NODES)
 
-        found = Weighing(tables, pipeline, mesh.size).hops(choice, pipeline)
+        found = ChoiceCosts(tables, pipeline, mesh.size).hops(choice, pipeline)
 
         assert isinstance(found, Hops)
         for stage, (own, hop) in enumerate(zip(found.between_stages(ranges), hops(program, NODES), strict=True)):

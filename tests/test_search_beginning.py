@@ -8,24 +8,24 @@ from autopar.api import plan_task
 from autopar.configuration import Configuration, configurations, first_tries, roomy_try
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.executor import Alone
-from autopar.search.tasks import Piece, Work
+from autopar.search.executor import InProcessExecutor
+from autopar.search.tasks import SearchTask, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
 
-class _Noting(Alone):
-    """Takes down what it does."""
+class _Noting(InProcessExecutor):
+    """Records the tasks that it starts."""
 
-    begun: list[Piece]
+    begun: list[SearchTask]
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        self.begun.append(piece)
-        super().start(number, piece, end)
+    def start(self, number: int, search_task: SearchTask, end: float) -> None:
+        self.begun.append(search_task)
+        super().start(number, search_task, end)
 
 
 def _noting() -> type[_Noting]:
-    """Return a crew that has done nothing yet."""
+    """Return an executor class that has recorded no task yet."""
     return type("Noting", (_Noting,), {"begun": []})
 
 
@@ -76,16 +76,16 @@ def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
 
 def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     """Without one, all that is set up by hand is tried."""
-    task, crew = _small(), _noting()
+    task, executor = _small(), _noting()
     search = task.context(Effort(top_k=1))
 
-    assert run_search(task.space, search, crew).candidates
+    assert run_search(task.space, search, executor).candidates
     roomy = roomy_try(task.space, search.global_batch, search.room.seems_roomy)
-    assert crew.begun[0].configuration[0] == roomy
-    assert sum(piece.urgent for piece in crew.begun if piece.work is Work.BOUND) == 1
+    assert executor.begun[0].family[0] == roomy
+    assert sum(search_task.urgent for search_task in executor.begun if search_task.work is Work.BOUND) == 1
 
     alone = [own for own in task.space if search.global_batch < own.num_microbatches * own.mesh.size]
-    crew = _noting()
-    assert run_search(alone, search, crew).candidates
+    executor = _noting()
+    assert run_search(alone, search, executor).candidates
     tries = first_tries([own for own in alone if own.schedule == "1f1b"], search.global_batch, search.least_bytes)
-    assert [piece.configuration[0] for piece in crew.begun[: len(tries)]] == tries
+    assert [search_task.family[0] for search_task in executor.begun[: len(tries)]] == tries

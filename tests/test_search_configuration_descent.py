@@ -19,11 +19,11 @@ from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.configuration_descent import ConfigurationDescent, distance
 from autopar.search.context import SearchContext
-from autopar.search.executor import Alone, Crew
-from autopar.search.node_solver import begin_attempt
+from autopar.search.executor import Executor, InProcessExecutor
+from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.search.tasks import Finding, Piece, Work
+from autopar.search.tasks import Finding, SearchTask, Work
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
@@ -78,7 +78,7 @@ def _climbed(
         best: Objective and microbatches of the first plan.
         finds: Objective of the best plan by microbatches.
         bounds: Bounds by microbatches.
-        final: Whether there is nothing to do after two pieces.
+        final: Whether there is nothing to do after two tasks.
         until: When to end.
         ahead: Pieces that are prepared before the first of them is taken.
         known: Bounds by microbatches that follow from others.
@@ -90,26 +90,26 @@ def _climbed(
     waiting: list[tuple[int, Work | None, Family | None]] = []
     index = 0
     while True:
-        while len(waiting) < ahead and not series.ends(index):
-            piece = series.piece(index)
-            if piece is None:
+        while len(waiting) < ahead and not series.is_over(index):
+            search_task = series.next_task(index)
+            if search_task is None:
                 waiting.append((index, None, None))
             else:
-                assert piece.cutoff == outcome.best
-                waiting.append((index, piece.work, piece.configuration))
-                done.append((piece.work, piece.configuration[0].num_microbatches))
+                assert search_task.cutoff == outcome.best
+                waiting.append((index, search_task.work, search_task.family))
+                done.append((search_task.work, search_task.family[0].num_microbatches))
             index += 1
         if not waiting:
             return done, outcome
         number, work, family = waiting.pop(0)
         if work is None or family is None:
-            series.take(number, None)
+            series.record_finding(number, None)
             continue
         count = family[0].num_microbatches
         found = finds.get(count) if work is Work.ADVANCE else None
         plan = None if found is None else _candidate(found, family[0])
         is_final = final and work is Work.ADVANCE
-        series.take(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
+        series.record_finding(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
@@ -158,13 +158,13 @@ def test_it_does_not_go_on_for_ever() -> None:
     outcome, done = Outcome(), 0
     outcome.candidates = [_candidate(9.0, middle)]
     series = ConfigurationDescent(_Known(), outcome, plain, _Known())  # type: ignore[arg-type]
-    while not series.ends(done):
-        piece = series.piece(done)
-        assert piece is not None
-        series.take(done, Finding(1.0, None, 0, is_final=piece.work is Work.ADVANCE))
+    while not series.is_over(done):
+        search_task = series.next_task(done)
+        assert search_task is not None
+        series.record_finding(done, Finding(1.0, None, 0, is_final=search_task.work is Work.ADVANCE))
         done += 1
     assert done == 2 * FAILURES
-    assert len(outcome.done(plain)) == FAILURES
+    assert len(outcome.finished_nodes(plain)) == FAILURES
 
 
 def test_devices_that_move_are_counted_once() -> None:
@@ -207,27 +207,27 @@ def test_local_search_is_for_time_limits_that_suffice_for_few_relaxations(
     assert _climbs(_small().on_device, Effort(top_k=1, time_limit=limit), settings) == climbs
 
 
-class _Recorded(Alone):
+class _Recorded(InProcessExecutor):
     """Takes down which families had nothing left to do, and which were worked on after that."""
 
     def __init__(self, search: SearchContext) -> None:
         super().__init__(search)
-        self._at_work: dict[int, Piece] = {}
+        self._at_work: dict[int, SearchTask] = {}
         self.finished: set[Family] = set()
-        self.again: list[Piece] = []
+        self.again: list[SearchTask] = []
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        self._at_work[number] = piece
-        if piece.configuration in self.finished and not piece.branches:
-            self.again.append(piece)
-        super().start(number, piece, end)
+    def start(self, number: int, search_task: SearchTask, end: float) -> None:
+        self._at_work[number] = search_task
+        if search_task.family in self.finished and not search_task.branches:
+            self.again.append(search_task)
+        super().start(number, search_task, end)
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
         found = super().wait(seconds)
         for number, finding in found:
-            piece = self._at_work.pop(number)
-            if piece.work is Work.ADVANCE and finding.is_final and not piece.branches:
-                self.finished.add(piece.configuration)
+            search_task = self._at_work.pop(number)
+            if search_task.work is Work.ADVANCE and finding.is_final and not search_task.branches:
+                self.finished.add(search_task.family)
         return found
 
 
@@ -237,17 +237,17 @@ def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool) -> None
     opened = thriftiest(_small().opened).bytes
     task = _small(opened * 1.02).opened if short else _small(thriftiest(_small().on_device).bytes * 1.1).on_device
     task = replace(task, unequal=None)
-    crews: list[_Recorded] = []
+    executors: list[_Recorded] = []
 
-    def hire(search: SearchContext) -> Crew:
-        crews.append(_Recorded(search))
-        return crews[-1]
+    def open_executor(search: SearchContext) -> Executor:
+        executors.append(_Recorded(search))
+        return executors[-1]
 
-    outcome = run_search(task.space, task.context(Effort(top_k=1)), hire)
+    outcome = run_search(task.space, task.context(Effort(top_k=1)), open_executor)
 
     assert outcome.candidates
-    assert crews[0].finished
-    assert crews[0].again == []
+    assert executors[0].finished
+    assert executors[0].again == []
     assert outcome.solved + outcome.pruned <= len(task.space)
 
 
@@ -261,18 +261,18 @@ def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:
         for own in families(task.on_device.space)
         if own[0].schedule in PLAIN and own[0].mesh == mesh and own[0].num_microbatches == 512
     )
-    free = begin_attempt(search, found, math.inf)
+    free = open_node(search, found, math.inf)
     assert free is not None
-    free.improve(free.relaxed(math.inf), math.inf)
+    free.solve(free.relax(math.inf), math.inf)
     assert free.best is not None
     kept = {own for stage in free.best.split.recompute for own in stage}
     assert Recompute.FULL in kept
     assert len(kept) > 1, "only a part runs again"
 
-    bound = begin_attempt(search, found, math.inf)
+    bound = open_node(search, found, math.inf)
     assert bound is not None
     cutoff = free.best.objective * 1.01
-    bound.improve(bound.relaxed(cutoff), cutoff)
+    bound.solve(bound.relax(cutoff), cutoff)
 
     assert bound.best is not None
     assert bound.best.objective < cutoff

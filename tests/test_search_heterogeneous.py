@@ -24,13 +24,13 @@ from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_nodes import UnequalSearch, least_unequal, worth_while
-from autopar.search.heterogeneous_stages import UnequalAttempt
-from autopar.search.mesh_placements import Placed, least_alone, least_seconds
+from autopar.search.heterogeneous_nodes import UnequalSearch, promising_counts, unequal_floor
+from autopar.search.heterogeneous_stages import UnequalNodeSolver
+from autopar.search.mesh_placements import MeshPlacement, block_seconds_bound, fastest_op_seconds
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings, UnequalSettings
-from autopar.search.stage_chains import Options, options_of
-from autopar.search.submesh_space import nearest, submeshes, unequal
+from autopar.search.stage_chains import StageOptions, stage_options
+from autopar.search.submesh_space import nearest_submeshes, submeshes, unequal
 from autopar.simulate import simulate
 from autopar.solvers.staging import dynamic_program as dynamic
 from autopar.staging import Leg, Route
@@ -87,25 +87,27 @@ def _space(num_blocks: int) -> list[Configuration]:
     ]
 
 
-def _attempt(search: SearchContext) -> UnequalAttempt:
+def _solver(search: SearchContext) -> UnequalNodeSolver:
     assert search.unequal is not None
-    return UnequalAttempt(search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: float("inf"))
+    return UnequalNodeSolver(
+        search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: float("inf")
+    )
 
 
 @cache
-def _options(cache_dir: Path) -> tuple[SearchContext, UnequalAttempt, Options]:
+def _options(cache_dir: Path) -> tuple[SearchContext, UnequalNodeSolver, StageOptions]:
     search = _search(cache_dir)
-    attempt = _attempt(search)
-    return search, attempt, _all_of(attempt)
+    solver = _solver(search)
+    return search, solver, _all_of(solver)
 
 
-def _all_of(attempt: UnequalAttempt) -> Options:
-    options = attempt.options()
+def _all_of(solver: UnequalNodeSolver) -> StageOptions:
+    options = solver.first_options()
     assert options is not None, "the tiny model can be placed on every mesh"
     return options
 
 
-def _random_route(options: Options, rng: np.random.Generator) -> Route:
+def _random_route(options: StageOptions, rng: np.random.Generator) -> Route:
     """Return any route of two or three stages that the problem allows."""
     problem = options.staging
     for _ in range(10_000):
@@ -145,7 +147,7 @@ def test_the_meshes_that_are_kept_are_nearest_to_the_best_equal_ones() -> None:
     """Of sixteen nodes, sizes around 32, all meshes of a size or none."""
     found = list(submeshes(PRESETS["a100"], 128))
 
-    kept = nearest(found, 32)
+    kept = nearest_submeshes(found, 32)
 
     sizes = {each.mesh.size for each in kept}
     assert len(kept) <= 20
@@ -155,14 +157,14 @@ def test_the_meshes_that_are_kept_are_nearest_to_the_best_equal_ones() -> None:
 
 def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
     """Floor, a glance, relaxed problem, best route, any route: each is at most the next, and the formula no less."""
-    search, attempt, options = _options(cache_dir)
+    search, solver, options = _options(cache_dir)
     assert search.unequal is not None
-    lowest = least_unequal(search, search.unequal, COUNT)
-    relaxed, best = dynamic.solve(attempt.relaxed()), dynamic.solve(options.staging)
+    lowest = unequal_floor(search, search.unequal, COUNT)
+    relaxed, best = dynamic.solve(solver.relaxed_staging()), dynamic.solve(options.staging)
     rng = np.random.default_rng(3)
     found = [_random_route(options, rng) for _ in range(300)]
 
-    assert 0 < lowest <= attempt.glance() <= relaxed.bound <= best.bound <= best.seconds
+    assert 0 < lowest <= solver.quick_bound() <= relaxed.bound <= best.bound <= best.seconds
     for route in found:
         value = options.staging.value(route)
         assert value >= best.bound
@@ -171,22 +173,22 @@ def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
 
 def test_no_placement_is_below_the_bounding_problem(cache_dir: Path) -> None:
     """Random placements on every mesh: what stages take of them is at least what the bounding problem says."""
-    search, attempt, _ = _options(cache_dir)
+    search, solver, _ = _options(cache_dir)
     assert search.unequal is not None
-    bound = dynamic.solve(attempt.relaxed()).bound
+    bound = dynamic.solve(solver.relaxed_staging()).bound
     rng = np.random.default_rng(8)
-    placed = []
+    placements = []
     for submesh in search.unequal.submeshes:
         tables = search.constraints.tables(
             _execution().folded, model_rules("gpt2", cache_dir), submesh.mesh, search.costs.on(submesh.devices)
         )
         assert tables is not None
-        placed += [Placed.of(submesh, tables, random_choice(tables, rng), trains=True) for _ in range(2)]
+        placements += [MeshPlacement.of(submesh, tables, random_choice(tables, rng), trains=True) for _ in range(2)]
 
-    limits = [1e12] * len(placed)
+    limits = [1e12] * len(placements)
 
-    found = options_of(
-        placed, Pipeline(5, COUNT, "1f1b"), frozenset(range(2, 6)), search.costs, GPUS, limits, search.constraints
+    found = stage_options(
+        placements, Pipeline(5, COUNT, "1f1b"), frozenset(range(2, 6)), search.costs, GPUS, limits, search.constraints
     )
 
     assert dynamic.solve(found.staging).seconds >= bound
@@ -205,9 +207,9 @@ def test_the_value_of_a_route_is_the_formula_where_hand_overs_take_no_time(cache
 
 def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path) -> None:
     """Loss, gradients and updated states of the best plan of six devices, and of plans whose stages must differ."""
-    search, attempt, options = _options(cache_dir)
+    search, solver, options = _options(cache_dir)
     outcome = Outcome()
-    attempt.run(outcome)
+    solver.bound_and_improve(outcome)
     best = outcome.candidates[0]
     rng = np.random.default_rng(5)
     mixed = [
@@ -216,13 +218,13 @@ def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path
         if len({_size(options, leg) for leg in route}) > 1
     ]
 
-    for candidate in [best, *(attempt.candidate(options, route) for route in mixed[:3])]:
+    for candidate in [best, *(solver.candidate(options, route) for route in mixed[:3])]:
         plan = written(candidate, search.global_batch, True)
         assert plan.stages[-1].devices[1] == GPUS
         _execution().check(plan)
 
 
-def _size(options: Options, leg: Leg) -> int:
+def _size(options: StageOptions, leg: Leg) -> int:
     return int(options.staging.sizes[leg.option])
 
 
@@ -251,7 +253,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
 
     found = UnequalSearch(search, outcome, lambda: True, lambda: 0.0)
-    found.look()
+    found.bound_and_improve()
     bound = found.bound
 
     assert outcome.unequal is not None
@@ -260,7 +262,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
     near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_floor=math.inf)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
-    other.look()
+    other.bound_and_improve()
     assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for
 
 
@@ -271,17 +273,17 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     equal, solved = outcome.best, outcome.solved
     found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
     assert search.unequal is not None
-    floor = least_unequal(search, search.unequal, COUNT)
+    floor = unequal_floor(search, search.unequal, COUNT)
 
-    found.look(near=0.99)
+    found.bound_and_improve(near=0.99)
     bound = found.bound
 
     assert floor < bound < equal == outcome.best
     assert (found.left, outcome.solved) == (1, solved)
-    found.look()
+    found.bound_and_improve()
     assert outcome.best < 0.9 * equal
     assert (found.left, found.bound, outcome.solved) == (0, bound, solved + 1)
-    found.look()  # there is nothing more to be done
+    found.bound_and_improve()  # there is nothing more to be done
     assert outcome.solved == solved + 1
 
 
@@ -306,8 +308,10 @@ def test_no_block_takes_less_than_its_ops_alone(cache_dir: Path) -> None:
             _execution().folded, model_rules("gpt2", cache_dir), submesh.mesh, search.costs.on(submesh.devices)
         )
         assert tables is not None
-        alone = least_alone(tables)
-        least = least_seconds(tables, lambda problem, _: search.solver.solve(problem), lambda: False, UnequalSettings())
+        alone = fastest_op_seconds(tables)
+        least = block_seconds_bound(
+            tables, lambda problem, _: search.solver.solve(problem), lambda: False, UnequalSettings()
+        )
         assert (alone <= least).all()
         raised = max(raised, float((least - alone).max()))
         for _ in range(5):
@@ -326,21 +330,21 @@ def test_memory_limits_count(cache_dir: Path) -> None:
     """With less memory than the best plan takes, plans found keep to it; with next to none there is none."""
     _, _, free = _options(cache_dir)
     best = dynamic.solve(free.staging)
-    tight = _all_of(_attempt(_search(cache_dir, 0.95 * _peak(free, best.route))))
-    none = _attempt(_search(cache_dir, 1e3))
+    tight = _all_of(_solver(_search(cache_dir, 0.95 * _peak(free, best.route))))
+    none = _solver(_search(cache_dir, 1e3))
 
     found = dynamic.solve(tight.staging)
 
     assert found.seconds > best.seconds
     assert _peak(tight, found.route) <= 0.95 * _peak(free, best.route)
-    assert dynamic.solve(none.relaxed()).bound == math.inf
+    assert dynamic.solve(none.relaxed_staging()).bound == math.inf
 
 
-def _peak(options: Options, route: Route) -> float:
+def _peak(options: StageOptions, route: Route) -> float:
     """Return the bytes of the fullest stage as the simulator counts them."""
     flying = range(len(route), 0, -1)
     return max(
-        options.placed[leg.option].memory.peak(leg.start, leg.stop, min(COUNT, number), flavours)
+        options.placements[leg.option].memory.peak(leg.start, leg.stop, min(COUNT, number), flavours)
         for leg, number, flavours in zip(route, flying, options.flavours(route), strict=True)
     )
 
@@ -439,26 +443,26 @@ def test_nothing_is_opened_near_the_floor() -> None:
     """Up to 15 % above the floor there is little to gain; where nodes differ, anything above it counts."""
     alike, floors = PRESETS["a100"], {1: 2.0, 2: 1.0, 4: 1.05, 8: 1.1, 16: 1.2}
 
-    assert worth_while(alike, 1.14, floors, UnequalSettings()) == []
-    assert worth_while(alike, 1.16, floors, UnequalSettings()) == [2]
-    assert worth_while(_two_generations(), 1.08, floors, UnequalSettings()) == [2, 4]
-    assert worth_while(alike, math.inf, floors, UnequalSettings()) == [2, 4, 8]
+    assert promising_counts(alike, 1.14, floors, UnequalSettings()) == []
+    assert promising_counts(alike, 1.16, floors, UnequalSettings()) == [2]
+    assert promising_counts(_two_generations(), 1.08, floors, UnequalSettings()) == [2, 4]
+    assert promising_counts(alike, math.inf, floors, UnequalSettings()) == [2, 4, 8]
 
 
 def test_work_is_counted_and_cuts_the_search_at_the_same_point(cache_dir: Path) -> None:
     """With half of the work the bound is no higher, still one of the same plans, and the same every time."""
     search = _search(cache_dir)
-    whole, attempt = Outcome(), _attempt(search)
-    bound = attempt.run(whole)
-    assert whole.work == pytest.approx(attempt.work)
+    whole, solver = Outcome(), _solver(search)
+    bound = solver.bound_and_improve(whole)
+    assert whole.work == pytest.approx(solver.work)
     assert 0 < bound <= whole.best
 
-    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=attempt.work / 2)))
+    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=solver.work / 2)))
     cut = []
     for _ in range(2):
-        outcome, attempt = Outcome(), _attempt(search)
-        cut.append((attempt.run(outcome), attempt.work, outcome.best))
-        assert outcome.work == pytest.approx(attempt.work)
+        outcome, solver = Outcome(), _solver(search)
+        cut.append((solver.bound_and_improve(outcome), solver.work, outcome.best))
+        assert outcome.work == pytest.approx(solver.work)
 
     assert cut[0] == cut[1]
     assert cut[0][0] <= bound

@@ -8,7 +8,7 @@ from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.tables import Tables
 from autopar.program.block import BlockLowering, LoweredKind
 from autopar.recompute import Recompute
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 from autopar.sharding import Mesh
 from tests.formulations import COSTS, random_choice, tables
 
@@ -39,10 +39,10 @@ def test_what_was_weighed_before_makes_no_difference(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(BlockLowering, "run", count)
     choices = list(dict.fromkeys(_choices(found)))
 
-    kept = Weighing(found, pipeline, found.mesh.size)
+    kept = ChoiceCosts(found, pipeline, found.mesh.size)
     one = [kept.bytes(choice, splits=False) for choice in choices]
     few = len(lowered)
-    other = [Weighing(found, pipeline, found.mesh.size).bytes(choice, splits=False) for choice in choices]
+    other = [ChoiceCosts(found, pipeline, found.mesh.size).bytes(choice, splits=False) for choice in choices]
 
     assert len(choices) > 2
     assert few < len(lowered) - few == len(choices) * len(found.folded.kinds)

@@ -21,10 +21,10 @@ from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.branching import Branch, Keeping, Levels, With, Without, apply, branches_of
+from autopar.search.branching import Branch, MoreRecompute, WithoutRole, WithRole, ZeroLevels, apply, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt, begin_attempt
+from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.outcome import Outcome
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak, tables
@@ -70,16 +70,16 @@ def test_the_best_plans_by_enumeration(memory: float | None, keep: int, proven: 
     pipeline, whose bound does not see the time of its hops.
     """
     task = _task("infer", memory)
-    attempts = [begin_attempt(task.context(Effort()), (configuration,), np.inf) for configuration in task.space]
+    nodes = [open_node(task.context(Effort()), (configuration,), np.inf) for configuration in task.space]
     found = sorted(
         (seconds, number, choice, split)
-        for number, own in enumerate(attempts)
+        for number, own in enumerate(nodes)
         if own is not None
         for seconds, choice, split in _everything(own)
     )
     expected: list[tuple[float, Signature]] = []
     for seconds, number, choice, ranges in found:
-        own = attempts[number]
+        own = nodes[number]
         assert own is not None
         item = seconds, _signature(own, choice, ranges)
         if any(item[1].is_akin_to(faster) for _, faster in expected):
@@ -100,7 +100,7 @@ def test_the_best_plans_by_enumeration(memory: float | None, keep: int, proven: 
     assert (outcome.complete >= plans[-1].objective * (1 - CLOSE)) is proven
 
 
-def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
+def _everything(own: NodeSolver) -> Iterator[tuple[float, Choice, Ranges]]:
     """Yield step time, choice and cut of every plan of inference, whatever memory it takes.
 
     On one device all choices are alike: one in a hundred will do.
@@ -110,18 +110,18 @@ def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
     for choice in every if made.mesh.size > 1 else islice(every, 0, None, 100):
         totals = made.block_seconds(choice)
         if np.isfinite(totals).all():
-            hop = own.weighing.hops(choice, pipeline)
+            hop = own.finder.costs.hops(choice, pipeline)
             for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 seconds = step_time(totals, made.folded.chain, pipeline, split, hop_seconds(split, hop)).seconds
                 yield seconds, choice, ranges
 
 
-def _signature(own: Attempt, choice: Choice, ranges: Ranges) -> Signature:
+def _signature(own: NodeSolver, choice: Choice, ranges: Ranges) -> Signature:
     blocks = assemble_blocks(own.tables, choice)
     stages = tuple(StagePlan(part, (0, 1), "none") for part in ranges)
-    roles = roles_of_axes(own.configuration.mesh.axes, blocks, own.tables.folded)
-    return signature(own.configuration, stages, blocks, roles)
+    roles = roles_of_axes(own.state.configuration.mesh.axes, blocks, own.tables.folded)
+    return signature(own.state.configuration, stages, blocks, roles)
 
 
 def test_narrowed_tables_price_the_choices_that_are_left_alike() -> None:
@@ -157,7 +157,7 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
     tried = 0
     for family in families(task.space):
         search = task.context(Effort())
-        own = begin_attempt(search, family, np.inf)
+        own = open_node(search, family, np.inf)
         assert own is not None
         cells: list[tuple[Branch, ...]] = [()]
         folded = own.tables.folded
@@ -166,18 +166,18 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
             left = apply(cell, own.tables, search.constraints)
             if left is None:
                 continue
-            attempt = Attempt(replace(search, constraints=left[1]), family, left[0], np.inf)
+            node = NodeSolver(replace(search, constraints=left[1]), family, left[0], np.inf)
             for price in rng.random((2, 2)):
                 weighting = weights(
-                    attempt.tables, attempt.pipeline, recompute=Recompute.NONE, hidden=price[0], bounding=False
+                    node.tables, node.pipeline, recompute=Recompute.NONE, hidden=price[0], bounding=False
                 )
-                noisy = _noisy(problem(attempt.tables, weighting), price[1], rng)
+                noisy = _noisy(problem(node.tables, weighting), price[1], rng)
                 choice = optimum(noisy)[1]
-                attempt._consider(choice)
-            if attempt.best is None or any(attempt.best.signature.is_akin_to(plan.signature) for plan in plans):
+                node.finder.consider(choice)
+            if node.best is None or any(node.best.signature.is_akin_to(plan.signature) for plan in plans):
                 continue
             tried += 1
-            assert attempt.best.objective >= outcome.complete * (1 - CLOSE)
+            assert node.best.objective >= outcome.complete * (1 - CLOSE)
 
     assert tried >= 8
 
@@ -188,40 +188,40 @@ def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
     search = task.context(Effort())
     family = next(own for own in families(task.space) if own[0].mesh.size == 2 and own[0].num_microbatches == 1)
 
-    copied = _best(search, family, (Without(0, "ep"), With(0, "dp")))
+    copied = _best(search, family, (WithoutRole(0, "ep"), WithRole(0, "dp")))
     (dealing,) = _of_experts(copied, family, task)
-    dealt = _best(search, family, (dealing, With(0, "dp")))
+    dealt = _best(search, family, (dealing, WithRole(0, "dp")))
     (copying,) = _of_experts(dealt, family, task)
 
     assert (copied.signature.experts, dealt.signature.experts) == (1, 2)
     assert copied.signature.degrees == dealt.signature.degrees == (("dp", 0, 2),)
-    assert (dealing, copying) == (With(0, "ep"), Without(0, "ep"))
+    assert (dealing, copying) == (WithRole(0, "ep"), WithoutRole(0, "ep"))
 
 
 def _best(search: SearchContext, family: Family, branches: tuple[Branch, ...]) -> Candidate:
     """Return the plan on some branches that takes least time by the placement problem."""
-    own = begin_attempt(search, family, np.inf)
+    own = open_node(search, family, np.inf)
     assert own is not None
     left = apply(branches, own.tables, search.constraints)
     assert left is not None
-    attempt = Attempt(replace(search, constraints=left[1]), family, left[0], np.inf)
-    weighting = weights(attempt.tables, attempt.pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False)
-    attempt._consider(optimum(problem(attempt.tables, weighting))[1])
-    assert attempt.best is not None
-    return attempt.best
+    node = NodeSolver(replace(search, constraints=left[1]), family, left[0], np.inf)
+    weighting = weights(node.tables, node.pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False)
+    node.finder.consider(optimum(problem(node.tables, weighting))[1])
+    assert node.best is not None
+    return node.best
 
 
 def _of_experts(candidate: Candidate, family: Family, task: Task) -> list[Branch]:
     found = branches_of(candidate, family, task.workload.folded(task.job.global_batch)).branches
-    return [branch for branch in found if isinstance(branch, With | Without) and branch.role == "ep"]
+    return [branch for branch in found if isinstance(branch, WithRole | WithoutRole) and branch.role == "ep"]
 
 
-def _fits(branch: Branch, own: Attempt) -> bool:
+def _fits(branch: Branch, own: NodeSolver) -> bool:
     """Whether the mesh has the axes that a branch speaks of."""
     match branch:
-        case Keeping():
+        case MoreRecompute():
             return True
-        case Levels():
+        case ZeroLevels():
             return max(branch.axes) < len(own.tables.mesh.axes)
         case _:
             return branch.axis < len(own.tables.mesh.axes)

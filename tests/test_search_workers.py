@@ -28,20 +28,20 @@ from autopar.search import workbench
 from autopar.search.backends import Engine
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.context import SearchContext
-from autopar.search.executor import Alone, Crew, Order, Team
-from autopar.search.node_solver import Attempt, begin_attempt
-from autopar.search.ordered_execution import LAG, Series, horizon, sweep
+from autopar.search.executor import Assignment, Executor, InProcessExecutor, WorkerPool
+from autopar.search.node_solver import NodeSolver, open_node
+from autopar.search.ordered_execution import LAG, TaskSeries, horizon, run_series
 from autopar.search.outcome import Outcome
-from autopar.search.process_executor import Processes
+from autopar.search.process_executor import ProcessExecutor
 from autopar.search.settings import NodeSettings, SearchSettings
-from autopar.search.tasks import Finding, Piece, Work
+from autopar.search.tasks import Finding, SearchTask, Work
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
 
 FAR = float("inf")
-"""When pieces have to end: a busy machine cuts none of them short."""
+"""When tasks have to end: a busy machine cuts none of them short."""
 PACKED_BYTES = 100_000
-"""What an attempt takes at most that is put away; caches of what memory has room for would take many times that."""
+"""What a node takes at most that is put away; caches of what memory has room for would take many times that."""
 
 GPT: dict[str, Any] = {"gpus": 4, "dims": DIMS["gpt2"] | {"num_layers": 2}, "global_batch": 8}
 
@@ -59,8 +59,10 @@ def _tight() -> Task:
     )
 
 
-def _run(task: Task, hire: Callable[[SearchContext], Crew] = Alone, *, keep: int = 3) -> Outcome:
-    return run_search(task.space, task.context(Effort(top_k=keep)), hire)
+def _run(
+    task: Task, open_executor: Callable[[SearchContext], Executor] = InProcessExecutor, *, keep: int = 3
+) -> Outcome:
+    return run_search(task.space, task.context(Effort(top_k=keep)), open_executor)
 
 
 def _answer(outcome: Outcome) -> tuple[object, ...]:
@@ -74,7 +76,7 @@ def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
     """Candidates, choices, splits, bound and counts; with room, and where memory binds."""
     task = job()
 
-    alone, together = _run(task), _run(task, lambda search: Processes(search, 2))
+    alone, together = _run(task), _run(task, lambda search: ProcessExecutor(search, 2))
 
     assert alone.candidates
     assert alone.cut == together.cut == 0
@@ -82,14 +84,14 @@ def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
 
 
 def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts whose tables are written again when they are gone on with end as those that were kept."""
+    """Nodes whose tables are written again when they are gone on with end as those that were kept."""
     task, packed = _task(), []
     kept = _run(task)
     pack = workbench._pack
 
-    def note(attempt: Attempt) -> bytes:
-        packed.append(attempt)
-        return pack(attempt)
+    def note(node: NodeSolver) -> bytes:
+        packed.append(node)
+        return pack(node)
 
     monkeypatch.setattr(workbench, "KEPT_BYTES", 0)
     monkeypatch.setattr(workbench, "_pack", note)
@@ -109,19 +111,19 @@ def test_pipelines_go_on_from_what_was_put_away() -> None:
     family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
 
     def course(*, packs: bool) -> list[float]:
-        attempt = begin_attempt(search, family, FAR)
-        assert attempt is not None
-        attempt.proves = True
-        bounds = [attempt.relaxed(FAR)]
-        while not attempt.exhausted:
-            bounds.append(attempt.advance(bounds[-1], FAR))
+        node = open_node(search, family, FAR)
+        assert node is not None
+        node.state.proves = True
+        bounds = [node.relax(FAR)]
+        while not node.exhausted:
+            bounds.append(node.advance(bounds[-1], FAR))
             if packs:
-                packed = workbench._pack(attempt)
+                packed = workbench._pack(node)
                 assert len(packed) < PACKED_BYTES
-                again = begin_attempt(search, family, FAR)
+                again = open_node(search, family, FAR)
                 assert again is not None
-                attempt = workbench._unpacked(packed, again)
-        assert attempt.rounds is not None
+                node = workbench._unpacked(packed, again)
+        assert node.cuts.rounds is not None
         return bounds
 
     kept = course(packs=False)
@@ -131,19 +133,19 @@ def test_pipelines_go_on_from_what_was_put_away() -> None:
 
 
 def test_what_is_let_go_is_gone_at_once() -> None:
-    """Tables take most of the memory of a search: neither the collector nor a plan keeps those of an attempt."""
+    """Tables take most of the memory of a search: neither the collector nor a plan keeps those of a node."""
     search = _tight().context(Effort())
-    attempt = begin_attempt(search, (_tight().space[0],), FAR)
-    assert attempt is not None
-    attempt.improve(attempt.relaxed(FAR), FAR)
-    found = Finding(0.0, attempt.best, 0)
-    outcome, tables = Outcome(), weakref.ref(attempt.tables)
+    node = open_node(search, (_tight().space[0],), FAR)
+    assert node is not None
+    node.solve(node.relax(FAR), FAR)
+    found = Finding(0.0, node.best, 0)
+    outcome, tables = Outcome(), weakref.ref(node.tables)
     assert found.best is not None
-    outcome.take(found, 1)
+    outcome.add_finding(found, 1)
 
     gc.disable()
     try:
-        del attempt, found
+        del node, found
         assert tables() is None
     finally:
         gc.enable()
@@ -177,57 +179,59 @@ def _timeless(plan: Plan) -> Plan:
     return replace(plan, search=replace(plan.search, phases=(), history=()))
 
 
-class _Mortal(Processes):
-    """Processes one of which is killed when it has been given its third piece."""
+class _Mortal(ProcessExecutor):
+    """Processes one of which is killed when it has been given its third task."""
 
     deaths = 0
     given = 0
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        """Start a piece, and kill who does it."""
-        super().start(number, piece, end)
+    def start(self, number: int, search_task: SearchTask, end: float) -> None:
+        """Start a task, and kill who does it."""
+        super().start(number, search_task, end)
         self.given += 1
         if self.given == 3:
             self.deaths += 1
-            worker = next(own for own, orders in self._orders.items() if number in {each.number for each in orders})
+            worker = next(
+                own for own, assignments in self._assignments.items() if number in {each.number for each in assignments}
+            )
             os.kill(self.pids[worker], signal.SIGKILL)
 
 
 def test_what_a_killed_worker_did_is_done_again() -> None:
     """By its successor; nothing is lost, the answer is the same."""
     task = _task()
-    crews: list[_Mortal] = []
+    executors: list[_Mortal] = []
 
-    def hire(search: SearchContext) -> Crew:
-        crews.append(_Mortal(search, 2))
-        return crews[-1]
+    def open_executor(search: SearchContext) -> Executor:
+        executors.append(_Mortal(search, 2))
+        return executors[-1]
 
-    outcome = _run(task, hire)
+    outcome = _run(task, open_executor)
 
-    assert crews[0].deaths == 1
+    assert executors[0].deaths == 1
     assert _answer(outcome) == _answer(_run(task))
 
 
-class _Ahead(Team):
-    """Workers that do nothing, and have two pieces at a time."""
+class _Ahead(WorkerPool):
+    """Workers that do nothing, and have two tasks at a time."""
 
     ahead = 2
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.sent: list[tuple[int, Order, bytes | None]] = []
+        self.sent: list[tuple[int, Assignment, bytes | None]] = []
 
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        self.sent.append((worker, order, state))
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
+        self.sent.append((worker, assignment, state))
 
     def found(self, worker: int, finding: Finding) -> int:
-        """Take what a worker has found, and return of which piece that is."""
-        return self._taken(worker, finding)[0]
+        """Take what a worker has found, and return of which task that is."""
+        return self._record_finding(worker, finding)[0]
 
     def die(self, worker: int) -> None:
         """Replace a worker."""
         self.sent.clear()
-        self._dead(worker, "killed")
+        self._reassign(worker, "killed")
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
         """Nothing is ever done."""
@@ -240,71 +244,74 @@ class _Ahead(Team):
         """Nothing is held."""
 
 
-def _of(number: int) -> Piece:
-    """Return a piece on a configuration of its own."""
-    return Piece(Work.BOUND, (_task().space[number],), 0.0, float("inf"))
+def _of(number: int) -> SearchTask:
+    """Return a task on a configuration of its own."""
+    return SearchTask(Work.BOUND, (_task().space[number],), 0.0, float("inf"))
 
 
-def test_workers_have_a_second_piece_once_all_have_one() -> None:
-    crew = _Ahead(2)
+def test_workers_have_a_second_task_once_all_have_one() -> None:
+    executor = _Ahead(2)
     for number in range(4):
-        assert crew.is_free
-        crew.start(number, _of(number), FAR)
-    assert not crew.is_free
-    assert [(worker, order.number) for worker, order, _ in crew.sent] == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert crew.found(0, Finding(1.0, None, 0)) == 0, "pieces are done in the order they were given"
-    assert crew.is_free
-    assert crew.suits(_of(2)), "its owner has fewest to do"
-    assert not crew.suits(_of(1)), "its owner has more to do than the other one"
-    crew.start(4, _of(1), FAR)
-    assert crew.sent[-1][0] == 0
+        assert executor.is_free
+        executor.start(number, _of(number), FAR)
+    assert not executor.is_free
+    assert [(worker, assignment.number) for worker, assignment, _ in executor.sent] == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert executor.found(0, Finding(1.0, None, 0)) == 0, "tasks are done in the order they were given"
+    assert executor.is_free
+    assert executor.is_preferred(_of(2)), "its owner has fewest to do"
+    assert not executor.is_preferred(_of(1)), "its owner has more to do than the other one"
+    executor.start(4, _of(1), FAR)
+    assert executor.sent[-1][0] == 0
 
 
 def test_what_a_dead_worker_was_to_do_then_is_done_by_its_successor_too() -> None:
     """In the same order, from what was found before; only what it was doing counts as a death."""
-    crew = _Ahead(1)
-    crew.start(0, _of(5), FAR)
-    crew.found(0, Finding(1.0, None, 0, state=b"known", is_final=False))
-    crew.start(1, _of(6), FAR)
-    crew.start(2, _of(5), FAR)
-    crew.die(0)
+    executor = _Ahead(1)
+    executor.start(0, _of(5), FAR)
+    executor.found(0, Finding(1.0, None, 0, state=b"known", is_final=False))
+    executor.start(1, _of(6), FAR)
+    executor.start(2, _of(5), FAR)
+    executor.die(0)
 
-    assert [(order.number, order.deaths, state) for _, order, state in crew.sent] == [(1, 1, None), (2, 0, b"known")]
-    assert [crew.found(0, Finding(1.0, None, 0)) for _ in range(2)] == [1, 2]
+    assert [(assignment.number, assignment.deaths, state) for _, assignment, state in executor.sent] == [
+        (1, 1, None),
+        (2, 0, b"known"),
+    ]
+    assert [executor.found(0, Finding(1.0, None, 0)) for _ in range(2)] == [1, 2]
 
 
-def test_a_process_has_a_second_piece_to_go_on_with() -> None:
+def test_a_process_has_a_second_task_to_go_on_with() -> None:
     """It begins that before anybody takes what it found of the first one."""
-    with Processes(_task().context(Effort()), 1) as crew:
+    with ProcessExecutor(_task().context(Effort()), 1) as executor:
         for number in range(2):
-            assert crew.is_free
-            crew.start(number, _of(number), FAR)
-        assert not crew.is_free
-        done = wait([*crew._workers[0].futures], 60).done
+            assert executor.is_free
+            executor.start(number, _of(number), FAR)
+        assert not executor.is_free
+        done = wait([*executor._workers[0].futures], 60).done
         assert len(done) == 2
-        assert [number for _ in range(2) for number, _ in crew.wait(1.0)] == [0, 1], "in order, one at a time"
-        assert crew.is_free
+        assert [number for _ in range(2) for number, _ in executor.wait(1.0)] == [0, 1], "in order, one at a time"
+        assert executor.is_free
 
 
-class _Doomed(Processes):
+class _Doomed(ProcessExecutor):
     """Processes that are killed at whatever they do."""
 
-    def _send(self, worker: int, order: Any, state: bytes | None) -> None:
-        super()._send(worker, order, state)
+    def _send(self, worker: int, assignment: Any, state: bytes | None) -> None:
+        super()._send(worker, assignment, state)
         os.kill(self.pids[worker], signal.SIGKILL)
 
 
-def test_a_piece_that_kills_every_worker_is_an_error() -> None:
+def test_a_task_that_kills_every_worker_is_an_error() -> None:
     """It names the configuration; no process is left."""
     task = _task()
-    crews: list[_Doomed] = []
+    executors: list[_Doomed] = []
 
-    def hire(search: SearchContext) -> Crew:
-        crews.append(_Doomed(search, 1))
-        return crews[-1]
+    def open_executor(search: SearchContext) -> Executor:
+        executors.append(_Doomed(search, 1))
+        return executors[-1]
 
     with pytest.raises(WorkerError, match=r"3 processes .* at pp=.* mesh"):
-        _run(task, hire)
+        _run(task, open_executor)
 
 
 def test_workers_go_on_where_others_stopped() -> None:
@@ -312,19 +319,21 @@ def test_workers_go_on_where_others_stopped() -> None:
     task = _tight()
     search = task.context(Effort())
     configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
-    bounding = Piece(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
+    bounding = SearchTask(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
 
-    def improved(crew: Crew) -> Finding:
-        (first,) = _done(crew, 0, bounding)
-        piece = replace(bounding, work=Work.ADVANCE, bound=first.bound, urgent=False)
-        if isinstance(crew, Processes):  # its owner is busy with the same again, so that the other one takes it
-            crew.start(1, replace(bounding), FAR)
-            crew.start(2, piece, FAR)
-            return _until(crew, 2)
-        (second,) = _done(crew, 2, piece)
+    def improved(executor: Executor) -> Finding:
+        (first,) = _done(executor, 0, bounding)
+        search_task = replace(bounding, work=Work.ADVANCE, bound=first.bound, urgent=False)
+        if isinstance(
+            executor, ProcessExecutor
+        ):  # its owner is busy with the same again, so that the other one takes it
+            executor.start(1, replace(bounding), FAR)
+            executor.start(2, search_task, FAR)
+            return _until(executor, 2)
+        (second,) = _done(executor, 2, search_task)
         return second
 
-    with Alone(search) as alone, Processes(search, 2) as processes:
+    with InProcessExecutor(search) as alone, ProcessExecutor(search, 2) as processes:
         here, there = improved(alone), improved(processes)
 
     assert here.best is not None
@@ -333,31 +342,31 @@ def test_workers_go_on_where_others_stopped() -> None:
     assert (there.best.choice, there.best.split) == (here.best.choice, here.best.split)
 
 
-def _done(crew: Crew, number: int, piece: Piece) -> list[Finding]:
-    crew.start(number, piece, FAR)
-    return [_until(crew, number)]
+def _done(executor: Executor, number: int, search_task: SearchTask) -> list[Finding]:
+    executor.start(number, search_task, FAR)
+    return [_until(executor, number)]
 
 
-def _until(crew: Crew, number: int) -> Finding:
+def _until(executor: Executor, number: int) -> Finding:
     while True:
-        for found, finding in crew.wait(1.0):
+        for found, finding in executor.wait(1.0):
             if found == number:
                 return finding
 
 
 def test_a_worker_survives_an_interruption() -> None:
-    """Ctrl-C reaches all processes of a terminal, also those that wait for a piece: who they work for decides."""
+    """Ctrl-C reaches all processes of a terminal, also those that wait for a task: who they work for decides."""
     task = _task()
-    bounding = Piece(Work.BOUND, (task.space[0],), 0.0, float("inf"))
+    bounding = SearchTask(Work.BOUND, (task.space[0],), 0.0, float("inf"))
 
-    with Processes(task.context(Effort()), 1) as crew:
-        (before,) = _done(crew, 0, bounding)
-        (pid,) = crew.pids
+    with ProcessExecutor(task.context(Effort()), 1) as executor:
+        (before,) = _done(executor, 0, bounding)
+        (pid,) = executor.pids
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
-        (after,) = _done(crew, 1, bounding)
+        (after,) = _done(executor, 1, bounding)
 
-        assert crew.pids == (pid,), "another one would have been started in its place"
+        assert executor.pids == (pid,), "another one would have been started in its place"
     assert after.bound == before.bound
 
 
@@ -371,19 +380,19 @@ def test_an_interruption_ends_all_workers_and_keeps_the_best() -> None:
         should_stop=seen.is_set,
         progress=lambda progress: seen.set() if progress.incumbent < float("inf") else None,
     )
-    crews: list[Processes] = []
+    executors: list[ProcessExecutor] = []
 
-    def hire(search: SearchContext) -> Crew:
-        crews.append(Processes(search, 2))
-        return crews[-1]
+    def open_executor(search: SearchContext) -> Executor:
+        executors.append(ProcessExecutor(search, 2))
+        return executors[-1]
 
-    outcome = run_search(task.space, search, hire)
+    outcome = run_search(task.space, search, open_executor)
 
     assert outcome.stopped == "interrupted"
     assert outcome.candidates
     assert outcome.bound <= complete.best
     assert outcome.solved + outcome.pruned < len(task.space)
-    for pid in crews[0].pids:
+    for pid in executors[0].pids:
         _await_end(pid)
 
 
@@ -495,19 +504,23 @@ def test_ray_finds_what_one_process_finds(capsys: pytest.CaptureFixture[str], mo
     """
     import ray
 
-    from autopar.search.ray_executor import RayCluster
+    from autopar.search.ray_executor import RayExecutor
 
-    class Mortal(RayCluster):
-        """Actors one of which is killed at its third piece."""
+    class Mortal(RayExecutor):
+        """Actors one of which is killed at its third task."""
 
         given = 0
 
-        def start(self, number: int, piece: Piece, end: float) -> None:
-            """Start a piece, and kill who does it."""
-            super().start(number, piece, end)
+        def start(self, number: int, search_task: SearchTask, end: float) -> None:
+            """Start a task, and kill who does it."""
+            super().start(number, search_task, end)
             self.given += 1
             if self.given == 3:
-                worker = next(own for own, orders in self._orders.items() if number in {each.number for each in orders})
+                worker = next(
+                    own
+                    for own, assignments in self._assignments.items()
+                    if number in {each.number for each in assignments}
+                )
                 ray.kill(self.actors[worker], no_restart=False)
 
     task = _task()
@@ -526,7 +539,7 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
     """One that has something else to do, and one whose nodes have another version of this package or none."""
     import ray
 
-    from autopar.search.ray_executor import RayCluster
+    from autopar.search.ray_executor import RayExecutor
 
     search = _task().context(Effort())
     monkeypatch.setattr("autopar.search.ray_executor.FREE_SECONDS", 1.0)
@@ -537,12 +550,12 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
         while ray.available_resources().get("CPU", 0) > 1:  # which a cluster says a moment later
             time.sleep(0.1)
         with pytest.raises(WorkerError, match="1 of the 2 CPUs of the Ray cluster are free") as caught:
-            RayCluster(search, 2, None)
+            RayExecutor(search, 2, None)
         assert caught.value.hint == "--workers 1"
         for there, message in (("0.0.0", "has autopar 0.0.0"), (None, "has no autopar")):
             monkeypatch.setattr("autopar.search.ray_executor.version", _version(there))
             with pytest.raises(WorkerError, match=message) as caught:
-                RayCluster(search, 1, None)
+                RayExecutor(search, 1, None)
             assert "on every node" in caught.value.hint
         assert ray.is_initialized(), "it was not ours to end"
     finally:
@@ -586,8 +599,8 @@ def test_a_ray_cluster_that_is_not_there_is_named() -> None:
         autopar.solve("zoo:gpt2", engine="ray", ray_address="127.0.0.1:1", **GPT)
 
 
-class _Numbers(Series):
-    """Pieces whose outcome is a number, prepared from the numbers taken so far."""
+class _Numbers(TaskSeries):
+    """Tasks whose outcome is a number, prepared from the numbers taken so far."""
 
     def __init__(self, count: int, lead: int = 1) -> None:
         self.lead = lead
@@ -595,22 +608,22 @@ class _Numbers(Series):
         self.seen: dict[int, int] = {}
         self.count = count
 
-    def ends(self, index: int) -> bool:
+    def is_over(self, index: int) -> bool:
         """Never."""
         return False
 
-    def piece(self, index: int) -> Piece:
+    def next_task(self, index: int) -> SearchTask:
         """Remember how many were taken before."""
         self.seen[index] = len(self.taken)
-        return Piece(Work.BOUND, (_task().space[0],), float(index), 0.0)
+        return SearchTask(Work.BOUND, (_task().space[0],), float(index), 0.0)
 
-    def take(self, index: int, finding: Finding | None) -> None:
+    def record_finding(self, index: int, finding: Finding | None) -> None:
         """Remember the order."""
         self.taken.append(index)
 
 
-class _Backwards(Crew):
-    """Does as many pieces at a time as it is given, the last one first."""
+class _Backwards(Executor):
+    """Does as many tasks at a time as it is given, the last one first."""
 
     def __init__(self, size: int) -> None:
         self.size, self.waiting, self.most = size, [], 0  # type: ignore[var-annotated]
@@ -620,7 +633,7 @@ class _Backwards(Crew):
         """Whether there is room."""
         return len(self.waiting) < self.size
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
+    def start(self, number: int, search_task: SearchTask, end: float) -> None:
         """Put it on the pile."""
         self.waiting.append(number)
         self.most = max(self.most, len(self.waiting))
@@ -638,20 +651,20 @@ class _Backwards(Crew):
 
 @pytest.mark.parametrize("lead", [0, 1, LAG])
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 40])
-def test_pieces_see_what_they_are_to_see(size: int, lead: int) -> None:
-    """Whatever the number of workers and the order they finish in, a piece is prepared at its horizon."""
-    series, crew = _Numbers(60, lead), _Backwards(size)
+def test_tasks_see_what_they_are_to_see(size: int, lead: int) -> None:
+    """Whatever the number of workers and the order they finish in, a task is prepared at its horizon."""
+    series, executor = _Numbers(60, lead), _Backwards(size)
 
-    sweep(crew, series, 60, lambda: 0.0, lambda: False, lambda finding: None)
+    run_series(executor, series, 60, lambda: 0.0, lambda: False, lambda finding: None)
 
     assert series.taken == list(range(60))
     assert series.seen == {index: horizon(index, lead) for index in range(60)}
-    assert crew.most <= min(size, LAG + 1)
+    assert executor.most <= min(size, LAG + 1)
 
 
 @pytest.mark.parametrize(("lead", "first"), [(0, [1, 1, 1, 1, 2]), (1, [1, 2, 2, 2, 3]), (LAG, [1, 2, 3, 4, 5])])
 def test_work_for_many_is_there_soon(lead: int, first: list[int]) -> None:
-    """Pieces that may be done at a time become more until there are `LAG` + 1: at once, after one, or after four."""
+    """Tasks that may be done at a time become more until there are `LAG` + 1: at once, after one, or after four."""
     at_a_time = [1 + index - horizon(index, lead) for index in range(40)]
 
     assert at_a_time == sorted(at_a_time)
@@ -660,28 +673,28 @@ def test_work_for_many_is_there_soon(lead: int, first: list[int]) -> None:
 
 
 class _Owned(_Backwards):
-    """One worker, which has worked on odd pieces before."""
+    """One worker, which has worked on odd tasks before."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.started: list[int] = []
 
-    def suits(self, piece: Piece) -> bool:
+    def is_preferred(self, search_task: SearchTask) -> bool:
         """Whether it is an odd one."""
-        return int(piece.bound) % 2 == 1
+        return int(search_task.bound) % 2 == 1
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
+    def start(self, number: int, search_task: SearchTask, end: float) -> None:
         """Remember it."""
         self.started.append(number)
-        super().start(number, piece, end)
+        super().start(number, search_task, end)
 
 
-def test_pieces_go_to_who_worked_on_the_same_before() -> None:
+def test_tasks_go_to_who_worked_on_the_same_before() -> None:
     """Of those that are ready the first one that suits a free worker, else the first one; all are taken in order."""
-    series, crew = _Numbers(6, lead=0), _Owned()
+    series, executor = _Numbers(6, lead=0), _Owned()
 
-    sweep(crew, series, 6, lambda: 0.0, lambda: False, lambda finding: None)
+    run_series(executor, series, 6, lambda: 0.0, lambda: False, lambda finding: None)
 
-    # pieces 4 and 5 are prepared once three and four of those before are done
-    assert crew.started == [0, 1, 2, 3, 5, 4]
+    # tasks 4 and 5 are prepared once three and four of those before are done
+    assert executor.started == [0, 1, 2, 3, 5, 4]
     assert series.taken == list(range(6))

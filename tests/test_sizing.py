@@ -27,7 +27,7 @@ from autopar.progress import Progress, StopCallback, never
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.request import JobRequest
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
@@ -121,11 +121,11 @@ def test_no_search_of_a_configuration_finds_much_less(
     tried = 0
 
     for configuration in task.space:
-        attempt = begin_attempt(search, (configuration,), math.inf) if configuration.schedule == "1f1b" else None
-        if attempt is not None:
+        node = open_node(search, (configuration,), math.inf) if configuration.schedule == "1f1b" else None
+        if node is not None:
             tried += 1
-            attempt.improve(attempt.relaxed(math.inf), math.inf)
-            assert attempt.best is None, configuration
+            node.solve(node.relax(math.inf), math.inf)
+            assert node.best is None, configuration
 
     assert tried >= 4
     assert found.candidate is not None
@@ -147,25 +147,25 @@ class _Scripted:
         return SimpleNamespace(fills=True)
 
     @property
-    def weighing(self) -> Any:
-        return SimpleNamespace(peak=lambda choice, split: self.memory_limit)
+    def finder(self) -> Any:
+        return SimpleNamespace(weighing=SimpleNamespace(peak=lambda choice, split: self.memory_limit))
 
-    def attempt(self, family: Any, end: float) -> "_Scripted":
+    def open_node(self, family: Any, end: float) -> "_Scripted":
         self.tried.append(self.memory_limit)
         fits = self.memory_limit >= self.needs
         return replace(self, best=SimpleNamespace(choice=None, split=None) if fits else None)
 
-    def relaxed(self, cutoff: float) -> None:
+    def relax(self, cutoff: float) -> None:
         pass
 
-    def improve(self, priced: None, cutoff: float) -> None:
+    def solve(self, bound: None, cutoff: float) -> None:
         pass
 
 
 @pytest.mark.parametrize(("needs", "enough"), [(40.0, 0.0), (95.0, 0.0), (40.0, 70.0), (71.0, 70.0)])
 def test_searches_come_down_to_what_is_needed(needs: float, enough: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """From several times as much within a few steps; nobody looks for less than is enough."""
-    monkeypatch.setattr(least_memory_plan, "begin_attempt", lambda search, *given: search.attempt(*given))
+    monkeypatch.setattr(least_memory_plan, "open_node", lambda search, *given: search.open_node(*given))
     search: Any = _Scripted(needs, math.inf, [])
     first: Any = SimpleNamespace()
 

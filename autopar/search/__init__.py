@@ -1,1 +1,1 @@
-"""The outer choices: pipeline degree, mesh, microbatches, stages, recompute."""
+"""Branch and bound over configurations: pipeline degree, mesh, microbatches and schedule; its tasks and executors."""

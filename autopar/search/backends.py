@@ -1,4 +1,7 @@
-"""Where the pieces of a search are done: here, in processes of this machine, or on a Ray cluster."""
+"""Choice of the executor of a search: this process, processes of this machine, or a Ray cluster.
+
+`Engine` is what a caller asks for; `Engine.open_executor` starts it.
+"""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -6,27 +9,27 @@ from importlib.util import find_spec
 from autopar.errors import JobError, WorkerError
 from autopar.machine import usable_cores
 from autopar.search.context import SearchContext
-from autopar.search.executor import Alone, Crew
+from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.ordered_execution import LAG
 
 ENGINES = ("local", "ray")
 
 MOST_WORKERS = LAG + 1
-"""Processes that have something to do at a time."""
+"""Processes that can be busy at a time: see `ordered_execution.horizon`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Who does the work of a search; the answer is the same whoever does.
+    """Executor that a caller asks for. The answer of a search does not depend on it.
 
     Attributes:
         name: "local" or "ray".
-        workers: Number of processes; None for this one alone, or with Ray for as many as the cluster has CPUs.
-        address: With Ray, the address of a running cluster, "auto" for the one this machine belongs to; None starts one
-            on this machine.
+        workers: Number of processes; None for this process alone, or with Ray for one per CPU of the cluster.
+        address: With Ray, the address of a running cluster, "auto" for the cluster of this machine; None starts a
+            cluster on this machine.
 
     Raises:
-        JobError: If there is no such engine, no worker, or an address without Ray.
+        JobError: If the engine is unknown, the number of workers is below 1, or an address is given without Ray.
         WorkerError: If Ray is not installed.
     """
 
@@ -46,33 +49,33 @@ class Engine:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process does the work."""
+        """Whether this process executes the tasks."""
         return self.name == "local" and self.workers in (None, 1)
 
     def get_ready(self) -> None:
-        """Begin to prepare for workers, while it is not yet known what they will search."""
+        """Start the server of worker processes early, so that it imports this package while the job is prepared."""
         if self.name == "local" and not self.is_here:
             from autopar.search.process_executor import open_server
 
             open_server()
 
-    def hire(self, search: SearchContext) -> Crew:
-        """Return the workers of a search."""
+    def open_executor(self, search: SearchContext) -> Executor:
+        """Start the executor of a search."""
         if self.is_here:
-            return Alone(search)
+            return InProcessExecutor(search)
         if self.name == "ray":
-            from autopar.search.ray_executor import RayCluster
+            from autopar.search.ray_executor import RayExecutor
 
-            return RayCluster(search, self.workers, self.address)
-        from autopar.search.process_executor import Processes
+            return RayExecutor(search, self.workers, self.address)
+        from autopar.search.process_executor import ProcessExecutor
 
-        return Processes(search, self.workers or 1)
+        return ProcessExecutor(search, self.workers or 1)
 
 
 def usual_workers() -> int:
-    """Return how many processes search where nobody says: one per core, but no more than have something to do."""
+    """Return the default number of processes: one per core, at most `MOST_WORKERS`."""
     return min(MOST_WORKERS, usable_cores())
 
 
 HERE = Engine()
-"""This process."""
+"""The engine that executes tasks in this process."""

@@ -5,7 +5,7 @@
 2. *Bound and expand*: nodes are raised on the ladder of lower bounds, least bound first (`frontier.py`).
 3. *Unequal stages*: pipelines whose stages have different meshes (`heterogeneous_nodes.py`).
 4. *Runners-up*: the best plans that are unlike every better one (`runners_up.py`).
-5. What is left of a time limit goes to the frontier again.
+5. The rest of a time limit goes to the frontier again.
 
 Work is done in tasks, by this process or others; the answer does not depend on their number (`ordered_execution.py`).
 The reported bound is the least over all nodes, searched or not.
@@ -23,28 +23,30 @@ from autopar.formulate.data_major import is_data_major
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.clock import Clock
 from autopar.search.configuration_descent import ConfigurationDescent
-from autopar.search.construction import Construction, Settling
+from autopar.search.construction import Construction, ImproveConstructed
 from autopar.search.context import SearchContext
-from autopar.search.executor import Alone, Crew
+from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.frontier import Frontier
 from autopar.search.heterogeneous_nodes import UnequalSearch
 from autopar.search.history import History
-from autopar.search.ordered_execution import Series, sweep
+from autopar.search.ordered_execution import TaskSeries, run_series
 from autopar.search.outcome import Outcome
-from autopar.search.reporting import tell
+from autopar.search.reporting import report_progress
 from autopar.search.runners_up import RunnersUp
 from autopar.search.tasks import Finding
 
 
 def search(
-    space: Sequence[Configuration], context: SearchContext, hire: Callable[[SearchContext], Crew] = Alone
+    space: Sequence[Configuration],
+    context: SearchContext,
+    open_executor: Callable[[SearchContext], Executor] = InProcessExecutor,
 ) -> Outcome:
     """Return the best plans of a space, best first, and a lower bound on all of its plans.
 
     Args:
         space: The configurations.
         context: Inputs of the search.
-        hire: Returns the workers.
+        open_executor: Returns the executor of the tasks.
 
     Raises:
         WorkerError: If processes of the search keep dying.
@@ -53,23 +55,23 @@ def search(
     fitting = [own for own in space if context.may_fit(own)]
     outcome.pruned = len(space) - len(fitting)
     clock, nodes = Clock(context, outcome), families(fitting)
-    with closing(_transfer(context, clock)) as carried, hire(context) as crew:
-        phases = _Phases(context, outcome, clock, carried, crew, nodes)
+    with closing(_transfer(context, clock)) as carried, open_executor(context) as executor:
+        phases = _Phases(context, outcome, clock, carried, executor, nodes)
         phases.construct()
         phases.bound_and_expand()
         phases.search_unequal_stages()
         phases.find_runners_up()
         phases.use_remaining_time()
-        outcome.workers_bytes = crew.peak_bytes
+        outcome.workers_bytes = executor.peak_bytes
     outcome.bound = min(outcome.best, phases.bound)
-    outcome.history.note(outcome.best, outcome.bound)
+    outcome.history.record(outcome.best, outcome.bound)
     return outcome
 
 
 def _transfer(context: SearchContext, clock: Clock) -> Carried:
     """Return the bounds from other nodes, none of which is known yet."""
     own = context.folded, context.floor, context.costs.stack, context.global_batch, context.room
-    return Carried(*own, clock.stops, clock.is_late)
+    return Carried(*own, clock.must_stop, clock.is_late)
 
 
 class _Phases:
@@ -81,14 +83,14 @@ class _Phases:
         outcome: Outcome,
         clock: Clock,
         carried: Carried,
-        crew: Crew,
+        executor: Executor,
         nodes: Sequence[Family],
     ) -> None:
         self._context, self._outcome, self._clock = context, outcome, clock
-        self._carried, self._crew = carried, crew
+        self._carried, self._executor = carried, executor
         self._plain = [own for own in nodes if own[0].schedule in PLAIN and not is_data_major(own[0].mesh)]
         self._frontier = Frontier(context, outcome, nodes, carried)
-        self._unequal = UnequalSearch(context, outcome, clock.stops, clock.end)
+        self._unequal = UnequalSearch(context, outcome, clock.must_stop, clock.end)
 
     @property
     def bound(self) -> float:
@@ -100,13 +102,13 @@ class _Phases:
         context, outcome, clock = self._context, self._outcome, self._clock
         construction = Construction(context, outcome, self._plain, self._carried)
         self._run(construction, construction.count)
-        is_short = bool(context.constraints.hosted) or not outcome.candidates or self._is_heavy()
-        if self._frontier.nodes and not outcome.candidates and not clock.stops():
-            self._take_spare()
-        settling = Settling(context, outcome, construction.begun)
+        is_short = bool(context.constraints.hosted) or not outcome.candidates or self._has_few_relaxations()
+        if self._frontier.nodes and not outcome.candidates and not clock.must_stop():
+            self._record_least_memory_plan()
+        settling = ImproveConstructed(context, outcome, construction.constructed)
         self._run(settling, settling.count)
-        if is_short and self._plain and outcome.candidates and not clock.stops():
-            until = clock.after(context.settings.climb_share)
+        if is_short and self._plain and outcome.candidates and not clock.must_stop():
+            until = clock.share_end(context.settings.climb_share)
             self._run(ConfigurationDescent(context, outcome, self._plain, self._carried, until))
 
     def bound_and_expand(self) -> None:
@@ -121,7 +123,7 @@ class _Phases:
 
     def search_unequal_stages(self) -> None:
         """Bound pipelines whose stages have different meshes, and look for better ones."""
-        self._unequal.look(OPTIMALITY_TOLERANCE)
+        self._unequal.bound_and_improve(OPTIMALITY_TOLERANCE)
         self._outcome.left += self._unequal.left
 
     def find_runners_up(self) -> None:
@@ -146,12 +148,12 @@ class _Phases:
             self._frontier.finish()
             self._outcome.left += self._unequal.left
 
-    def _run(self, series: Series, count: int = sys.maxsize) -> None:
+    def _run(self, series: TaskSeries, count: int = sys.maxsize) -> None:
         """Have a series of tasks done."""
         clock = self._clock
-        sweep(self._crew, series, count, clock.end, clock.stops, clock.record_finding)
+        run_series(self._executor, series, count, clock.end, clock.must_stop, clock.record_finding)
 
-    def _is_heavy(self) -> bool:
+    def _has_few_relaxations(self) -> bool:
         """Whether the time limit suffices for a few relaxations only."""
         settings = self._context.settings
         if not self._plain or math.isinf(self._context.time_limit):
@@ -160,11 +162,11 @@ class _Phases:
         each = settings.heavy_op_seconds * sum(len(kind.ops) for kind in folded.kinds)
         return self._clock.end() - time.monotonic() < each * min(settings.heavy_nodes, len(self._plain))
 
-    def _take_spare(self) -> None:
+    def _record_least_memory_plan(self) -> None:
         """Begin with the plan that needs least memory, if it fits."""
         context, outcome = self._context, self._outcome
         if (spare := context.spare()) is not None:
             finding = Finding(0.0, spare, 0)
             self._clock.record_finding(finding)
-            outcome.take(finding, context.keep)
-            tell(context, outcome, "begin", 1, 1, 0.0, str(spare.configuration))
+            outcome.add_finding(finding, context.keep)
+            report_progress(context, outcome, "begin", 1, 1, 0.0, str(spare.configuration))

@@ -1,12 +1,11 @@
-"""What else a plan may do than a given one: the branches that together cover all plans that are not akin to it.
+"""Branching for the k best plans: branches that together cover all plans with another signature than a given plan.
 
-A no-good cut on a plan's signature is a disjunction: other plans order microbatches otherwise, or recompute more, or
-use one of the mesh axes for something else. Each of these is a *branch*, a restriction that tables, constraints and
-families can express, so that the best plan of a branch and its bound are found as those of a configuration are.
+A no-good cut on a signature is a disjunction: another plan has another schedule, more recompute, or another role of a
+mesh axis. Each *branch* is a restriction of tables, constraints or schedules, so that a branch is solved like a node.
 
-Branches are clear-cut. On a branch without data parallelism on an axis nothing is split along the batch there, on one
-of ZeRO-1 every parameter that can be has that level. Plans that are half of this and half of that (an axis that splits
-some of the activations along the batch, ZeRO for every other parameter) count as akin to what they are near to.
+A branch applies to all tensors. Without data parallelism on an axis, no activation is split along the batch on that
+axis; with ZeRO-1, every parameter that can be split has that level. Mixed plans (an axis that splits some activations
+along the batch, ZeRO on every other parameter) count as akin to the nearest pure plan (`Signature.is_akin_to`).
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -32,57 +31,57 @@ from autopar.search.candidate import Candidate, draft_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Keeping:
-    """Every layer recomputes more than a flavour does."""
+class MoreRecompute:
+    """Every repeated block recomputes more than the flavour `than` does."""
 
     than: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sequential:
-    """Values between blocks are split along dim 1 by an axis, wherever they can be, or nowhere."""
+class SequenceSplit:
+    """An axis splits the values between blocks along the sequence dim: all that it can split, or none."""
 
     axis: int
     split: bool
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Levels:
-    """Every parameter has one of some levels of ZeRO on each of some axes, as far as it can be split there."""
+class ZeroLevels:
+    """Every parameter that some axes can split has one of the given ZeRO levels on each of these axes."""
 
     axes: tuple[int, ...]
     levels: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Without:
-    """An axis does nothing of what makes a role."""
+class WithoutRole:
+    """An axis does not have a role: no op does on it what defines the role."""
 
     axis: int
     role: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class With:
-    """An axis does what makes a role, wherever it can."""
+class WithRole:
+    """An axis has a role: every op that can does on it what defines the role."""
 
     axis: int
     role: str
 
 
-Branch = Keeping | Sequential | Levels | Without | With
+Branch = MoreRecompute | SequenceSplit | ZeroLevels | WithoutRole | WithRole
 
 ROLES = ("dp", "tp", "ep", "cp", "spatial")
-"""What an idle axis could do."""
+"""Roles that an idle axis can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """How plans of a family may differ from one of them.
+    """Branches of a family that exclude one of its plans.
 
     Attributes:
         others: Configurations with another schedule.
-        branches: What may be otherwise, whatever the schedule.
+        branches: Restrictions, for any schedule of the family.
     """
 
     others: Family
@@ -90,7 +89,7 @@ class Branches:
 
 
 def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branches:
-    """Return how plans of a family may differ from one of them, other than those that are akin to it.
+    """Return the branches that cover all plans of a family but those akin to a given plan.
 
     Args:
         candidate: The plan.
@@ -102,66 +101,68 @@ def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branche
     others = tuple(each for each in family if own.schedule and each.schedule != own.schedule)
     trains = SCHEDULES[candidate.configuration.schedule].trains
     axes = [(axis, role) for axis, role in enumerate(draft.roles) if role.axis.size > 1]
-    found: list[Branch] = list(_levels(axes)) if trains else []  # those that cost least come first
-    found += [Sequential(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
+    found: list[Branch] = (
+        list(_level_branches(axes)) if trains else []
+    )  # branches that change the step time least come first
+    found += [SequenceSplit(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
     if trains and Recompute(own.recompute) in ON_DEVICE[:-1]:
-        found.append(Keeping(own.recompute))
+        found.append(MoreRecompute(own.recompute))
     free = [(axis, role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
-    found += [Without(axis, role.role) for axis, role in free if role.role != "idle"]
-    found += [With(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
-    if experts_of(folded):  # what is dealt out by axes that have another role, too
+    found += [WithoutRole(axis, role.role) for axis, role in free if role.role != "idle"]
+    found += [WithRole(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
+    if experts_of(folded):  # experts may also be split by an axis that has another role
         others_too = [(axis, role.experts) for axis, role in free if role.role not in ("ep", "idle")]
-        found += [Without(axis, "ep") if deals else With(axis, "ep") for axis, deals in others_too]
+        found += [WithoutRole(axis, "ep") if deals else WithRole(axis, "ep") for axis, deals in others_too]
     return Branches(others, tuple(found))
 
 
-def _levels(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
-    """Yield how the highest level of ZeRO of a role may be another one: lower on all of its axes, or higher on one."""
+def _level_branches(axes: Sequence[tuple[int, AxisRole]]) -> Iterator[Branch]:
+    """Yield the branches with another highest ZeRO level of a role: lower on all of its axes, or higher on one."""
     for name in sorted(ZERO_ROLES):
         own = {axis: role.zero for axis, role in axes if role.role == name}
         highest = max(own.values(), default=0)
         if own and highest:
-            yield Levels(tuple(own), frozenset(range(highest)))
+            yield ZeroLevels(tuple(own), frozenset(range(highest)))
         if higher := LEVELS - frozenset(range(highest + 1)):
-            yield from (Levels((axis,), higher) for axis in own)
+            yield from (ZeroLevels((axis,), higher) for axis in own)
 
 
 def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints) -> tuple[Tables, Constraints] | None:
-    """Return the tables and constraints of what branches leave; None if that is nothing."""
+    """Return the tables and constraints restricted to branches; None if they exclude every plan."""
     masks: dict[int, Mask] = {}
     for branch in branches:
         match branch:
-            case Keeping():
-                constraints = _keeping(branch, tables.folded, constraints)
+            case MoreRecompute():
+                constraints = _restrict_recompute(branch, tables.folded, constraints)
                 if any(own.isdisjoint(constraints.flavours()) for own in constraints.keeps):
                     return None
-            case Sequential():
-                _join(masks, _sequence(branch, tables))
-            case Without():
-                _join(masks, ((index, ~doing) for index, doing in _doing(branch, tables)))
-            case With():
-                able = [(index, doing) for index, doing in _doing(branch, tables) if doing.any()]
+            case SequenceSplit():
+                _intersect(masks, _sequence_masks(branch, tables))
+            case WithoutRole():
+                _intersect(masks, ((index, ~doing) for index, doing in _role_masks(branch, tables)))
+            case WithRole():
+                able = [(index, doing) for index, doing in _role_masks(branch, tables) if doing.any()]
                 if not able:
                     return None
-                _join(masks, iter(able))
-            case Levels():
-                pass  # after the masks, as its tables are over the strategies that are left
+                _intersect(masks, iter(able))
+            case ZeroLevels():
+                pass  # applied after the masks, to the strategies that remain
     narrowed = narrow(tables, masks)
     if narrowed is None:
         return None
     for branch in branches:
-        if isinstance(branch, Levels):
+        if isinstance(branch, ZeroLevels):
             for axis in branch.axes:
                 narrowed = keep_levels(narrowed, branch.levels, axis)
     return narrowed, constraints
 
 
-def _join(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
+def _intersect(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
     for index, mask in more:
         masks[index] = masks[index] & mask if index in masks else mask
 
 
-def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Constraints:
+def _restrict_recompute(branch: MoreRecompute, folded: Folded, constraints: Constraints) -> Constraints:
     counts = [kind.count for kind in folded.kinds]
     repeated = max(counts) > 1
     more = frozenset((*ON_DEVICE[ON_DEVICE.index(Recompute(branch.than)) + 1 :], Recompute.OFFLOAD))
@@ -172,7 +173,7 @@ def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Const
     return replace(constraints, keeps=tuple(left))
 
 
-def _sequence(branch: Sequential, tables: Tables) -> Iterator[tuple[int, Mask]]:
+def _sequence_masks(branch: SequenceSplit, tables: Tables) -> Iterator[tuple[int, Mask]]:
     for index, node in enumerate(tables.nodes):
         if node.decision is Decision.BOUNDARY:
             ((name, codes, _),) = placed_on(tables, node, branch.axis)
@@ -184,11 +185,11 @@ def _sequence(branch: Sequential, tables: Tables) -> Iterator[tuple[int, Mask]]:
 
 
 _SPLIT = 2
-"""Code of being split along dim 0; that of another dim is by its number more."""
+"""Code of a split along dim 0; the code of a split along dim d is `_SPLIT + d`."""
 
 
-def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]:
-    """Yield for every forward op the strategies in which an axis does something of what makes a role."""
+def _role_masks(branch: WithoutRole | WithRole, tables: Tables) -> Iterator[tuple[int, Mask]]:
+    """Yield, per forward op, a mask of the strategies in which the axis of a branch does what defines its role."""
     graph = tables.folded.graph
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     activations = {kind.id: activations_of(tables.folded, kind.id) for kind in tables.folded.kinds}
@@ -196,11 +197,11 @@ def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]
         if node.decision is Decision.OP:
             op = tables.folded.kinds[node.kind].ops[node.position]
             if op.phase is Phase.FORWARD:
-                yield index, _strategies(branch, tables, node, parameters, activations[node.kind])
+                yield index, _role_mask(branch, tables, node, parameters, activations[node.kind])
 
 
-def _strategies(
-    branch: Without | With, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
+def _role_mask(
+    branch: WithoutRole | WithRole, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
 ) -> Mask:
     values = tables.folded.graph.values
     mask = np.zeros(node.count, dtype=bool)

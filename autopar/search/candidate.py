@@ -1,4 +1,7 @@
-"""A plan before it is written down: configuration, placements, stages and step time by the cost formula."""
+"""Candidate plans: configuration, placements, stages and step time by the cost formula, before a `Plan` is written.
+
+Candidates are kept and sent between processes without tables, which take megabytes.
+"""
 
 from dataclasses import dataclass, field
 
@@ -16,15 +19,15 @@ from autopar.schedule import SCHEDULES
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a plan is written from.
+    """The part of a candidate that a `Plan` is written from.
 
     Attributes:
         stages: The stages.
         blocks: Placements per distinct block.
-        roles: What the mesh axes do.
-        signature: What tells the plan from others.
-        variants: Further meshes with placements of their own, if stages differ in them.
-        variant_roles: What the axes of each of those do.
+        roles: Role of each mesh axis.
+        signature: Key by which plans count as alike.
+        variants: Further meshes with their own placements, if stages have different meshes.
+        variant_roles: Role of each axis of each further mesh.
     """
 
     stages: tuple[StagePlan, ...]
@@ -37,15 +40,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A plan before it is written down.
+    """A plan that the search found.
 
     Attributes:
-        configuration: The outer choices.
-        tables: What was chosen from; they stay with who chose: candidates that are drafted have none.
+        configuration: Pipeline degree, mesh, microbatches and schedule.
+        tables: Placement decisions; drafted candidates have none.
         choice: One strategy per node of the tables.
         split: The stages.
         time: Step time by the planner's formula.
-        draft: What a plan is written from; None before it is asked for.
+        draft: The part that a `Plan` is written from; None before it is needed.
     """
 
     configuration: Configuration
@@ -57,11 +60,11 @@ class Candidate:
 
     @property
     def signature(self) -> Signature:
-        """What tells the plan from others."""
+        """Key by which plans count as alike."""
         return (self.draft or draft_of(self)).signature
 
     def drafted(self) -> "Candidate":
-        """Return the candidate with its draft and without its tables, so that nothing of those is kept."""
+        """Return the candidate with its draft and without its tables, so that their memory is freed."""
         return _drafted(*self._parts())
 
     def _parts(self) -> "tuple[Configuration, Choice, Split, StepTime, Draft]":
@@ -77,7 +80,7 @@ class Candidate:
 
 
 def _drafted(configuration: Configuration, choice: Choice, split: Split, time: StepTime, draft: Draft) -> Candidate:
-    """Return a candidate that has no tables."""
+    """Return a candidate without tables."""
     candidate = object.__new__(Candidate)
     fields = {"configuration": configuration, "choice": choice, "split": split, "time": time, "draft": draft}
     for name, value in fields.items():
@@ -86,7 +89,7 @@ def _drafted(configuration: Configuration, choice: Choice, split: Split, time: S
 
 
 def draft_of(candidate: Candidate) -> Draft:
-    """Return what the plan of a candidate is written from."""
+    """Return stages, placements, roles and signature of a candidate that has tables."""
     configuration, split = candidate.configuration, candidate.split
     devices = configuration.mesh.size
     groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)

@@ -1,4 +1,4 @@
-"""Writing a candidate down as a plan."""
+"""Conversion of a candidate of the search to a `Plan`."""
 
 from autopar.describe.one_line import summarise_roles
 from autopar.plan import Job, ModelInfo, Plan

@@ -27,12 +27,12 @@ class Clock:
         """Return when a task that is started now should be done, on the monotonic clock."""
         return self._end
 
-    def after(self, share: float) -> float:
-        """Return when a share of what is left of a limit of time is over, on the monotonic clock."""
+    def share_end(self, share: float) -> float:
+        """Return when a share of the remaining time is over, on the monotonic clock."""
         now = time.monotonic()
         return now + share * max(0.0, self._end - now)
 
-    def stops(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether to stop; the reason is noted in the outcome. A limit waits for a first plan."""
         if self._search.should_stop():
             self._outcome.stopped = "interrupted"
@@ -44,10 +44,10 @@ class Clock:
 
     def is_late(self) -> bool:
         """Whether the time for raising bounds after the end of the search is over."""
-        return self.stops() and time.monotonic() > self._stopped + self._late
+        return self.must_stop() and time.monotonic() > self._stopped + self._late
 
     def record_finding(self, finding: Finding) -> None:
         """Note that there is a plan, as soon as a worker returns it."""
         if finding.best is not None:
             self._first = min(self._first, finding.best.objective)
-            self._outcome.history.note(finding.best.objective, 0.0)
+            self._outcome.history.record(finding.best.objective, 0.0)

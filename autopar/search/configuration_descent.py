@@ -8,10 +8,10 @@ from autopar.bounds.transfer import Carried
 from autopar.configuration import Configuration, Family
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
-from autopar.search.ordered_execution import Series
+from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome, stage_of
-from autopar.search.reporting import tell
-from autopar.search.tasks import Finding, Piece, Work
+from autopar.search.reporting import report_progress
+from autopar.search.tasks import Finding, SearchTask, Work
 
 
 def distance(first: Configuration, second: Configuration) -> float:
@@ -35,7 +35,7 @@ def _devices(configuration: Configuration) -> tuple[int, int, int]:
     return configuration.num_stages, math.prod(rows), inner
 
 
-class ConfigurationDescent(Series):
+class ConfigurationDescent(TaskSeries):
     """Local search over configurations: works on the nodes nearest to that of the incumbent until none improves it.
 
     Tried where memory is tight (host memory is in use, or no construction fits) or the time limit suffices for a few
@@ -64,28 +64,28 @@ class ConfigurationDescent(Series):
         self._until = until
         self._bounds: dict[int, float] = {}
         self._turns = dict.fromkeys(range(len(space)), 0)
-        self._over: set[int] = set()
+        self._finished: set[int] = set()
         self._busy: dict[int, int] = {}
         self._failures = 0
 
-    def ends(self, index: int) -> bool:
-        """See `Series.ends`."""
+    def is_over(self, index: int) -> bool:
+        """See `TaskSeries.is_over`."""
         is_over = self._failures >= self._search.settings.climb_failures or time.monotonic() > self._until
-        return is_over or (not self._busy and self._next() is None)
+        return is_over or (not self._busy and self._select() is None)
 
-    def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`; None if every open neighbour is already being processed."""
-        number = self._next()
+    def next_task(self, index: int) -> SearchTask | None:
+        """See `TaskSeries.next_task`; None if every open neighbour is already being processed."""
+        number = self._select()
         if number is None:
             return None
         self._busy[index] = number
         work = Work.ADVANCE if self._turns[number] else Work.BOUND
         family, bound = self._space[number], self._bound(number)
         hint = self._carried.hint(family)
-        return Piece(work, family, bound, self._outcome.best, hasty=math.inf, hint=hint)
+        return SearchTask(work, family, bound, self._outcome.best, hasty=math.inf, hint=hint)
 
-    def take(self, index: int, finding: Finding | None) -> None:
-        """See `Series.take`."""
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """See `TaskSeries.record_finding`."""
         if finding is None:
             return
         number, best = self._busy.pop(index), self._outcome.best
@@ -94,16 +94,18 @@ class ConfigurationDescent(Series):
             self._carried.learn(family, finding)
         self._turns[number] += 1
         self._bounds[number] = max(finding.bound, self._bound(number))
-        self._outcome.take(finding, self._search.keep)
-        self._outcome.note(family, self._bounds[number], stage_of(finding, is_new=is_new))
+        self._outcome.add_finding(finding, self._search.keep)
+        self._outcome.record_standing(family, self._bounds[number], stage_of(finding, is_new=is_new))
         is_better = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
         if finding.is_final or finding.is_settled or self._turns[number] > self._search.settings.climb_turns:
-            self._over.add(number)
+            self._finished.add(number)
         if is_better:
             self._failures = 0
-        elif number in self._over and not is_new:
+        elif number in self._finished and not is_new:
             self._failures += 1
-        tell(self._search, self._outcome, "climb", len(self._over), len(self._space), 0.0, str(family[0]))
+        report_progress(
+            self._search, self._outcome, "climb", len(self._finished), len(self._space), 0.0, str(family[0])
+        )
 
     def _bound(self, number: int) -> float:
         """Return the lower bound of a node, in seconds."""
@@ -112,11 +114,13 @@ class ConfigurationDescent(Series):
             self._bounds[number] = max(self._search.least(family), self._carried.rough(family))
         return self._bounds[number]
 
-    def _next(self) -> int | None:
+    def _select(self) -> int | None:
         """Return the node to work on next, nearest first; None if none is in reach."""
         best = self._outcome.candidates[0].configuration
         at_work = set(self._busy.values())
-        apart = {number: distance(self._space[number][0], best) for number in self._turns.keys() - self._over - at_work}
+        apart = {
+            number: distance(self._space[number][0], best) for number in self._turns.keys() - self._finished - at_work
+        }
         reach = self._search.settings.climb_reach
         near = sorted((away, -self._turns[number], number) for number, away in apart.items() if away <= reach)
         return next((number for *_, number in near if self._bound(number) < self._outcome.best), None)

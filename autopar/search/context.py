@@ -42,7 +42,7 @@ class SearchContext:
         memory_limit: Bytes per device.
         keep: Number of plans wanted.
         time_limit: Seconds; infinity for no limit.
-        overtime: Seconds that the search goes on after its time limit while there is no plan.
+        overtime: Seconds that the search continues after its time limit while it has no plan.
         progress: Told after every task.
         should_stop: Polled; whether the caller wants the search to end.
         on_problem: Given every placement problem that is solved, except those with a price on memory.

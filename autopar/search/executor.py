@@ -1,7 +1,7 @@
-"""Who does the pieces of a search: this process, or others.
+"""Executors of search tasks: this process, and the base of executors with workers in other processes.
 
-A crew is handed as many pieces at a time as it has workers, or twice as many, and hands back what came of them in any
-order. A worker that dies is replaced, and what it was doing is done again.
+An executor holds at most one or two tasks per worker and returns their findings in any order. A worker that dies is
+replaced, and its tasks are executed again.
 """
 
 import math
@@ -13,15 +13,15 @@ from typing import Self
 
 from autopar.errors import WorkerError
 from autopar.search.context import SearchContext
-from autopar.search.tasks import Cell, Finding, Piece
+from autopar.search.tasks import Cell, Finding, SearchTask
 from autopar.search.workbench import Workbench
 
 MAX_DEATHS = 3
-"""Of workers at the same piece; a fourth would fare no better."""
+"""Workers that may die at one task before the search fails."""
 
 
-class Crew(ABC):
-    """Workers of a search, let go when the context ends."""
+class Executor(ABC):
+    """Executes tasks; a context manager that closes its workers."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,173 +32,175 @@ class Crew(ABC):
     @property
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether a worker can take a piece."""
+        """Whether a worker can take another task."""
 
     @property
     def peak_bytes(self) -> float:
-        """What workers had of memory at most, each by itself, as far as they have told, besides this process."""
+        """Sum of the peak memory of the workers, in bytes, as reported so far, without this process."""
         return 0.0
 
-    def suits(self, piece: Piece) -> bool:
-        """Whether a piece should rather be done now than one that suits another worker."""
+    def is_preferred(self, task: SearchTask) -> bool:
+        """Whether the worker that has the state of a task is the next free one: such tasks are started first."""
         return True
 
     @abstractmethod
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        """Have a worker that can take one do a piece.
+    def start(self, number: int, task: SearchTask, end: float) -> None:
+        """Start a task on a free worker.
 
         Args:
-            number: Of the piece.
-            piece: What is to be done.
-            end: When it should be done, on the monotonic clock.
+            number: Number of the task.
+            task: The task.
+            end: When the task should end, on the monotonic clock.
         """
 
     @abstractmethod
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """Return what has come of pieces, by their numbers, as soon as there is something, else after `seconds`.
+        """Return findings with the numbers of their tasks: as soon as there is one, or none after `seconds`.
 
         Raises:
-            WorkerError: If workers keep dying of a piece.
+            WorkerError: If workers keep dying at a task.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask the workers to end what they do with what they have."""
+        """Ask the workers to end their tasks early, with the findings so far."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let the workers go, whatever they do."""
+        """End the workers and their tasks."""
 
 
-class Alone(Crew):
-    """This process; a piece is done when it is started."""
+class InProcessExecutor(Executor):
+    """Executes each task in this process, at once when it is started."""
 
     def __init__(self, search: SearchContext) -> None:
-        self._bench = Workbench(search, portable=False)
+        self._workbench = Workbench(search, portable=False)
         self._done: list[tuple[int, Finding]] = []
 
     @property
     def is_free(self) -> bool:
-        """See `Crew.is_free`."""
+        """See `Executor.is_free`."""
         return not self._done
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        """See `Crew.start`."""
-        self._done.append((number, self._bench.do(piece, end - time.monotonic())))
+    def start(self, number: int, task: SearchTask, end: float) -> None:
+        """See `Executor.start`."""
+        self._done.append((number, self._workbench.execute(task, end - time.monotonic())))
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """See `Crew.wait`."""
+        """See `Executor.wait`."""
         done, self._done = self._done, []
         return done
 
     def stop(self) -> None:
-        """See `Crew.stop`: what is done has seen the same signal."""
+        """See `Executor.stop`: a task polls the stop callback of the search itself."""
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `Executor.close`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
-    """A piece being done.
+class Assignment:
+    """A task of a worker.
 
     Attributes:
-        number: Of the piece.
-        piece: The piece.
-        end: When it should be done, on the monotonic clock.
-        deaths: Of workers so far, at this piece.
+        number: Number of the task.
+        task: The task.
+        end: When the task should end, on the monotonic clock.
+        deaths: Workers that died at this task so far.
     """
 
     number: int
-    piece: Piece
+    task: SearchTask
     end: float
     deaths: int = 0
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Seconds until the end."""
         return math.inf if math.isinf(self.end) else self.end - time.monotonic()
 
 
-class Team(Crew):
-    """Workers that are numbered, each in a process of its own; who worked on a configuration goes on, if it is free.
+class WorkerPool(Executor):
+    """Numbered workers, each in its own process. A task goes to the worker with the state of its cell, if that is free.
 
-    What was done on a configuration is kept here, so that any worker can go on.
+    The state of every cell is kept here as well, so that any worker can continue it.
+
+    Args:
+        size: Number of workers.
 
     Attributes:
-        ahead: Pieces that a worker may have at a time, which it does in this order: with a second one it goes on while
-            nobody looks at what it has found, or prepares the next one.
+        ahead: Tasks that a worker may hold, executed in order. A second task keeps the worker busy while the finding of
+            the first one is recorded and the next task is prepared.
     """
 
     ahead = 1
 
     def __init__(self, size: int) -> None:
-        self._orders: dict[int, deque[Order]] = {worker: deque() for worker in range(size)}
+        self._assignments: dict[int, deque[Assignment]] = {worker: deque() for worker in range(size)}
         self._owners: dict[Cell, int] = {}
         self._states: dict[Cell, bytes] = {}
         self._peaks: dict[int, float] = {}
 
     @property
     def is_free(self) -> bool:
-        """See `Crew.is_free`."""
-        return self._fewest < self.ahead
+        """See `Executor.is_free`."""
+        return self._fewest_tasks < self.ahead
 
     @property
     def peak_bytes(self) -> float:
-        """See `Crew.peak_bytes`."""
+        """See `Executor.peak_bytes`."""
         return sum(self._peaks.values())
 
-    def suits(self, piece: Piece) -> bool:
-        """See `Crew.suits`: who worked on its configuration has it at hand."""
-        owner = self._owners.get(piece.on)
-        return owner is None or len(self._orders[owner]) == self._fewest
+    def is_preferred(self, task: SearchTask) -> bool:
+        """See `Executor.is_preferred`."""
+        owner = self._owners.get(task.cell)
+        return owner is None or len(self._assignments[owner]) == self._fewest_tasks
 
-    def start(self, number: int, piece: Piece, end: float) -> None:
-        """See `Crew.start`."""
-        owner, fewest = self._owners.get(piece.on), self._fewest
-        free = [worker for worker, orders in self._orders.items() if len(orders) == fewest]
-        self._give(owner if owner is not None and owner in free else free[0], Order(number, piece, end))
+    def start(self, number: int, task: SearchTask, end: float) -> None:
+        """See `Executor.start`."""
+        owner, fewest = self._owners.get(task.cell), self._fewest_tasks
+        free = [worker for worker, assignments in self._assignments.items() if len(assignments) == fewest]
+        self._assign(owner if owner is not None and owner in free else free[0], Assignment(number, task, end))
 
     @property
-    def _fewest(self) -> int:
-        """How many pieces the workers have that have fewest."""
-        return min(map(len, self._orders.values()))
+    def _fewest_tasks(self) -> int:
+        """Tasks of the worker that holds the fewest."""
+        return min(map(len, self._assignments.values()))
 
-    def _give(self, worker: int, order: Order) -> None:
-        self._orders[worker].append(order)
-        cell = order.piece.on
+    def _assign(self, worker: int, assignment: Assignment) -> None:
+        self._assignments[worker].append(assignment)
+        cell = assignment.task.cell
         is_known = self._owners.get(cell) == worker
         self._owners[cell] = worker
-        self._send(worker, order, None if is_known else self._states.get(cell))
+        self._send(worker, assignment, None if is_known else self._states.get(cell))
 
-    def _taken(self, worker: int, finding: Finding) -> tuple[int, Finding]:
-        """Take what a worker has found of the first of its pieces."""
-        order = self._orders[worker].popleft()
+    def _record_finding(self, worker: int, finding: Finding) -> tuple[int, Finding]:
+        """Record the finding of a worker's first task, and return it with the number of the task."""
+        assignment = self._assignments[worker].popleft()
         self._peaks[worker] = max(self._peaks.get(worker, 0.0), finding.peak_bytes)
         if finding.is_final:
-            self._states.pop(order.piece.on, None)
+            self._states.pop(assignment.task.cell, None)
         elif finding.state is not None:
-            self._states[order.piece.on] = finding.state
-        return order.number, finding
+            self._states[assignment.task.cell] = finding.state
+        return assignment.number, finding
 
-    def _dead(self, worker: int, why: str) -> None:
-        """Have the successor of a worker do what it was doing, and what it was to do then.
+    def _reassign(self, worker: int, why: str) -> None:
+        """Assign the tasks of a dead worker to its successor, in order.
 
         Raises:
-            WorkerError: If it is not the first that died of it.
+            WorkerError: If `MAX_DEATHS` workers have died at its first task.
         """
-        order, *others = self._orders[worker]
-        if order.deaths + 1 >= MAX_DEATHS:
+        assignment, *others = self._assignments[worker]
+        if assignment.deaths + 1 >= MAX_DEATHS:
             raise WorkerError(
-                f"{MAX_DEATHS} processes of the search ended before their time at "
-                f"{order.piece.configuration[0]}: {why}",
-                hint="there may be too little memory for so many: use fewer --workers",
+                f"{MAX_DEATHS} processes of the search ended before their time at {assignment.task.family[0]}: {why}",
+                hint="there may be too little memory for all workers: use fewer --workers",
             )
         self._owners = {known: owner for known, owner in self._owners.items() if owner != worker}
-        self._orders[worker].clear()
-        for each in (replace(order, deaths=order.deaths + 1), *others):
-            self._give(worker, each)
+        self._assignments[worker].clear()
+        for each in (replace(assignment, deaths=assignment.deaths + 1), *others):
+            self._assign(worker, each)
 
     @abstractmethod
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        """Have a worker do an order; `state` is what others did on the configuration before."""
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
+        """Send an assignment to a worker; `state` is the packed state of the cell if another worker has it."""

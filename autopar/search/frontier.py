@@ -17,13 +17,13 @@ from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
 from autopar.search.ladder import LADDER, Knowledge
 from autopar.search.node import Node, Priority, priority_of
-from autopar.search.ordered_execution import Series
+from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome, Stage, stage_of
-from autopar.search.reporting import tell
-from autopar.search.tasks import Finding, Piece, Work
+from autopar.search.reporting import report_progress
+from autopar.search.tasks import Finding, SearchTask, Work
 
 
-class Frontier(Series):
+class Frontier(TaskSeries):
     """Raises the least lower bound, until no open node may hold a better plan or the limits of work are reached.
 
     Args:
@@ -121,7 +121,7 @@ class Frontier(Series):
     def _is_open(self, priority: Priority, least: float) -> bool:
         """Whether there is work on a class, given the least bound of its open nodes."""
         if priority is Priority.OUTER_DATA_PARALLEL:
-            return least < self._cutoff and self._outer_left(least)
+            return least < self._cutoff and self._allows_outer_task(least)
         if self._unrelaxed(priority):
             return True
         waits = self._idle[priority] >= self._settings.patience and least >= self._stuck()
@@ -132,26 +132,26 @@ class Frontier(Series):
         heap = self._new[priority]
         return bool(heap) and heap[0][0] < self._relaxes_below(priority)
 
-    def _outer_left(self, least: float) -> bool:
+    def _allows_outer_task(self, least: float) -> bool:
         """Whether there may be further tasks on meshes with an outer data-parallel axis, given their least bound."""
         settings = self._settings
         if math.isfinite(self._context.time_limit):
             return True
-        limit = max(settings.outer_tasks, settings.outer_share * (self._outcome.pieces - self._outer_tasks))
+        limit = max(settings.outer_tasks, settings.outer_share * (self._outcome.num_tasks - self._outer_tasks))
         others = [math.inf, *(n.bound for n in self.nodes if n.priority is not Priority.OUTER_DATA_PARALLEL)]
         if least < min(min(others), self._outcome.best * (1 - settings.outer_gap)):
             limit *= settings.outer_times
         return self._outer_tasks < limit
 
-    def ends(self, index: int) -> bool:
-        """See `Series.ends`."""
+    def is_over(self, index: int) -> bool:
+        """See `TaskSeries.is_over`."""
         if time.monotonic() > self.until:
             return True
         self._class = self._next_class()
         return not self._busy and self._class is None
 
-    def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`."""
+    def next_task(self, index: int) -> SearchTask | None:
+        """See `TaskSeries.next_task`."""
         if self._class is None or (number := self._select(index, self._class)) is None:
             return None
         node = self.nodes[number]
@@ -159,7 +159,7 @@ class Frontier(Series):
         tasks = (rung.raise_(node, self._known, cutoff) for rung in LADDER)
         task = next(own for own in tasks if own is not None)
         self._busy[index] = number, task.work
-        self._outer_tasks += task.work is not Work.PACE and node.priority is Priority.OUTER_DATA_PARALLEL
+        self._outer_tasks += task.work is not Work.SUBMESH and node.priority is Priority.OUTER_DATA_PARALLEL
         return task
 
     def _select(self, index: int, priority: Priority) -> int | None:
@@ -181,13 +181,13 @@ class Frontier(Series):
         heaps = [heap for heap in (new, opened) if heap]
         return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
 
-    def take(self, index: int, finding: Finding | None) -> None:
-        """See `Series.take`."""
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """See `TaskSeries.record_finding`."""
         if finding is None:
             return
         number, work = self._busy.pop(index)
         node, best = self.nodes[number], self._outcome.best
-        if work is Work.PACE:
+        if work is Work.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
             self._carried.learn_minor(minor_mesh(mesh), samples // mesh.shape[0], finding)
             self._outcome.cut += finding.cut
@@ -198,7 +198,7 @@ class Frontier(Series):
         if work is Work.BOUND:
             self._carried.learn(node.family, finding)
         node.bound = max(node.bound, finding.bound)
-        self._outcome.take(finding, self._context.keep)
+        self._outcome.add_finding(finding, self._context.keep)
         own = math.inf if finding.best is None else finding.best.objective
         node.improves = own < node.best * (1 - OPTIMALITY_TOLERANCE)
         node.best = min(own, node.best)
@@ -209,7 +209,7 @@ class Frontier(Series):
         self._idle[node.priority] += work is Work.ADVANCE
         node.stage = stage_of(finding, is_new=work is Work.BOUND)
         node.relaxed = not (finding.is_final and work is Work.BOUND)
-        self._outcome.note(node.family, node.bound, node.stage)
+        self._outcome.record_standing(node.family, node.bound, node.stage)
         if node.stage is not Stage.DONE:
             heapq.heappush((self._open if node.relaxed else self._new)[node.priority], (node.bound, number))
         self._report(node)
@@ -218,10 +218,10 @@ class Frontier(Series):
         """Tell incumbent and bound."""
         seen = sum(own.relaxed or own.bound >= self._cutoff for own in self.nodes)
         lowest = self.bound
-        tell(self._context, self._outcome, "bound", seen, len(self.nodes), lowest, str(node.family[0]))
+        report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), lowest, str(node.family[0]))
 
     def finish(self) -> None:
-        """Raise the bounds of nodes that were not relaxed by transfer once more, and count what was done."""
+        """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""
         waiting = [(n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.stage is Stage.NEW]
         heapq.heapify(waiting)
         for most in (ROOM, ALL):
@@ -229,7 +229,7 @@ class Frontier(Series):
         for bound, number in waiting:
             self.nodes[number].bound = max(self.nodes[number].bound, bound)
         for node in self.nodes:
-            self._outcome.note(node.family, node.bound, node.stage)
+            self._outcome.record_standing(node.family, node.bound, node.stage)
         left = set(map(id, self.open_nodes()))
         closed = [node for node in self.nodes if id(node) not in left]
         worked = [node for node in closed if node.advanced or node.stage is Stage.DONE]

@@ -1,8 +1,7 @@
-"""Which pipelines whose stages have meshes of their own are looked at, and how far (`heterogeneous_stages.py`).
+"""Node selection among pipelines with unequal stages, whose meshes differ: one node per number of microbatches.
 
-They are opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, or slower
-than that if devices differ: else there is little to gain. Numbers of microbatches are bounded, those of the least
-floors; plans are looked for where they may be better by enough.
+Nodes are opened where the incumbent is `UnequalSettings.weak` times their floor, or above the floor if devices differ;
+those with the least floors are solved (`heterogeneous_stages.py`).
 """
 
 import math
@@ -13,105 +12,104 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_stages import UnequalAttempt
+from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.outcome import Outcome
-from autopar.search.reporting import tell
+from autopar.search.reporting import report_progress
 from autopar.search.settings import UnequalSettings
-from autopar.search.submesh_space import Unequal, UnequalSpace, nearest
+from autopar.search.submesh_space import Unequal, UnequalSpace, nearest_submeshes
 
 
 class UnequalSearch:
-    """Bounds plans on unequal stages, and looks for better ones.
+    """Bounds pipelines with unequal stages, and improves the incumbent with them.
 
     Args:
-        search: What it is part of.
-        outcome: What was found on equal stages; added to.
-        stops: Whether to stop now, with what there is.
-        end: Returns when to end, on the monotonic clock.
+        search: Inputs of the search.
+        outcome: What is known; added to.
+        should_stop: Whether to stop now.
+        end: Returns when to stop, on the monotonic clock.
 
     Attributes:
-        bound: No plan of those that may be better has a lower objective, in seconds: their floor if there was no time
-            to look at them, infinity if there are none.
+        bound: Lower bound on the plans of the opened nodes, in seconds; infinity if none is opened.
     """
 
     def __init__(
-        self, search: SearchContext, outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]
+        self, search: SearchContext, outcome: Outcome, should_stop: Callable[[], bool], end: Callable[[], float]
     ) -> None:
-        self._search, self._outcome, self._stops, self._end = search, outcome, stops, end
+        self._search, self._outcome, self._should_stop, self._end = search, outcome, should_stop, end
         self.bound = math.inf
         self._bounds: dict[int, float] = {}
-        self._waiting: dict[int, UnequalAttempt] = {}
+        self._waiting: dict[int, UnequalNodeSolver] = {}
         self._space = None if search.batch_dims is not None else search.unequal
         self._looked = False
 
     @property
     def left(self) -> int:
-        """How many numbers of microbatches may have a better plan that was not looked for."""
-        return sum(map(self._is_rival, self._waiting))
+        """Number of open nodes that may hold a better plan."""
+        return sum(map(self._may_improve, self._waiting))
 
-    def look(self, near: float = OPTIMALITY_TOLERANCE) -> None:
-        """Bound all that wait, and look for plans where these may be better than the best one by more than a share.
+    def bound_and_improve(self, near: float = OPTIMALITY_TOLERANCE) -> None:
+        """Bound the open nodes, and look for plans where the bound is below the incumbent by more than a share.
 
         Args:
-            near: The share; the others wait for another look.
+            near: The share. Nodes whose bound is nearer to the incumbent stay open.
         """
-        self._open()
+        self._open_counts()
         self._looked = True
         outcome = self._outcome
-        for count, work in tuple(self._waiting.items()):
-            if self._stops():
+        for count, solver in tuple(self._waiting.items()):
+            if self._should_stop():
                 break
             enough = outcome.best * (1 - near)
-            bound = self._raise(count, work.run(outcome, near))
-            if bound < enough or not self._is_rival(count):
+            bound = self._record_bound(count, solver.bound_and_improve(outcome, near))
+            if bound < enough or not self._may_improve(count):
                 del self._waiting[count]
                 outcome.solved += bound < outcome.best
                 outcome.pruned += bound >= outcome.best
             lowest = min(outcome.closed_floor, self.bound)
             done = len(self._bounds) - len(self._waiting)
-            tell(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+            report_progress(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
 
-    def _open(self) -> None:
-        """Decide which numbers of microbatches to look at, given the incumbent."""
+    def _open_counts(self) -> None:
+        """Open the promising numbers of microbatches, given the incumbent."""
         search, outcome, space = self._search, self._outcome, self._space
         if space is None or self._looked:
             return
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
-        submeshes = nearest(space.submeshes, min(best, space.devices / 2))
+        submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
         found = outcome.unequal = UnequalSpace(space)
-        floors = {count: least_unequal(search, space, count) for count in space.microbatches}
+        floors = {count: unequal_floor(search, space, count) for count in space.microbatches}
         is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
         closed = is_long and not search.costs.cluster.groups
-        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors, search.settings.unequal)
+        opened = [] if closed else promising_counts(search.costs.cluster, outcome.best, floors, search.settings.unequal)
         self.bound = min((floors[count] for count in opened), default=math.inf)
         self._bounds, self._waiting = {}, {}
-        if self._stops() or not opened:
+        if self._should_stop() or not opened:
             found.floor = min(floors.values())
             return
         found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
         found.opened, found.bound, found.submeshes = tuple(sorted(opened)), self.bound, submeshes
         for count in opened:
             self._bounds[count] = floors[count]
-            self._waiting[count] = UnequalAttempt(search, submeshes, space, count, self._stops, self._end)
+            self._waiting[count] = UnequalNodeSolver(search, submeshes, space, count, self._should_stop, self._end)
 
-    def _raise(self, count: int, bound: float) -> float:
-        """Take down a bound of so many microbatches, and return the best one known."""
+    def _record_bound(self, count: int, bound: float) -> float:
+        """Record a bound of a number of microbatches, and return its best bound, in seconds."""
         found = self._outcome.unequal
-        assert found is not None, "what waits is part of a space"
+        assert found is not None, "open nodes are part of a space"
         self._bounds[count] = max(self._bounds[count], bound)
         self.bound = found.bound = min(self._bounds.values())
         return self._bounds[count]
 
-    def _is_rival(self, count: int) -> bool:
-        """Whether there may be a better plan with so many microbatches."""
+    def _may_improve(self, count: int) -> bool:
+        """Whether a number of microbatches may have a plan that improves the incumbent."""
         return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
 
 
-def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
-    """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
+def unequal_floor(search: SearchContext, space: Unequal, count: int) -> float:
+    """Return the roofline bound on pipelines with unequal stages and `count` microbatches, in seconds.
 
-    A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its
-    own seconds 1 + (m - 1) n / N times, wherever it is.
+    A stage on n of N devices takes t seconds per microbatch. The slowest stage takes at least the mean over devices,
+    sum of n t / N, so that an op on n devices adds 1 + (m - 1) n / N times its own seconds.
     """
     each = []
     for submesh in space.submeshes:
@@ -121,8 +119,10 @@ def least_unequal(search: SearchContext, space: Unequal, count: int) -> float:
     return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
-def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings) -> list[int]:
-    """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
+def promising_counts(
+    cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings
+) -> list[int]:
+    """Return the numbers of microbatches to open: those with the least floors, if these are well below `best`."""
     weak = 1.0 if cluster.groups else settings.weak
     below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
     return [count for _, count in below[: settings.most_counts]]

@@ -1,12 +1,12 @@
-"""Work on pipelines whose stages have meshes and placements of their own, with one number of microbatches.
+"""Solves pipelines with unequal stages, whose meshes and placements differ, for one number of microbatches.
 
-1. What a block takes at least on each mesh makes a staging problem (`autopar.staging`), the optimum of which is a lower
-   bound on all such pipelines: hand-overs and tails are free.
-2. If that is not enough, choices of placements on every mesh, from the fastest to those that hold least, make the
-   staging problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added,
-   and the problem is solved again, until that gives no better route.
+1. Least block times on each mesh make a relaxed staging problem (`autopar.staging`). Its optimum is a lower bound on
+   all such pipelines: hand-overs between stages and tails are free.
+2. Placements of the model on every mesh, from the fastest to the ones with least memory, make the staging problem
+   itself; its best route is a candidate plan. Placements that are optimal for the stages of that route are added as
+   columns, and the problem is solved again until no route is better.
 
-Which numbers of microbatches are worked on says `heterogeneous_nodes.py`.
+`heterogeneous_nodes.py` selects the numbers of microbatches.
 """
 
 import math
@@ -30,15 +30,15 @@ from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate, Draft
 from autopar.search.context import SearchContext
 from autopar.search.mesh_placements import (
-    Placed,
-    least_alone,
-    least_seconds,
+    MeshPlacement,
+    block_seconds_bound,
+    fastest_op_seconds,
     pareto_choices,
-    range_choice,
+    stage_choice,
     undominated,
 )
 from autopar.search.outcome import Outcome
-from autopar.search.stage_chains import Options, distinct_legs, options_of, start_places
+from autopar.search.stage_chains import StageOptions, distinct_legs, stage_options, start_places
 from autopar.search.submesh_space import Submesh, Unequal
 from autopar.search.tasks import Finding
 from autopar.solvers.limited import solve_limited
@@ -47,16 +47,16 @@ from autopar.solvers.staging.integer_program import survivors
 from autopar.staging import FloatArray, Route, Staging
 
 
-class UnequalAttempt:
-    """Work on unequal stages with one number of microbatches.
+class UnequalNodeSolver:
+    """Solves unequal stages with one number of microbatches.
 
     Args:
-        search: What it is part of.
+        search: Inputs of the search.
         submeshes: The meshes that stages may have.
-        space: What else is declared.
+        space: The declared space.
         count: The number of microbatches.
-        stops: Whether to stop now.
-        end: Returns when to end, on the monotonic clock.
+        should_stop: Whether to stop now.
+        end: Returns when to stop, on the monotonic clock.
 
     Attributes:
         work: Units of work of all placement problems so far.
@@ -68,117 +68,117 @@ class UnequalAttempt:
         submeshes: tuple[Submesh, ...],
         space: Unequal,
         count: int,
-        stops: Callable[[], bool],
+        should_stop: Callable[[], bool],
         end: Callable[[], float],
     ) -> None:
         search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
         self._search, self._space, self._count, self._end = search, space, count, end
-        self._asked = stops
+        self._should_stop = should_stop
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains
-        self._cut, self._told = 0, 0.0
+        self._cut, self._reported_work = 0, 0.0
         self.work = 0.0
         self._rules = search.rules(self._folded)
         self._submeshes = submeshes
         self._tables: dict[Submesh, Tables] = {}
-        self._glanced: float | None = None
-        self._bounded = 0.0
+        self._quick_bound: float | None = None
+        self._relaxed_bound = 0.0
 
-    def glance(self) -> float:
-        """Return a lower bound on all plans that takes no staging problem: each op is at its fastest on some mesh.
+    def quick_bound(self) -> float:
+        """Return a lower bound on all plans, in seconds, without a staging problem.
 
-        A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: a block adds
-        its own seconds 1 + (m - 1) n / N times, wherever it is.
+        *Relaxes* edges between ops, memory and the cut into stages: each op is at its fastest on some mesh; *valid* for
+        all unequal stages; *costs* the tables of every mesh; *source*: as of `heterogeneous_nodes.unequal_floor`.
         """
-        if self._glanced is None:
+        if self._quick_bound is None:
             chosen = np.full(len(self._folded.kinds), np.inf)
             for submesh in self._submeshes:
-                if self._asked():
+                if self._should_stop():
                     return 0.0
-                tables = self._written(submesh)
+                tables = self._tables_on(submesh)
                 if tables is not None:
                     times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
-                    chosen = np.minimum(chosen, times * least_alone(tables))
+                    chosen = np.minimum(chosen, times * fastest_op_seconds(tables))
             counts = np.array([kind.count for kind in self._folded.kinds])
-            self._glanced = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
-        return self._glanced
+            self._quick_bound = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
+        return self._quick_bound
 
-    def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
-        """Return a lower bound on all plans, and add the best one to what was found.
+    def bound_and_improve(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
+        """Return a lower bound on all plans, in seconds, and add the plans found to the outcome.
 
         Args:
-            outcome: What was found.
-            near: How much better, relative, plans have to be at most than the best one for one to be looked for.
+            outcome: What is known; added to.
+            near: Relative improvement of the incumbent that the bound has to allow for plans to be looked for.
         """
-        bound, enough = self.glance(), outcome.best * (1 - near)
-        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._stops():
-            self._bounded = self._bounded or self._bound(outcome.best)
-            bound = max(bound, self._bounded)
-        if bound >= enough or self._stops():
-            self._tables = {}  # megabytes each, which may not be asked for again
-            outcome.take(self._finding(bound, None), self._search.keep)
+        bound, enough = self.quick_bound(), outcome.best * (1 - near)
+        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._is_stopped():
+            self._relaxed_bound = self._relaxed_bound or self._solve_relaxation(outcome.best)
+            bound = max(bound, self._relaxed_bound)
+        if bound >= enough or self._is_stopped():
+            self._tables = {}  # megabytes each, and they may never be needed again
+            outcome.add_finding(self._finding(bound, None), self._search.keep)
             return bound
-        placed, cutoff = self._placed(), outcome.threshold(self._search.keep)
+        placements, cutoff = self._mesh_placements(), outcome.threshold(self._search.keep)
         for _ in range(self._search.settings.unequal.rounds):
-            if not placed or self._stops():
+            if not placements or self._is_stopped():
                 break
-            options = self._options(placed)
-            found = dynamic.solve(options.staging, cutoff, self._asked)
+            options = self._options(placements)
+            found = dynamic.solve(options.staging, cutoff, self._should_stop)
             if not found.route:
                 break
             cutoff = found.seconds
-            outcome.take(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
-            placed = self._with_own(options, found.route)
-            if len(placed) == len(options.placed):
+            outcome.add_finding(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
+            placements = self._add_stage_choices(options, found.route)
+            if len(placements) == len(options.placements):
                 break
-        outcome.take(self._finding(bound, None), self._search.keep)
+        outcome.add_finding(self._finding(bound, None), self._search.keep)
         return bound
 
     def _finding(self, bound: float, best: Candidate | None) -> Finding:
-        """Return what came of the work since the last one."""
-        found = Finding(bound, best, self._cut, work=self.work - self._told)
-        self._cut, self._told = 0, self.work
+        """Return a finding with the work since the last one."""
+        found = Finding(bound, best, self._cut, work=self.work - self._reported_work)
+        self._cut, self._reported_work = 0, self.work
         return found
 
-    def _stops(self) -> bool:
-        """Whether to stop now, since somebody wants to or as much work was done as there may be."""
-        return self._asked() or self.work >= self._search.settings.unequal.most_work
+    def _is_stopped(self) -> bool:
+        """Whether to stop now: on request, or at the limit of work."""
+        return self._should_stop() or self.work >= self._search.settings.unequal.most_work
 
-    def options(self) -> Options | None:
-        """Return what stages can be chosen from at first; None if there is nothing."""
-        placed = self._placed()
-        return self._options(placed) if placed else None
+    def first_options(self) -> StageOptions | None:
+        """Return the first staging problem; None if no mesh has placements."""
+        placements = self._mesh_placements()
+        return self._options(placements) if placements else None
 
-    def _options(self, placed: Sequence[Placed]) -> Options:
-        return options_of(
-            placed,
-            self._pipeline(self._stages),
+    def _options(self, placements: Sequence[MeshPlacement]) -> StageOptions:
+        return stage_options(
+            placements,
+            self._pipeline(self._most_stages),
             frozenset(self._space.stages),
             self._search.costs,
             self._space.devices,
-            [self._limit(own.submesh) for own in placed],
+            [self._limit(own.submesh) for own in placements],
             self._search.constraints,
         )
 
     def _limit(self, submesh: Submesh) -> float:
-        """Return the bytes that a device of a mesh may use: groups of nodes may have more memory than the smallest."""
+        """Return the memory limit of a device of a mesh, in bytes: groups of nodes may differ in memory."""
         return stage_limit(self._search.costs.cluster, self._search.memory_limit, submesh.devices)
 
-    def _with_own(self, options: Options, route: Route) -> list[Placed]:
-        """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
-        found = list(options.placed)
+    def _add_stage_choices(self, options: StageOptions, route: Route) -> list[MeshPlacement]:
+        """Return the placements, with those that are optimal for the blocks of each stage of a route."""
+        found = list(options.placements)
         for leg in route:
-            submesh = options.placed[leg.option].submesh
+            submesh = options.placements[leg.option].submesh
             tables = self._tables[submesh]
             counts = np.bincount(self._folded.chain[leg.start : leg.stop], minlength=len(self._folded.kinds))
-            choice = range_choice(tables, self._pipeline(len(route)), counts, self._solve)
+            choice = stage_choice(tables, self._pipeline(len(route)), counts, self._solve)
             if choice is not None and all((own.submesh, own.choice) != (submesh, choice) for own in found):
-                found.append(Placed.of(submesh, tables, choice, trains=self._trains))
+                found.append(MeshPlacement.of(submesh, tables, choice, trains=self._trains))
         return found
 
     @property
-    def _stages(self) -> int:
-        """How many stages there may be on the meshes that are left."""
+    def _most_stages(self) -> int:
+        """Largest number of stages on the remaining meshes."""
         devices = self._space.devices
         smallest = min((submesh.mesh.size for submesh in self._tables), default=devices)
         return max(1, min(max(self._space.stages), devices // smallest))
@@ -197,37 +197,41 @@ class UnequalAttempt:
         self.work += found.work
         return found.solution
 
-    def _bound(self, best: float) -> float:
-        """Return a lower bound on all plans, and let go of the meshes that none has that is better than the best."""
-        self._write()
+    def _solve_relaxation(self, best: float) -> float:
+        """Return the bound of the relaxed staging problem, and drop meshes that no plan better than `best` uses."""
+        self._write_tables()
         if not self._tables:
             return math.inf
-        relaxed = self.relaxed()
-        bound = dynamic.solve(relaxed, best, self._asked).bound
-        if bound < best < math.inf and not self._asked():
+        relaxed = self.relaxed_staging()
+        bound = dynamic.solve(relaxed, best, self._should_stop).bound
+        if bound < best < math.inf and not self._should_stop():
             used = {leg.option for _, leg in survivors(relaxed, best, one_each=True)}
             self._submeshes = tuple(own for number, own in enumerate(self._tables) if number in used)
             self._tables = {own: self._tables[own] for own in self._submeshes}
         return bound
 
-    def _write(self) -> None:
-        """Have the decisions on all meshes on which there are any."""
+    def _write_tables(self) -> None:
+        """Write the tables of all meshes that constraints allow."""
         if not self._tables:
-            found = {submesh: self._written(submesh) for submesh in self._submeshes}
+            found = {submesh: self._tables_on(submesh) for submesh in self._submeshes}
             self._tables = {submesh: tables for submesh, tables in found.items() if tables is not None}
 
-    def _written(self, submesh: Submesh) -> Tables | None:
-        """Return the decisions on a mesh; None if constraints exclude them."""
+    def _tables_on(self, submesh: Submesh) -> Tables | None:
+        """Return the placement decisions on a mesh; None if constraints exclude all."""
         search = self._search
         costs = search.costs.on(submesh.devices)
         return search.constraints.tables(self._folded, self._rules, submesh.mesh, costs)
 
-    def relaxed(self) -> Staging:
-        """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
-        self._write()
+    def relaxed_staging(self) -> Staging:
+        """Return the relaxed staging problem: least seconds and bytes of each block, all other costs 0.
+
+        *Relaxes* hand-overs, tails and the coupling of blocks by one choice of placements; *valid* for all unequal
+        stages; *costs* a placement problem per heavy kind of block and mesh; *source*: `mesh_placements.py`.
+        """
+        self._write_tables()
         chain = np.asarray(self._folded.chain)
         found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
-        pipeline, stages, options = self._pipeline(self._stages), self._stages, len(self._tables)
+        pipeline, stages, options = self._pipeline(self._most_stages), self._most_stages, len(self._tables)
         flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(stages))], dtype=np.float64)
         seconds = np.empty((stages, options, len(found.start), 1))
 
@@ -236,7 +240,7 @@ class UnequalAttempt:
             return np.asarray(total[found.stop] - total[found.start])
 
         for number, (submesh, tables) in enumerate(self._tables.items()):
-            least = least_seconds(tables, self._solve, self._stops, self._search.settings.unequal)
+            least = block_seconds_bound(tables, self._solve, self._is_stopped, self._search.settings.unequal)
             resident, kept = _least_bytes(tables, trains=self._trains)
             held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
             seconds[:, number, :, 0] = np.where(held <= self._limit(submesh), sums(least)[None], np.inf)
@@ -258,17 +262,17 @@ class UnequalAttempt:
             fixed=pipeline.fixed,
         )
 
-    def _placed(self) -> list[Placed]:
-        """Return what stages can be chosen from."""
-        self._write()
+    def _mesh_placements(self) -> list[MeshPlacement]:
+        """Return Pareto-optimal placements of the model on every mesh."""
+        self._write_tables()
         search = self._search
-        found: list[Placed] = []
+        found: list[MeshPlacement] = []
         flavours = search.constraints.flavours()
         fastest = search.constraints.fastest(self._folded.chain, len(self._folded.kinds))
         for submesh, tables in self._tables.items():
-            if found and self._stops():
+            if found and self._is_stopped():
                 break
-            even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
+            even = max(2, min(self._most_stages, round(self._space.devices / submesh.mesh.size)))
             choices = pareto_choices(
                 tables,
                 self._pipeline(even),
@@ -276,28 +280,30 @@ class UnequalAttempt:
                 flavours,
                 fastest,
                 self._solve,
-                self._stops,
+                self._is_stopped,
                 self._search.settings.unequal,
             )
-            each = [Placed.of(submesh, tables, choice, trains=self._trains) for choice in choices]
+            each = [MeshPlacement.of(submesh, tables, choice, trains=self._trains) for choice in choices]
             found += undominated(each)[: self._search.settings.unequal.most_choices]
         return found
 
-    def candidate(self, options: Options, route: Route) -> Candidate:
-        """Return the plan of a route before it is written down."""
+    def candidate(self, options: StageOptions, route: Route) -> Candidate:
+        """Return the candidate plan of a route."""
         used = distinct_legs(route)
-        first, flavours = options.placed[used[0]], options.flavours(route)
+        first, flavours = options.placements[used[0]], options.flavours(route)
         configuration = Configuration(len(route), first.submesh.mesh, self._count, self._space.schedule)
         stages = tuple(
             StagePlan(
                 (leg.start, leg.stop),
-                (leg.device, leg.device + options.placed[leg.option].submesh.mesh.size),
+                (leg.device, leg.device + options.placements[leg.option].submesh.mesh.size),
                 format_recompute(recompute),
                 used.index(leg.option),
             )
             for leg, recompute in zip(route, flavours, strict=True)
         )
-        variants = tuple(Variant(own.submesh.mesh.axes, own.blocks) for own in map(options.placed.__getitem__, used))
+        variants = tuple(
+            Variant(own.submesh.mesh.axes, own.blocks) for own in map(options.placements.__getitem__, used)
+        )
         roles = tuple(
             roles_of_axes(variant.mesh, _held(variant, number, stages), self._folded)
             for number, variant in enumerate(variants)
@@ -315,7 +321,7 @@ class UnequalAttempt:
 
 
 def _held(variant: Variant, number: int, stages: Sequence[StagePlan]) -> tuple[BlockPlan, ...]:
-    """Return the placements of a variant, of the blocks that its stages hold."""
+    """Return the placements of a variant, restricted to the blocks of its stages."""
     held = {block for stage in stages if stage.variant == number for block in range(*stage.blocks)}
     blocks = (
         replace(block, instances=tuple(index for index in block.instances if index in held)) for block in variant.blocks
@@ -324,7 +330,7 @@ def _held(variant: Variant, number: int, stages: Sequence[StagePlan]) -> tuple[B
 
 
 def _least_bytes(tables: Tables, *, trains: bool) -> tuple[FloatArray, FloatArray]:
-    """Return the least that a block keeps all the time, and for each microbatch in flight, by kind, (kinds,) each."""
+    """Return lower bounds on the bytes of a block per kind: resident, and per microbatch in flight, (kinds,) each."""
     resident = np.zeros(len(tables.folded.kinds))
     kept = {flavour: resident.copy() for flavour in (ON_DEVICE if trains else (Recompute.NONE,))}
     for item in tables.bytes:

@@ -1,4 +1,4 @@
-"""What a search knew when: its best plan and its bound over wall time."""
+"""Incumbent and bound of a search over wall time: the anytime curve."""
 
 import math
 import time
@@ -8,18 +8,18 @@ from autopar.plan import HistoryPoint
 
 
 class History:
-    """Takes down what gets better, from the first plan on.
+    """Records every improvement of incumbent or bound, from the first plan on.
 
     Args:
-        before: Seconds that had passed when the search began.
+        before: Seconds between the request and the start of the search.
     """
 
     def __init__(self, before: float = 0.0) -> None:
         self._start = time.monotonic() - before
         self._points: list[HistoryPoint] = []
 
-    def note(self, objective: float, bound: float) -> None:
-        """Take down the best objective and the bound if one of them is better than before; seconds."""
+    def record(self, objective: float, bound: float) -> None:
+        """Record objective and bound in seconds if one of them improves."""
         if not math.isfinite(objective):
             return
         if self._points:
@@ -31,9 +31,9 @@ class History:
 
     @property
     def points(self) -> tuple[HistoryPoint, ...]:
-        """What was taken down; seconds ascend, objectives never rise, bounds never fall."""
+        """The points: seconds ascend, objectives never rise, bounds never fall."""
         if not self._points:
             return ()
-        # Where the bound is above the best plan, nothing else is better: then the plan's own time is the bound.
+        # A bound above the incumbent proves it optimal: the bound is then the incumbent's own step time.
         least = self._points[-1].objective
         return tuple(replace(point, bound=min(point.bound, least)) for point in self._points)

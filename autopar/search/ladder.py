@@ -15,7 +15,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.search.context import SearchContext
 from autopar.search.node import Node
 from autopar.search.outcome import Outcome
-from autopar.search.tasks import Piece, Work
+from autopar.search.tasks import SearchTask, Work
 from autopar.sharding import Mesh
 
 
@@ -49,7 +49,7 @@ class LowerBound(Protocol):
 
     name: str
 
-    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> Piece | None:
+    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """Return the task that raises the bound of a node to the cutoff, if it can; None if the rung was climbed.
 
         Args:
@@ -69,7 +69,7 @@ class Submesh:
 
     name = "submesh"
 
-    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> Piece | None:
+    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
         mesh, samples = node.family[0].mesh, known.samples(node)
         few, many = known.context.floor.samples  # equal if the model insists on its samples
@@ -80,7 +80,7 @@ class Submesh:
             return None
         known.submeshes.add(key)
         alone = Configuration(1, key[0], known.context.global_batch // key[1], "1f1b")
-        return Piece(Work.PACE, (alone,), 0.0, cutoff)
+        return SearchTask(Work.SUBMESH, (alone,), 0.0, cutoff)
 
 
 class Relaxation:
@@ -92,12 +92,12 @@ class Relaxation:
 
     name = "relaxation"
 
-    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> Piece | None:
+    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
         if node.relaxed:
             return None
         best = known.outcome.best
-        return Piece(
+        return SearchTask(
             Work.BOUND,
             node.family,
             node.bound,
@@ -118,10 +118,10 @@ class Advance:
 
     name = "column generation and proof"
 
-    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> Piece | None:
+    def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
         urgent = not known.outcome.candidates
-        return Piece(Work.ADVANCE, node.family, node.bound, known.outcome.best, urgent=urgent)
+        return SearchTask(Work.ADVANCE, node.family, node.bound, known.outcome.best, urgent=urgent)
 
 
 LADDER: Sequence[LowerBound] = (Submesh(), Relaxation(), Advance())

@@ -1,4 +1,7 @@
-"""What the blocks of a choice hold, hand over and copy to the host, lowered, as the simulator counts it."""
+"""Costs of a choice of placements that only its lowered blocks show: memory, hand-overs and host copies.
+
+They are counted as in the simulator.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,20 +25,20 @@ from autopar.schedule import SCHEDULES
 from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
 
-HERE = -1
-"""In place of a tier, where nothing is sent."""
+NO_HOP = -1
+"""In place of a network tier, where both stages are on the same devices."""
 
 
-class Weighing:
-    """Weighs choices; that of the last one is kept.
+class ChoiceCosts:
+    """Lowers choices of placements and returns their costs; those of the last choice are cached.
 
     Args:
-        tables: What choices are of.
+        tables: Placement decisions.
         pipeline: The stages.
         size: Devices of a stage.
-        flavours: What blocks may keep of their forward.
+        flavours: Kinds of recompute that constraints allow.
         host_room: Bytes of host memory per device.
-        offloads: Whether anything may lie there.
+        offloads: Whether anything may lie in host memory.
     """
 
     def __init__(
@@ -49,44 +52,48 @@ class Weighing:
     ) -> None:
         self._tables, self._pipeline, self._size = tables, pipeline, size
         self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
-        self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
-        self._lowered: dict[bool, dict[BlockPlan, LoweredKind]] = {}  # of the last choice: the next has most of them
+        self._known: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
+        self._lowered: dict[
+            bool, dict[BlockPlan, LoweredKind]
+        ] = {}  # of the last choice: the next one has most blocks in common
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what another process needs: what is kept is quickly found again."""
-        return {**vars(self), "_weighed": None, "_lowered": {}}
+        """Return the state without the cache, which another process fills quickly."""
+        return {**vars(self), "_known": None, "_lowered": {}}
 
-    def forget(self) -> None:
-        """Let go of what is kept of the last choice: megabytes, where others are worked on meanwhile."""
-        self._weighed, self._lowered = None, {}
+    def clear_cache(self) -> None:
+        """Empty the cache, which takes megabytes, while other nodes are solved."""
+        self._known, self._lowered = None, {}
 
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
-        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
-        return self._weigh(choice, splits=splits)[0]
+        """Return the bytes of every range of blocks as a stage."""
+        return self._lowered_costs(choice, splits=splits)[0]
 
-    def copied(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
-        """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there.
+    def seconds_with_copies(
+        self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool
+    ) -> FloatArray:
+        """Return the seconds of blocks, (kinds, slots), with exposed copies to and from host memory.
 
         Args:
             choice: The choice.
             totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-            passes: (kinds, 3) seconds of its passes, `scheduled.pass_seconds`.
+            passes: (kinds, 3) seconds of its passes, `scheduled_step.pass_seconds`.
             splits: Whether the backward is split.
         """
-        _, links = self._weigh(choice, splits=splits)
+        _, links = self._lowered_costs(choice, splits=splits)
         if links is None:
             return totals
         whole = totals.copy()
-        whole[:, Slot.BACKWARD] = passes[:, 1]  # what is fetched runs beside the backward as it is, split or not
+        whole[:, Slot.BACKWARD] = passes[:, 1]  # fetches overlap the whole backward, split or not
         found = with_host(whole, links, self._pipeline.overlap)
         found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
         return found
 
-    def _weigh(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
-        """Return the bytes of ranges of blocks, and the time of their copies if anything may lie in host memory."""
-        if self._weighed is None or self._weighed[0] != choice:
-            self._weighed = choice, {}
-        known = self._weighed[1]
+    def _lowered_costs(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
+        """Return the bytes of ranges of blocks, and the host copies if anything may lie in host memory."""
+        if self._known is None or self._known[0] != choice:
+            self._known = choice, {}
+        known = self._known[1]
         if splits not in known:
             folded, trains = self._tables.folded, SCHEDULES[self._pipeline.schedule].trains
             blocks = assemble_blocks(self._tables, choice)
@@ -98,7 +105,7 @@ class Weighing:
         return known[splits]
 
     def peak(self, choice: Choice, split: Split) -> float:
-        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        """Return the bytes of the fullest stage of a split, with its microbatches in flight."""
         memory, away = self.bytes(choice, splits=False), split.offload or (False,) * len(split.ranges)
         stages = zip(split.ranges, split.recompute, away, strict=True)
         return max(
@@ -107,30 +114,32 @@ class Weighing:
         )
 
     def hops(self, choice: Choice, pipeline: Pipeline) -> Hops | float:
-        """Return the seconds of handing one microbatch from stage to stage under a schedule; 0 if there is one group.
+        """Return the seconds of sending one microbatch from stage to stage; 0 if there is one group of devices.
 
         Args:
             choice: The choice.
-            pipeline: The stages; its groups are those of all schedules.
+            pipeline: The stages; the groups of devices do not depend on the schedule.
         """
         if pipeline.num_groups == 1:
             return 0.0
         costs, memory = self._tables.costs, self.bytes(choice, splits=False)
-        met = self._met(pipeline)
-        tiers = sorted(set(met.tolist()))
+        tiers_met = self._hop_tiers(pipeline)
+        tiers = sorted(set(tiers_met.tolist()))
         taken = [
-            [[costs.send_seconds(amount, tier) if tier != HERE else 0.0 for amount in amounts] for tier in tiers]
+            [[costs.send_seconds(amount, tier) if tier != NO_HOP else 0.0 for amount in amounts] for tier in tiers]
             for amounts in (memory.arriving.tolist(), memory.returning.tolist())
         ]
         ahead, back = np.array(taken)
         trains = SCHEDULES[pipeline.schedule].trains
-        return Hops(np.array(memory.chain), np.searchsorted(tiers, met), ahead, back if trains else np.zeros_like(back))
+        return Hops(
+            np.array(memory.chain), np.searchsorted(tiers, tiers_met), ahead, back if trains else np.zeros_like(back)
+        )
 
-    def _met(self, pipeline: Pipeline) -> IntArray:
-        """Return on which tier each stage and the next one meet, (stages - 1,); `HERE` if they are on one group."""
-        cluster, size, met = self._tables.costs.cluster, self._size, dict[tuple[int, int], int]()
+    def _hop_tiers(self, pipeline: Pipeline) -> IntArray:
+        """Return the network tier between consecutive stages, (stages - 1,); `NO_HOP` if they share their devices."""
+        cluster, size, tiers_met = self._tables.costs.cluster, self._size, dict[tuple[int, int], int]()
         groups = SCHEDULES[pipeline.schedule].groups(pipeline.num_groups, pipeline.num_chunks)
         for pair in set(pairwise(groups)):
             one, other = (np.arange(group * size, (group + 1) * size) for group in pair)
-            met[pair] = int(cluster.tiers_between(one, other).max()) if pair[0] != pair[1] else HERE
-        return np.array([met[pair] for pair in pairwise(groups)])
+            tiers_met[pair] = int(cluster.tiers_between(one, other).max()) if pair[0] != pair[1] else NO_HOP
+        return np.array([tiers_met[pair] for pair in pairwise(groups)])

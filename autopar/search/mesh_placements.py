@@ -1,4 +1,7 @@
-"""Placements of a whole model on one mesh, and what they make of stages on it: what unequal stages are chosen from."""
+"""Placements of a whole model on one mesh: the columns of the staging problem of unequal stages.
+
+Bounds of blocks on a mesh, Pareto-optimal choices of placements in time and memory, and what each of them costs.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,27 +27,27 @@ from autopar.search.submesh_space import Submesh
 from autopar.simulate.ranges import chain_bytes
 
 Solve = Callable[[Problem, float], Solution]
-"""Solves a problem, or proves that its optimum is above a cutoff."""
+"""Solves a placement problem, or proves that its optimum is above a cutoff."""
 
-RATIOS = (0.1, 1.0, 10.0)
-"""Price of all bytes of a mean stage over its time, where memory may bind: three orders of magnitude."""
+MEMORY_PRICE_RATIOS = (0.1, 1.0, 10.0)
+"""Prices of the memory of a mean stage, relative to its seconds, that are tried where memory may bind."""
 
-ELSEWHERE = 1e-3
-"""Blocks that a kind counts as where a stage has none: enough to place them well, too few to decide anything."""
+ABSENT_KIND_WEIGHT = 1e-3
+"""Blocks that a kind counts as where a stage has none: its placements are optimised, but decide nothing else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """A choice of placements on a mesh.
+class MeshPlacement:
+    """A choice of placements on a mesh, with its costs.
 
     Attributes:
-        submesh: The mesh, and where it can lie.
-        tables: What was chosen from.
-        choice: What was chosen.
+        submesh: The mesh and its places.
+        tables: Placement decisions.
+        choice: One strategy per decision.
         totals: (kinds, slots) seconds of one instance.
-        blocks: The placements.
-        lowered: The blocks, lowered.
-        memory: What ranges of blocks hold.
+        blocks: Placements of each distinct block.
+        lowered: Lowered blocks, by kind.
+        memory: Bytes of ranges of blocks.
     """
 
     submesh: Submesh
@@ -56,29 +59,34 @@ class Placed:
     memory: ChainBytes
 
     @classmethod
-    def of(cls, submesh: Submesh, tables: Tables, choice: Choice, *, trains: bool) -> "Placed":
-        """Return a choice with all that follows from it."""
+    def of(cls, submesh: Submesh, tables: Tables, choice: Choice, *, trains: bool) -> "MeshPlacement":
+        """Return a choice with its costs."""
         blocks = assemble_blocks(tables, choice)
         lowered = lower_blocks(blocks, tables.folded, tables.resharder)
         memory = chain_bytes(lowered, tables.folded, trains=trains)
         return cls(submesh, tables, choice, tables.block_seconds(choice), blocks, lowered, memory)
 
     @property
-    def hands(self) -> tuple[object, ...]:
-        """How and where it holds what stages hand to each other."""
+    def hand_over_key(self) -> tuple[object, ...]:
+        """Key of the placements of values between stages: equal keys have equal hand-over costs."""
         return self.submesh, tuple((block.arrivals, block.departures) for block in self.blocks)
 
 
-def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], settings: UnequalSettings) -> FloatArray:
-    """Return by kind a lower bound on the seconds of both passes of a block, whatever is chosen, (kinds,).
+def block_seconds_bound(
+    tables: Tables, solve: Solve, stopped: Callable[[], bool], settings: UnequalSettings
+) -> FloatArray:
+    """Return a lower bound on the seconds of both passes of a block, per kind, (kinds,).
+
+    *Relaxes* edges between blocks and memory; *valid* for every choice; *costs* a placement problem per heavy kind;
+    *source*: `formulate/linear_weights.py`, with the other slots free.
 
     Args:
-        tables: The decisions.
+        tables: Placement decisions.
         solve: Solver of placement problems.
-        stopped: Whether to solve none any more.
+        stopped: Whether to solve no further problems.
         settings: Constants of the search.
     """
-    least = least_alone(tables)
+    least = fastest_op_seconds(tables)
     counts = np.array([kind.count for kind in tables.folded.kinds])
     shares = counts * least / max(float(counts @ least), 1e-12)
     for kind in np.argsort(-shares, kind="stable")[: settings.heavy_kinds].tolist():
@@ -89,8 +97,8 @@ def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool], set
     return least
 
 
-def least_alone(tables: Tables) -> FloatArray:
-    """Return by kind what both passes of a block take at least, each op at its fastest, (kinds,)."""
+def fastest_op_seconds(tables: Tables) -> FloatArray:
+    """Return a lower bound on the seconds of both passes of a block, each op at its fastest, per kind, (kinds,)."""
     kinds = range(len(tables.folded.kinds))
     costs = problem(tables, kind_weights(tables, kinds, 0.0)).node_costs
     found = np.zeros(len(kinds))
@@ -109,16 +117,16 @@ def pareto_choices(
     stopped: Callable[[], bool],
     settings: UnequalSettings,
 ) -> list[Choice]:
-    """Return choices from the fastest to those that hold least, as prices on memory rise.
+    """Return choices from the fastest to those with least memory, at rising prices of memory.
 
     Args:
-        tables: The decisions.
-        pipeline: Equal stages of this mesh, which say how often each price counts.
+        tables: Placement decisions.
+        pipeline: Pipeline of equal stages on this mesh, which weighs the costs.
         limit: Bytes per device.
-        flavours: What blocks may recompute.
-        fastest: By kind the least of it.
+        flavours: Kinds of recompute that constraints allow.
+        fastest: Least recompute of each kind of block.
         solve: Solver of placement problems.
-        stopped: Whether to end now.
+        stopped: Whether to stop now.
         settings: Constants of the search.
     """
     found: dict[Choice, None] = {}
@@ -134,12 +142,12 @@ def pareto_choices(
             if stopped() or not hull.step(solve, math.inf, lambda choice: found.setdefault(choice), memory=memory):
                 break
     for flavour in dict.fromkeys((flavours[0], flavours[-1])):
-        # A stage may have to hold more than the mean one, by which the hull prices memory.
+        # The master problem prices the memory of the mean stage; the fullest stage may need more.
         mean = mean_bytes(tables, pipeline, limit, [flavour] * len(tables.folded.kinds))
         used = mean.excess(tables, first.choice) + mean.limit
         if used < settings.roomy * limit:
             continue
-        for ratio in RATIOS:
+        for ratio in MEMORY_PRICE_RATIOS:
             if not stopped():
                 price = ratio * first.cost / max(used, 1.0)
                 choice = solve(mean.priced(instance, tables, price), math.inf).choice
@@ -148,24 +156,21 @@ def pareto_choices(
     return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
 
 
-def range_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
-    """Return the fastest choice for a stage with so many blocks of each kind, (kinds,); None if there is none.
-
-    Other blocks count so little that they are placed well, and decide nothing.
-    """
+def stage_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
+    """Return the fastest choice for a stage with `counts` blocks of each kind, (kinds,); None if there is none."""
     flavours = [Recompute.NONE] * len(counts)
     plain = weights(tables, pipeline, recompute=flavours, hidden=1.0, bounding=False)
-    held = np.maximum(counts, ELSEWHERE) / np.array([kind.count for kind in tables.folded.kinds])
+    held = np.maximum(counts, ABSENT_KIND_WEIGHT) / np.array([kind.count for kind in tables.folded.kinds])
     choice = solve(problem(tables, Weights(plain.factors * held[:, None], False)), math.inf).choice
     return choice if choice is not None and np.isfinite(tables.block_seconds(choice)).all() else None
 
 
-def undominated(placed: Sequence[Placed]) -> list[Placed]:
-    """Return the choices that no other one beats for every kind of block, in time and in memory."""
-    figures = [_figures(own) for own in placed]
+def undominated(placements: Sequence[MeshPlacement]) -> list[MeshPlacement]:
+    """Return the choices that no other one dominates in seconds and bytes of every kind of block."""
+    figures = [_criteria(own) for own in placements]
     return [
         own
-        for number, own in enumerate(placed)
+        for number, own in enumerate(placements)
         if not any(
             (other <= figures[number]).all() and ((other < figures[number]).any() or before < number)
             for before, other in enumerate(figures)
@@ -174,8 +179,8 @@ def undominated(placed: Sequence[Placed]) -> list[Placed]:
     ]
 
 
-def _figures(own: Placed) -> FloatArray:
-    """Return what counts of a choice: seconds and bytes of each kind of block."""
+def _criteria(own: MeshPlacement) -> FloatArray:
+    """Return the criteria of dominance of a choice: seconds and bytes of each kind of block."""
     bytes_kept = [
         own.memory.stage(index, index + 1, (flavour,))
         for flavour in own.memory.flavours

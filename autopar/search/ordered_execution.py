@@ -1,13 +1,13 @@
-"""The order of pieces: several at a time, and the same answer however many that are.
+"""Deterministic parallel execution: several tasks at a time, with an answer that does not depend on their number.
 
-A piece depends on the best plans known when it is prepared. So that these do not depend on who was how fast, piece i is
-prepared from what came of the pieces before the horizon h(i) < i, no more and no less, and findings are taken in order:
+A task depends on the incumbent when it is prepared. So that the speed of workers has no influence, task i is prepared
+from the findings of exactly the tasks before its horizon h(i) < i, and findings are recorded in order:
 
     h(i) = max(0, i - min(LAG, lead + floor(i / 4)))
 
-The first pieces see all before them where each may make the others needless (lead 0), and else miss one (lead 1), or
-`LAG` where nearly all have to be done whatever comes of them; later ones miss the last `LAG` at most. Up to `LAG` + 1
-can be done at a time.
+With lead 0, where each task may make the others needless, the first tasks see all findings before them; with lead 1
+they miss one, and with lead `LAG`, where nearly all tasks are executed anyway, they miss `LAG`. At most `LAG` + 1 tasks
+are executed at a time.
 """
 
 import time
@@ -15,25 +15,25 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from autopar.search.executor import Crew
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import Executor
+from autopar.search.tasks import Finding, SearchTask
 
 LAG = 7
-"""Pieces that are done at a time, less one, by as many workers or more."""
+"""Tasks that are executed at a time, less one."""
 
 POLL_SECONDS = 0.1
-"""Longest time between two looks at whether to stop."""
+"""Longest time between two calls of the stop callback."""
 
 GRACE_SECONDS = 2.0
-"""What workers have for ending what they do when the search is stopped."""
+"""Time that workers have to end their tasks when the search is stopped."""
 
 
 def horizon(index: int, lead: int) -> int:
-    """Return how many pieces have to be done before a piece is prepared.
+    """Return how many findings are recorded before a task is prepared.
 
     Args:
-        index: Number of the piece.
-        lead: How many before it the first ones need not wait for.
+        index: Number of the task.
+        lead: Tasks before it that the first tasks do not wait for.
 
     >>> [horizon(index, lead=0) for index in (0, 1, 3, 4, 8, 40)]
     [0, 1, 3, 3, 6, 33]
@@ -43,86 +43,86 @@ def horizon(index: int, lead: int) -> int:
     return max(0, index - min(LAG, lead + index // 4))
 
 
-class Series(ABC):
-    """Pieces in order.
+class TaskSeries(ABC):
+    """A sequence of tasks, each prepared from the findings before its horizon.
 
     Attributes:
-        lead: How many before it the first ones need not wait for: none where each may make others needless.
+        lead: Tasks before it that the first tasks do not wait for; 0 where each may make the others needless.
     """
 
     lead = 1
 
     @abstractmethod
-    def ends(self, index: int) -> bool:
-        """Whether what is known makes this piece and all after it needless."""
+    def is_over(self, index: int) -> bool:
+        """Whether this task and all later ones are needless, given the findings so far."""
 
     @abstractmethod
-    def piece(self, index: int) -> Piece | None:
-        """Return a piece; None if what is known makes it needless."""
+    def next_task(self, index: int) -> SearchTask | None:
+        """Prepare a task; None if it is needless, given the findings so far."""
 
     @abstractmethod
-    def take(self, index: int, finding: Finding | None) -> None:
-        """Take what came of a piece, None if it was needless; in order, but for the last ones if stopped."""
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """Record the finding of a task, None if it was needless; in order, but for the last tasks when stopped."""
 
 
-def sweep(
-    crew: Crew,
-    series: Series,
+def run_series(
+    executor: Executor,
+    series: TaskSeries,
     count: int,
     end: Callable[[], float],
-    stops: Callable[[], bool],
-    heard: Callable[[Finding], None],
+    must_stop: Callable[[], bool],
+    on_finding: Callable[[Finding], None],
 ) -> None:
-    """Have a series of pieces done.
+    """Execute a series of tasks.
 
     Args:
-        crew: By whom.
-        series: The pieces.
-        count: How many there are.
-        end: Returns when a piece that is started now should be done, on the monotonic clock.
-        stops: Whether to stop now, with what there is.
-        heard: Told of findings as soon as they are there.
+        executor: Executes the tasks.
+        series: The tasks.
+        count: Number of tasks at most.
+        end: Returns when a task that is started now should end, on the monotonic clock.
+        must_stop: Whether to stop now.
+        on_finding: Called with each finding as soon as a worker returns it.
 
     Raises:
-        WorkerError: If workers keep dying of a piece.
+        WorkerError: If workers keep dying at a task.
     """
-    ready: deque[tuple[int, Piece]] = deque()
+    ready: deque[tuple[int, SearchTask]] = deque()
     found: dict[int, Finding | None] = {}
     prepared = taken = 0
     while True:
         while prepared < count and horizon(prepared, series.lead) <= taken:
-            if series.ends(prepared):
+            if series.is_over(prepared):
                 count = prepared
                 break
-            piece = series.piece(prepared)
-            if piece is None:
+            task = series.next_task(prepared)
+            if task is None:
                 found[prepared] = None
             else:
-                ready.append((prepared, piece))
+                ready.append((prepared, task))
             prepared += 1
         if taken in found:
-            series.take(taken, found.pop(taken))
+            series.record_finding(taken, found.pop(taken))
             taken += 1
             continue
         if taken == count:
             return
-        if stops():
+        if must_stop():
             break
-        while ready and crew.is_free:
-            number, piece = order = next((each for each in ready if crew.suits(each[1])), ready[0])
-            ready.remove(order)
-            crew.start(number, piece, end())
-        for number, finding in crew.wait(POLL_SECONDS):
-            heard(finding)
+        while ready and executor.is_free:
+            number, task = entry = next((each for each in ready if executor.is_preferred(each[1])), ready[0])
+            ready.remove(entry)
+            executor.start(number, task, end())
+        for number, finding in executor.wait(POLL_SECONDS):
+            on_finding(finding)
             found[number] = finding
     running = prepared - taken - len(ready) - len(found)
-    crew.stop()
+    executor.stop()
     limit = time.monotonic() + GRACE_SECONDS
     while running > 0 and (left := limit - time.monotonic()) > 0:
-        for number, finding in crew.wait(left):
-            heard(finding)
+        for number, finding in executor.wait(left):
+            on_finding(finding)
             found[number] = finding
             running -= 1
     for number in sorted(found):
-        if found[number] is not None:  # what was needless was not looked at, so that it is told as such
-            series.take(number, found[number])
+        if found[number] is not None:  # a needless task has no finding that could be recorded out of order
+            series.record_finding(number, found[number])

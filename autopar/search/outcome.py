@@ -1,4 +1,7 @@
-"""What a search finds: candidate plans, the bound, and how far it came."""
+"""Result of a search: incumbent and other candidate plans, bound, standing of each node, and counters.
+
+Tasks return findings (`tasks.py`); the phases of the search add them to one `Outcome`.
+"""
 
 import math
 from collections.abc import Iterable
@@ -16,10 +19,9 @@ from autopar.search.tasks import Finding
 
 
 class Stage(StrEnum):
-    """How far the work on a configuration is: `NEW` if a bound is all that is known, `OPEN` if there is more to do.
+    """State of a node: `NEW` before its tables are written, `OPEN` while tasks may raise its bound or improve its plan.
 
-    If it is `SETTLED`, nothing but a proof of its best plan is left; if it is `DONE`, nothing raises its bound further,
-    and no better plan is found.
+    Of a `SETTLED` node only the proof of its best plan is left; no task raises the bound of a `DONE` node.
     """
 
     NEW = "new"
@@ -29,7 +31,7 @@ class Stage(StrEnum):
 
 
 def stage_of(finding: Finding, *, is_new: bool) -> Stage:
-    """Return how far the work is after a piece, given whether it only was to bound the configuration."""
+    """Return the stage of a node after a task, given whether the task was its first one."""
     if not finding.is_final:
         return Stage.SETTLED if finding.is_settled else Stage.OPEN
     return Stage.NEW if is_new else Stage.DONE
@@ -37,11 +39,11 @@ def stage_of(finding: Finding, *, is_new: bool) -> Stage:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a family of configurations.
+    """Bound and stage of a node.
 
     Attributes:
-        bound: No plan of it has a lower objective, in seconds.
-        stage: How far the work on it is.
+        bound: Lower bound on its plans, in seconds.
+        stage: State of its work.
     """
 
     bound: float
@@ -50,29 +52,29 @@ class Standing:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the search found.
+    """Result of a search.
 
     Attributes:
-        candidates: Best first.
-        bound: No plan of the space has a lower objective.
+        candidates: Plans found, best first.
+        bound: Lower bound on all plans of the space, in seconds.
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
-        complete: No plan that is not akin to one of the best few has a lower objective; 0 if unknown.
-        cut: Placement problems that their limit of work or time cut.
+        complete: Lower bound on plans that are not akin to one of the best few, in seconds; 0 if unknown.
+        cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems.
-        standings: What is known of the families that were looked at.
-        history: What was known when.
+        standings: Bound and stage of each node with tasks.
+        history: Incumbent and bound over time.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
-        pieces: Pieces of work that were done.
-        left: Configurations that were put aside: they may have a better plan, but do not limit the bound.
-        closed: Configurations on meshes of three axes that may have a better plan and were not worked on to the end.
-        closed_floor: No plan on these meshes has a lower objective unless all were searched; infinity then.
-        hosted: What could lie in host memory.
-        needed: What of it was only opened because nothing was found that fits without.
-        reserve: What could have lain there besides, and was not opened: it is not part of the space.
-        reserve_floor: No plan that has any of that there has a lower objective.
-        unequal: What became of the stages with meshes of their own; None if the job has none.
-        workers_bytes: What the workers had of memory at most, together, besides this process.
+        num_tasks: Findings that were added.
+        left: Configurations of nodes that are still open: they may have a better plan.
+        closed: Configurations on meshes with an outer data-parallel axis that are still open.
+        closed_floor: Lower bound on their plans, in seconds; infinity without any.
+        hosted: What may lie in host memory.
+        needed: What of it was opened only because no plan without it fits.
+        reserve: What else could lie in host memory and was not opened: such plans are not part of the space.
+        reserve_floor: Lower bound on such plans, in seconds.
+        unequal: Result of pipelines with unequal stages; None if the job has none.
+        workers_bytes: Sum of the peak memory of the workers, in bytes, without this process.
         settings: Constants of the search.
     """
 
@@ -92,7 +94,7 @@ class Outcome:
     reserve: frozenset[Hosted] = frozenset()
     reserve_floor: float = 0.0
     work: float = 0.0
-    pieces: int = 0
+    num_tasks: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: UnequalSpace | None = None
     workers_bytes: float = 0.0
@@ -109,7 +111,7 @@ class Outcome:
         return not self.candidates and not self.stopped and self.bound == math.inf
 
     def distinct(self) -> list[Candidate]:
-        """Return the candidates that are akin to no better one, best first."""
+        """Return the candidates that are akin to no better candidate, best first."""
         return distinct(self.candidates, lambda candidate: candidate.signature)
 
     def threshold(self, keep: int) -> float:
@@ -120,22 +122,27 @@ class Outcome:
         last = found[keep - 1].objective if len(found) >= keep else math.inf
         return min(self.settings.keep_within * self.best, last)
 
-    def note(self, family: Family, bound: float, stage: Stage) -> None:
-        """Take down how far the work on a family is."""
+    def record_standing(self, family: Family, bound: float, stage: Stage) -> None:
+        """Record bound and stage of a node; the bound never falls."""
         known = self.standings.get(family)
         self.standings[family] = Standing(max(bound, known.bound if known else 0.0), stage)
 
-    def done(self, space: Iterable[Family]) -> dict[Family, float]:
-        """Return the families of a space on which there is nothing more to do, and their bounds in seconds."""
+    def finished_nodes(self, space: Iterable[Family]) -> dict[Family, float]:
+        """Return the `DONE` nodes of a space with their bounds, in seconds."""
         known = ((family, self.standings.get(family)) for family in space)
         return {family: own.bound for family, own in known if own is not None and own.stage is Stage.DONE}
 
-    def take(self, finding: Finding, keep: int) -> None:
-        """Add plans of a configuration in place of earlier ones of the same and of their signature.
+    def add_finding(self, finding: Finding, keep: int) -> None:
+        """Add the plans and counters of a finding.
 
-        Only the best few are kept, but as many distinct ones as are wanted, if there are.
+        Per configuration and signature the best plan is kept, and overall the best `SearchSettings.keep` per plan
+        wanted, with at least `keep` distinct plans.
+
+        Args:
+            finding: The finding.
+            keep: Number of plans wanted.
         """
-        self.pieces += 1
+        self.num_tasks += 1
         self.cut += finding.cut
         self.work += finding.work
         for found in finding.plans:

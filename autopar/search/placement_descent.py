@@ -1,9 +1,9 @@
-"""Better plans near a good one: one decision is changed, and what is around it follows.
+"""Local search over placements: one decision of the incumbent is changed, and its neighbours are optimised again.
 
-Prices find the choices at the corners of what is possible. Between them a plan may shard some parameters of a layer and
-not the others, which is never the best at any prices. Each decision of the best plan is changed to each of its other
-strategies in turn, the decisions around it are taken anew at the prices of the best bound, and what comes out is timed
-by the formula, unless these prices, which are below that, are too high already.
+Column generation finds choices at the corners of the convex hull. A plan between them, which shards some parameters of
+a layer and not the others, is optimal at no prices. Each decision is changed to each of its other strategies in turn,
+its neighbours are optimised at the dual prices, and the result is timed by the formula, unless its price, which is a
+lower bound on that time, is no improvement.
 """
 
 import math
@@ -18,15 +18,15 @@ from autopar.problem import Choice, Problem
 from autopar.search.settings import NodeSettings
 
 BETTER = 1e-9
-"""Better by less, relative, is rounding."""
+"""Relative improvement below which a difference is rounding."""
 
 
 class Neighbourhood:
-    """Choices near others, at the prices of a placement problem.
+    """Neighbours of a choice, at the prices of a placement problem.
 
     Args:
-        tables: The decisions.
-        instance: What they cost.
+        tables: Placement decisions.
+        instance: The placement problem.
         settings: Constants of the search.
     """
 
@@ -48,14 +48,14 @@ class Neighbourhood:
         return sorted(range(len(self._nodes)), key=lambda index: self._nodes[index].decision is not Decision.PARAMETER)
 
     def changed(self, choice: Choice, index: int, limit: float) -> Iterator[Choice | None]:
-        """Yield the choices in which one decision is another; None for those whose price is not below a limit."""
+        """Yield the neighbours with another strategy of one decision; None for those whose price reaches a limit."""
         for strategy in range(self._nodes[index].count):
             if strategy != choice[index]:
                 found, touched = self._moved(choice, index, strategy)
                 yield found if found is not None and self._cost(choice, found, touched) < limit else None
 
     def _cost(self, choice: Choice, other: Choice, touched: Sequence[int]) -> float:
-        """Return what a choice costs that differs in some decisions from one that is asked for again and again."""
+        """Return the price of `other`, which differs from `choice` in touched decisions; that of `choice` is cached."""
         if self._priced[0] is not choice:
             self._priced = choice, self._instance.cost(choice)
         total = self._priced[1]
@@ -65,13 +65,13 @@ class Neighbourhood:
         for node in changed:
             total += float(self._costs[node][other[node]] - self._costs[node][choice[node]])
             for end, table, weight in self._around[node]:
-                if weight and (end not in changed or end > node):  # of two that changed their edge counts once
+                if weight and (end not in changed or end > node):  # an edge between two changed decisions counts once
                     before, after = table[choice[node], choice[end]], table[other[node], other[end]]
                     total += weight * float(after - before)
         return total
 
     def _moved(self, choice: Choice, index: int, strategy: int) -> tuple[Choice | None, Sequence[int]]:
-        """Return a choice with another strategy, None if there is none, and the decisions that were taken anew."""
+        """Return a choice with another strategy and optimised neighbours, None if impossible, and these decisions."""
         new = list(choice)
         new[index] = strategy
         near = [other for other, *_ in self._around[index]]
@@ -85,7 +85,7 @@ class Neighbourhood:
         return tuple(new) if possible else None, touched
 
     def _prices(self, choice: Sequence[int], node: int) -> FloatArray:
-        """Return what each strategy of a node costs beside the others of a choice."""
+        """Return the price of each strategy of a node, given the strategies of the other nodes."""
         found = np.array(self._costs[node], dtype=np.float64)
         for other, table, weight in self._around[node]:
             if weight:
@@ -100,17 +100,17 @@ def descend(
     near: Neighbourhood,
     constant: float,
     seconds: Callable[[Choice], float],
-    stops: Callable[[], bool],
+    should_stop: Callable[[], bool],
     settings: NodeSettings,
 ) -> Iterator[Choice]:
-    """Yield ever better choices, until none near the last one is better or enough were looked at.
+    """Yield better and better choices, until no neighbour of the last one is better or a limit of changes is reached.
 
     Args:
-        start: Where to begin.
-        near: What is near, at prices that are below `seconds` for every choice.
-        constant: What the prices leave out.
-        seconds: Times a choice.
-        stops: Whether to stop.
+        start: First choice.
+        near: Neighbours, at prices that are lower bounds on `seconds`.
+        constant: Constant of these prices, in seconds.
+        seconds: Returns the step time of a choice.
+        should_stop: Whether to stop.
         settings: Constants of the search.
     """
     choice, best, unchanged, left = start, seconds(start), 0, settings.descent_changes
@@ -118,7 +118,7 @@ def descend(
     for index in cycle(near.order):
         for other in near.changed(choice, index, best * (1 - BETTER) - constant):
             left -= 1
-            if not left or stops():
+            if not left or should_stop():
                 return
             if left % settings.descent_share == 0:
                 if best > before * (1 - settings.descent_worth):

@@ -1,7 +1,7 @@
-"""A crew of processes on this machine.
+"""Executor with worker processes on this machine.
 
-They are forked from a server that has imported this package once, not from the caller, which may have threads. Each
-gets the search (model, rules, costs) when it starts and discovers nothing again.
+Workers are forked from a server that has imported this package, not from the caller, which may have threads. Each gets
+the search context (model, rules, costs) when it starts, so that nothing is discovered twice.
 """
 
 import multiprocessing
@@ -15,47 +15,43 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from ctypes import c_byte
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from autopar.collector import uncollected
 from autopar.machine import follow_parent
 from autopar.search.context import SearchContext
-from autopar.search.executor import Order, Team
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import Assignment, WorkerPool
+from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 
-if TYPE_CHECKING:
-    from ctypes import c_byte
-
-
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
-"""What the server imports before the first worker starts."""
+"""Modules that the server imports before the first worker starts."""
 
-_FOR_CALLER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that the caller decides about. A terminal, `timeout` and batch systems send them to every process of a group,
-and workers that ended then would take along what they have found."""
+_CALLER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals that workers ignore and the caller handles. Terminals, `timeout` and batch systems send them to every process
+of a group; a worker that ended then would lose its findings."""
 
-_bench: Workbench | None = None
-"""In a worker: where it works."""
+_workbench: Workbench | None = None
+"""The workbench of a worker process."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A pool of one process, so that one that dies takes nobody along, and what it does and is to do then."""
+    """A pool of one process, so that its death breaks no other worker, and its tasks in order."""
 
     pool: ProcessPoolExecutor
     pid: int
     futures: deque[Future[Finding]] = field(default_factory=deque)
 
 
-class Processes(Team):
-    """Processes of this machine.
+class ProcessExecutor(WorkerPool):
+    """Executes tasks in processes of this machine.
 
     Args:
-        search: What is searched.
+        search: Inputs of the search.
         size: Number of processes.
     """
 
@@ -68,16 +64,16 @@ class Processes(Team):
         self._stop = self._context.RawValue("b", 0)
         with uncollected():
             self._search = pickle.dumps(search.portable())
-        starting = [self._hire() for _ in range(size)]
+        starting = [self._start_worker() for _ in range(size)]
         self._workers = [_Worker(pool, ready.result()) for pool, ready in starting]
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Numbers of the processes."""
+        """Process identifiers of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """See `Crew.wait`."""
+        """See `Executor.wait`."""
         futures = {worker.futures[0]: number for number, worker in enumerate(self._workers) if worker.futures}
         found = []
         for future in wait(futures, seconds, FIRST_COMPLETED).done:
@@ -87,19 +83,19 @@ class Processes(Team):
                 finding = future.result()
             except BrokenProcessPool as error:
                 self._workers[number].pool.shutdown()
-                pool, ready = self._hire()
+                pool, ready = self._start_worker()
                 self._workers[number] = _Worker(pool, ready.result())
-                self._dead(number, str(error))
+                self._reassign(number, str(error))
                 continue
-            found.append(self._taken(number, finding))
+            found.append(self._record_finding(number, finding))
         return found
 
     def stop(self) -> None:
-        """See `Crew.stop`."""
+        """See `Executor.stop`."""
         self._stop.value = 1
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `Executor.close`."""
         for worker in self._workers:
             if worker.futures:
                 with suppress(ProcessLookupError):
@@ -107,39 +103,39 @@ class Processes(Team):
         for worker in self._workers:
             worker.pool.shutdown(cancel_futures=True)
 
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        hired = self._workers[worker]
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
+        known = self._workers[worker]
         try:
-            hired.futures.append(hired.pool.submit(_do, order.piece, order.end, state))
-        except BrokenProcessPool as error:  # it died while it had nothing to do
-            hired.futures.append(Future())
-            hired.futures[-1].set_exception(error)
+            known.futures.append(known.pool.submit(_execute, assignment.task, assignment.end, state))
+        except BrokenProcessPool as error:  # the worker died while it was idle
+            known.futures.append(Future())
+            known.futures[-1].set_exception(error)
 
-    def _hire(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
-        """Return a new worker, and its process number once it is ready."""
-        pool = ProcessPoolExecutor(1, self._context, _begin, (self._search, self._stop))
-        with _nameless():
+    def _start_worker(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
+        """Start a worker; return its pool, and a future of its process identifier."""
+        pool = ProcessPoolExecutor(1, self._context, _prepare_worker, (self._search, self._stop))
+        with _detached():
             return pool, pool.submit(os.getpid)
 
 
 def open_server() -> None:
-    """Start the server that workers are forked from, unless it runs; it imports what they need meanwhile."""
+    """Start the server that workers are forked from, unless it runs; it imports their modules meanwhile."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
-    with _nameless():
+    with _detached():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _nameless() -> Iterator[None]:
-    """Keep new processes from importing the caller's script, and from signals that the caller decides about.
+def _detached() -> Iterator[None]:
+    """Keep new processes from importing the caller's script, and from signals that the caller handles.
 
-    They need nothing of the script, and it may not expect to be imported. Processes that are still starting get these
-    signals too.
+    Workers need nothing of the script, which may have no guard against being imported. Signals would otherwise reach
+    processes that are still starting.
     """
     main = sys.modules["__main__"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)  # inherited
-    resource_tracker.ensure_running()  # which any of them starts; afterwards SIGINT and SIGTERM are let through here
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)  # inherited by new processes
+    resource_tracker.ensure_running()  # new processes would start it; its start unblocks SIGINT and SIGTERM here
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -148,16 +144,16 @@ def _nameless() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(search: bytes, stop: "c_byte") -> None:
-    """Prepare a worker."""
-    global _bench
-    for number in _FOR_CALLER:  # also between two pieces
+def _prepare_worker(search: bytes, stop: c_byte) -> None:
+    """Prepare a worker process."""
+    global _workbench
+    for number in _CALLER_SIGNALS:  # also between two tasks
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
-    _bench = Workbench.unpacked(search, lambda: bool(stop.value))
+    _workbench = Workbench.unpacked(search, lambda: bool(stop.value))
 
 
-def _do(piece: Piece, end: float, state: bytes | None) -> Finding:
-    """Do a piece, in a worker; processes of a machine have one monotonic clock."""
-    assert _bench is not None, "a worker is prepared before its first piece"
-    return _bench.do(piece, end - time.monotonic(), state)
+def _execute(task: SearchTask, end: float, state: bytes | None) -> Finding:
+    """Execute a task in a worker; processes of a machine share the monotonic clock."""
+    assert _workbench is not None, "a worker is prepared before its first task"
+    return _workbench.execute(task, end - time.monotonic(), state)

@@ -1,8 +1,8 @@
-"""A crew of Ray actors, on this machine or on a cluster.
+"""Executor with Ray actors as workers, on this machine or on a cluster.
 
-Ray starts an actor that died again, on another node if need be, and does what it was doing again; what was done on a
-configuration before goes along with its next piece. Every node needs this package, in the same version, which is asked
-for first: else pieces would fail one by one, wherever they happen to be done.
+Ray restarts an actor that died, on another node if need be, and executes its task again; the packed state of a cell is
+sent with every task. Every node needs this package in the same version, which is checked first: otherwise tasks would
+fail one by one.
 """
 
 import pickle
@@ -19,74 +19,74 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from autopar.collector import uncollected
 from autopar.errors import WorkerError
 from autopar.search.context import SearchContext
-from autopar.search.executor import MAX_DEATHS, Order, Team
-from autopar.search.tasks import Finding, Piece
+from autopar.search.executor import MAX_DEATHS, Assignment, WorkerPool
+from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 
-KNOCK_SECONDS = 5.0
-"""How long a cluster may take to accept a connection."""
+CONNECT_SECONDS = 5.0
+"""Longest time until a cluster accepts a connection."""
 
 ANSWER_SECONDS = 60.0
-"""How long its nodes may take to say what they have."""
+"""Longest time until a node answers which version it has."""
 
 FREE_SECONDS = 10.0
-"""How long its CPUs may be somebody else's: those of a search that has just ended are free a moment later."""
+"""Longest time to wait for free CPUs: those of a search that has just ended are released a moment later."""
 
-LOOK_SECONDS = 0.2
-"""How often it is asked whether they are."""
+POLL_SECONDS = 0.2
+"""Time between two questions for free CPUs."""
 
 
-class Bench:
-    """A worker: an actor with a second thread, in which it hears that it is to stop."""
+class RayWorker:
+    """A worker: an actor whose second thread receives `stop`."""
 
     def __init__(self, search: bytes) -> None:
         self._is_stopped = False
-        self._bench = Workbench.unpacked(search, lambda: self._is_stopped)
+        self._workbench = Workbench.unpacked(search, lambda: self._is_stopped)
 
-    def do(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
-        """Do a piece."""
-        return self._bench.do(piece, seconds, state)
+    def execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
+        """Execute a task."""
+        return self._workbench.execute(task, seconds, state)
 
     def stop(self) -> None:
-        """Have what is being done end soon."""
+        """End the current task early."""
         self._is_stopped = True
 
 
-class RayCluster(Team):
-    """Ray actors.
+class RayExecutor(WorkerPool):
+    """Executes tasks in Ray actors.
 
     Args:
-        search: What is searched.
-        size: Number of actors; None for as many as there are CPUs.
-        address: Of a running cluster; None for one on this machine, of so many CPUs.
+        search: Inputs of the search.
+        size: Number of actors; None for one per free CPU.
+        address: Address of a running cluster; None starts a cluster of `size` CPUs on this machine.
 
     Raises:
         WorkerError: If the cluster cannot be reached, has too few CPUs, or a node lacks this package.
     """
 
     def __init__(self, search: SearchContext, size: int | None, address: str | None) -> None:
-        self._ours = not ray.is_initialized()
-        if self._ours:
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
             _connect(size, address)
         try:
-            size = _workers(size)
+            size = _num_workers(size)
             _check_nodes()
         except WorkerError:
             self._leave()
             raise
         super().__init__(size)
-        # Ray says on standard output that something is tried again, and results of the search belong there.
+        # Ray reports retries on standard output, which is reserved for the results of the search.
         self._quiet = redirect_stdout(sys.stderr)
         self._quiet.__enter__()
         with uncollected():
             packed = pickle.dumps(search.portable())
-        self._search = ray.put(packed)  # held: an actor that is started again asks for it
-        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(Bench)
+        self._search = ray.put(packed)  # kept: a restarted actor reads it
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(RayWorker)
         self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
         self._running: dict[Any, int] = {}
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
-        """See `Crew.wait`."""
+        """See `Executor.wait`."""
         if not self._running:
             return []
         done, _ = ray.wait(list(self._running), timeout=seconds)
@@ -96,59 +96,59 @@ class RayCluster(Team):
             try:
                 finding = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                where = self._orders[worker][0].piece.configuration[0]
+                where = self._assignments[worker][0].task.family[0]
                 raise WorkerError(
                     f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
                     hint="see the logs of the Ray cluster, or use fewer --workers",
                 ) from error
-            found.append(self._taken(worker, finding))
+            found.append(self._record_finding(worker, finding))
         return found
 
     def stop(self) -> None:
-        """See `Crew.stop`."""
+        """See `Executor.stop`."""
         for actor in self.actors:
             actor.stop.remote()
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `Executor.close`."""
         for actor in self.actors:
             ray.kill(actor)
         self._quiet.__exit__(None, None, None)
         self._leave()
 
     def _leave(self) -> None:
-        if self._ours:
+        if self._owns_cluster:
             ray.shutdown()
 
-    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        # An actor that was started again knows nothing of the cell, so that what was done goes along always.
-        state = self._states.get(order.piece.on)
-        self._running[self.actors[worker].do.remote(order.piece, order.left, state)] = worker
+    def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
+        # A restarted actor has no state of the cell, so that the state is always sent.
+        state = self._states.get(assignment.task.cell)
+        self._running[self.actors[worker].execute.remote(assignment.task, assignment.left, state)] = worker
 
 
-def _knock(address: str | None) -> None:
-    """Find out whether anybody listens at an address of the form HOST:PORT; Ray itself would try for minutes.
+def _check_listening(address: str | None) -> None:
+    """Check that a server listens at an address HOST:PORT; Ray itself would try for minutes.
 
     Raises:
-        OSError: If nobody does.
+        OSError: If no server listens.
     """
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
-def _workers(size: int | None) -> int:
-    """Return how many actors there will be: as many as asked for, or as there are CPUs that are free.
+def _num_workers(size: int | None) -> int:
+    """Return the number of actors: the requested one, or one per free CPU.
 
     Raises:
-        WorkerError: If there are fewer.
+        WorkerError: If fewer CPUs are free.
     """
     num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     if size is not None and size > num_cpus:
         raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
     end = time.monotonic() + FREE_SECONDS
     while (free := int(ray.available_resources().get("CPU", 0))) < (size or num_cpus) and time.monotonic() < end:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if free < (size or 1):
         raise WorkerError(
             f"{free} of the {num_cpus} CPUs of the Ray cluster are free, of {size or 1} that workers need",
@@ -158,10 +158,10 @@ def _workers(size: int | None) -> int:
 
 
 def _check_nodes() -> None:
-    """Find out whether every node has this package, in the version that is here.
+    """Check that every node has this package, in the version of this process.
 
     Raises:
-        WorkerError: If one has not, or does not answer.
+        WorkerError: If a node has another version or none, or does not answer.
     """
     here = version("autopar")
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -189,14 +189,18 @@ def _check_nodes() -> None:
 
 
 def _connect(size: int | None, address: str | None) -> None:
-    """Connect to a cluster, or start one."""
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        WorkerError: If neither is possible.
+    """
     try:
-        _knock(address)
-        if address is None:  # whatever RAY_ADDRESS says, which is what "auto" is for
+        _check_listening(address)
+        if address is None:  # ignores RAY_ADDRESS, which "auto" follows
             ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
-    except Exception as error:  # what `ray.init` raises has no class of its own, as when a node is slow to start
+    except Exception as error:  # `ray.init` raises bare exceptions, for example if a node is slow to start
         raise WorkerError(
             f"no Ray cluster at {address!r}: {error}" if address else f"Ray cannot be started: {error}",
             hint="start one with `ray start --head`, or leave --ray-address out",

@@ -1,14 +1,14 @@
-"""What the search tells its caller after every task."""
+"""Progress reports of the search: incumbent and bound, after every task."""
 
 from autopar.progress import Progress
 from autopar.search.context import SearchContext
 from autopar.search.outcome import Outcome
 
 
-def tell(
+def report_progress(
     context: SearchContext, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str
 ) -> None:
     """Report incumbent and bound, and add both to the history; `lowest` is the bound of all nodes, in seconds."""
     lowest = min(lowest, outcome.closed_floor)
-    outcome.history.note(outcome.best, lowest)
+    outcome.history.record(outcome.best, lowest)
     context.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))

@@ -1,12 +1,13 @@
-"""The best plans besides the best one: each the best of those akin to no better one, and what is proven.
+"""Runners-up: the k best plans, each the best of those that are akin to no better plan, with a lower bound on the rest.
 
-What is left when a plan is set aside with all that are akin to it is covered by the *branches* of its configuration
-(`branching.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
-known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
-(1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
-or when the work that `SearchSettings.runners_up_work` allows is spent; the least bound of the cells left is what is
-proven. Nodes that wait since the search for the best plan are left after a few tasks in a row that found nothing. Where
-the best plan is not proven the others cannot be either, so that this search ends, too, once they are nearly as fast.
+A *cell* is a node with branches (`branching.py`). The cell with the least bound is solved until its best plan is known;
+if that plan is among the k best so far, the cell is replaced by the branches that exclude the plan and all plans akin
+to it (Lawler 1972, Management Science 18). The search ends when no cell has a bound below the k-th plan, or at the
+limit `SearchSettings.runners_up_work`; the least bound of the remaining cells is what is proven.
+
+Nodes that are open since the search for the best plan are dropped after a few tasks in a row without a wanted plan.
+Where the best plan is not proven the runners-up cannot be either: the search then also ends once k plans are nearly as
+fast as the best one.
 """
 
 import heapq
@@ -16,26 +17,26 @@ from dataclasses import dataclass
 
 from autopar.configuration import Family
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
-from autopar.search.branching import Branch, Keeping, Sequential, branches_of
+from autopar.search.branching import Branch, MoreRecompute, SequenceSplit, branches_of
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.ordered_execution import Series
+from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome, Stage, Standing
-from autopar.search.reporting import tell
-from autopar.search.tasks import Cell, Finding, Piece, Work
+from autopar.search.reporting import report_progress
+from autopar.search.tasks import Cell, Finding, SearchTask, Work
 
 
 @dataclass(slots=True, eq=False)
-class _Left:
-    """A cell that is left.
+class _CellState:
+    """What is known of a cell.
 
     Attributes:
-        cell: Family and branches.
-        bound: No plan of it has a lower objective, in seconds.
-        stage: How far the work on it is.
+        cell: Node and branches.
+        bound: Lower bound on its plans, in seconds.
+        stage: State of its work.
         best: Its best plan so far.
-        starts: Choices to begin with.
-        was_aside: Whether it was put aside before: it would not raise the least bound, and no better plan was found.
+        starts: Choices to consider first.
+        has_waited: Whether the frontier left its node open.
     """
 
     cell: Cell
@@ -43,29 +44,29 @@ class _Left:
     stage: Stage
     best: Candidate | None = None
     starts: tuple[Choice, ...] = ()
-    was_aside: bool = False
+    has_waited: bool = False
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing better will be found in it, but for what a proof may come upon: runners-up need none."""
+        """Whether its best plan is known, up to what a proof would find: runners-up need no proof."""
         near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
         return self.stage in (Stage.SETTLED, Stage.DONE) or near
 
-    def holds(self, other: "_Left") -> bool:
-        """Whether all plans of another cell are plans of this one."""
+    def covers(self, other: "_CellState") -> bool:
+        """Whether this cell contains all plans of another cell."""
         (family, branches), (narrower, more) = self.cell, other.cell
         return set(branches) <= set(more) and set(narrower) <= set(family)
 
 
-class RunnersUp(Series):
-    """Works on the cell with the least bound until no other plan can be among those wanted.
+class RunnersUp(TaskSeries):
+    """Solves the cell with the least bound until no further plan can be among the k best.
 
     Args:
-        search: What it is part of.
-        outcome: What is known, and is added to.
-        known: All families of the space that is open.
-        lowest: No plan of the space has a lower objective, in seconds.
-        aside: Families that were put aside.
+        search: Inputs of the search.
+        outcome: What is known; added to.
+        known: The nodes.
+        lowest: Lower bound on all plans, in seconds.
+        waiting: Nodes that the frontier left open.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RunnersUp(Series):
         outcome: Outcome,
         known: Sequence[Family],
         lowest: float,
-        aside: Collection[Family] = (),
+        waiting: Collection[Family] = (),
     ) -> None:
         self._search, self._outcome, self._lowest = search, outcome, lowest
         self._idle = self._vain = 0
@@ -82,10 +83,10 @@ class RunnersUp(Series):
         self._limit = outcome.work + max(
             search.settings.runners_up_least_work, search.settings.runners_up_work * outcome.work
         )
-        self._cells: list[_Left] = []
+        self._cells: list[_CellState] = []
         self._open: list[tuple[float, int]] = []
         self._busy: dict[int, int] = {}
-        self._made: set[Cell] = set()
+        self._known_cells: set[Cell] = set()
         self._closed = math.inf
         best: dict[Family, Candidate] = {}
         of = {configuration: family for family in known for configuration in family}
@@ -94,121 +95,125 @@ class RunnersUp(Series):
                 best.setdefault(of[candidate.configuration], candidate)
         for family in known:
             standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)
-            was_aside = family in aside
-            self._add(_Left((family, ()), standing.bound, standing.stage, best.get(family), was_aside=was_aside))
+            has_waited = family in waiting
+            self._open_cell(
+                _CellState((family, ()), standing.bound, standing.stage, best.get(family), has_waited=has_waited)
+            )
 
     @property
     def complete(self) -> float:
-        """No plan that is not akin to one of the best few has a lower objective, in seconds."""
+        """Lower bound on the plans that are not akin to one of the k best, in seconds."""
         bounds = [*(bound for bound, _ in self._open), *(self._cells[number].bound for number in self._busy.values())]
         return min([self._closed, *bounds])
 
-    def ends(self, index: int) -> bool:
-        """See `Series.ends`."""
-        self._set_aside()
+    def is_over(self, index: int) -> bool:
+        """See `TaskSeries.is_over`."""
+        self._branch_settled()
         is_near = self._threshold() <= self._search.settings.keep_within * self._outcome.best
         if self._idle >= (self._search.settings.runners_up_retries if is_near else self._search.settings.patience):
-            self._leave()
+            self._drop_waiting()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
         is_vain = is_near and self._vain >= self._search.settings.patience and not self._is_proven
         return self._outcome.work >= self._limit or is_vain or not more
 
-    def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+    def next_task(self, index: int) -> SearchTask | None:
+        """See `TaskSeries.next_task`; None if every promising cell is already being processed."""
         if not self._open or self._open[0][0] >= self._threshold():
             return None
         bound, number = heapq.heappop(self._open)
-        left = self._cells[number]
+        state = self._cells[number]
         self._busy[index] = number
-        family, branches = left.cell
-        work = Work.BOUND if left.stage is Stage.NEW else Work.ADVANCE
-        return Piece(work, family, bound, self._threshold(), branches=branches, starts=left.starts, proves=False)
+        family, branches = state.cell
+        work = Work.BOUND if state.stage is Stage.NEW else Work.ADVANCE
+        return SearchTask(work, family, bound, self._threshold(), branches=branches, starts=state.starts, proves=False)
 
-    def take(self, index: int, finding: Finding | None) -> None:
-        """See `Series.take`."""
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """See `TaskSeries.record_finding`."""
         if finding is None:
             return
         number, before = self._busy.pop(index), self._threshold()
-        left = self._cells[number]
-        was_new = left.stage is Stage.NEW
-        left.bound = max(left.bound, finding.bound)
-        left.best = min(
-            (found for found in (left.best, finding.best) if found is not None),
+        state = self._cells[number]
+        was_new = state.stage is Stage.NEW
+        state.bound = max(state.bound, finding.bound)
+        state.best = min(
+            (found for found in (state.best, finding.best) if found is not None),
             key=lambda candidate: candidate.objective,
             default=None,
         )
         if not finding.is_final:
-            left.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
+            state.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
         elif not was_new or math.isinf(finding.bound):
-            left.stage = Stage.DONE
-        self._outcome.take(finding, self._search.keep)
+            state.stage = Stage.DONE
+        self._outcome.add_finding(finding, self._search.keep)
         found = self._threshold() < before
-        self._idle = 0 if found else self._idle + left.was_aside
+        self._idle = 0 if found else self._idle + state.has_waited
         self._vain = 0 if found else self._vain + 1
-        heapq.heappush(self._open, (left.bound, number))
-        detail = str(left.cell[0][0])
-        tell(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
+        heapq.heappush(self._open, (state.bound, number))
+        detail = str(state.cell[0][0])
+        report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
 
     def _threshold(self) -> float:
-        """Return the step time from which on plans are not among those wanted."""
+        """Return the step time in seconds from which on a plan is not among the k best."""
         distinct = self._outcome.distinct()
         wanted = self._search.keep
         return math.inf if len(distinct) < wanted else distinct[wanted - 1].objective * (1 - OPTIMALITY_TOLERANCE)
 
-    def _set_aside(self) -> None:
-        """Set the best plans of cells aside that nothing is left to do on, and go on with what else there is."""
+    def _branch_settled(self) -> None:
+        """Replace settled cells whose best plan is wanted by their branches, while such a cell has the least bound."""
         threshold = self._threshold()
         while self._open:
             bound, number = self._open[0]
-            left = self._cells[number]
-            left.bound = max(other.bound for other in self._cells if other.holds(left))
-            if left.bound > bound:
-                heapq.heapreplace(self._open, (left.bound, number))
+            state = self._cells[number]
+            state.bound = max(other.bound for other in self._cells if other.covers(state))
+            if state.bound > bound:
+                heapq.heapreplace(self._open, (state.bound, number))
                 continue
-            if bound >= threshold or not left.is_settled:
+            if bound >= threshold or not state.is_settled:
                 return
             heapq.heappop(self._open)
-            if left.best is None or left.best.objective >= threshold:
+            if state.best is None or state.best.objective >= threshold:
                 self._closed = min(self._closed, bound)
             else:
-                self._divide(left, left.best)
+                self._branch(state, state.best)
 
-    def _leave(self) -> None:
-        """Leave what was put aside before, but what has a plan that may be among those wanted."""
+    def _drop_waiting(self) -> None:
+        """Drop the nodes that the frontier left open, except those with a plan that may be among the k best."""
         threshold, kept = self._threshold(), list[tuple[float, int]]()
         for bound, number in self._open:
-            left = self._cells[number]
-            if not left.was_aside or (left.best is not None and left.best.objective <= threshold):
+            state = self._cells[number]
+            if not state.has_waited or (state.best is not None and state.best.objective <= threshold):
                 kept.append((bound, number))
             else:
                 self._closed = min(self._closed, bound)
         heapq.heapify(kept)
         self._open = kept
 
-    def _divide(self, left: _Left, best: Candidate) -> None:
-        """Go on with the branches of a cell that its best plan and those akin to it are not on."""
-        family, branches = left.cell
+    def _branch(self, state: _CellState, best: Candidate) -> None:
+        """Open the branches of a cell that exclude its best plan and all plans akin to it."""
+        family, branches = state.cell
         folded = self._search.folded(self._search.global_batch // best.configuration.num_microbatches)
         found = branches_of(best, family, folded)
         starts = (best.choice,)
         if found.others:
-            self._add(_Left((found.others, branches), left.bound, Stage.NEW, starts=starts))
+            self._open_cell(_CellState((found.others, branches), state.bound, Stage.NEW, starts=starts))
         for branch in found.branches:
             if _is_new(branch, branches):
                 cell = family, tuple(sorted((*branches, branch), key=repr))
-                self._add(_Left(cell, left.bound, Stage.NEW, starts=starts if isinstance(branch, Keeping) else ()))
+                self._open_cell(
+                    _CellState(cell, state.bound, Stage.NEW, starts=starts if isinstance(branch, MoreRecompute) else ())
+                )
 
-    def _add(self, left: _Left) -> None:
-        if left.cell not in self._made:
-            self._made.add(left.cell)
-            heapq.heappush(self._open, (left.bound, len(self._cells)))
-            self._cells.append(left)
+    def _open_cell(self, state: _CellState) -> None:
+        if state.cell not in self._known_cells:
+            self._known_cells.add(state.cell)
+            heapq.heappush(self._open, (state.bound, len(self._cells)))
+            self._cells.append(state)
 
 
 def _is_new(branch: Branch, branches: Sequence[Branch]) -> bool:
-    """Whether a branch leaves something of others that they do not, or what they exclude: that has cells of its own."""
+    """Whether a branch restricts the given branches further, and to plans that no other cell contains."""
     match branch:
-        case Sequential():
-            return not any(isinstance(other, Sequential) and other.axis == branch.axis for other in branches)
+        case SequenceSplit():
+            return not any(isinstance(other, SequenceSplit) and other.axis == branch.axis for other in branches)
         case _:
             return branch not in branches

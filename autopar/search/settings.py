@@ -1,6 +1,6 @@
 """The constants that steer the search: one record, which a caller may replace (`autopar.solve(settings=...)`).
 
-They decide how long the search works on what. No setting changes what is a plan or a valid bound. Tolerances of
+They divide the time of the search between its parts. No setting changes which plans or bounds are valid. Tolerances of
 numerics stay in the modules that need them.
 """
 
@@ -93,14 +93,14 @@ class SearchSettings:
     """Constants of the search.
 
     Attributes:
-        overtime_seconds: Seconds that a search without a plan goes on after its time limit.
+        overtime_seconds: Seconds that a search without a plan continues after its time limit.
         late_seconds: Seconds before the end of a time limit that are kept for raising bounds by transfer, at most.
         late_share: Share of a time limit that is kept for that, at most.
         tries_worse: Numbers of stages in a row without a better plan after which construction ends.
         settled: Constructed plans that are improved before the frontier opens, at most.
-        improve_every: One task in so many goes to a relaxed node: to that of the best plan, or to the least bound.
+        improve_every: Tasks of which one goes to a relaxed node: to that of the best plan, or to the least bound.
         patience: Tasks in a row without a better plan after which nodes wait that cannot raise the least bound.
-        far: A relaxation also looks for a plan that fits where the incumbent is so many times its bound.
+        far: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits.
         outer_tasks: Tasks on meshes with an outer data-parallel axis that are always allowed.
         outer_share: Further such tasks, per task on other meshes.
         outer_times: Factor on both while the least bound is theirs and the gap is above `outer_gap`.

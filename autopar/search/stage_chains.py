@@ -1,8 +1,8 @@
-"""Choices of placements on several meshes as a staging problem, and its routes as stages.
+"""The staging problem of unequal stages: placements on several meshes as options, and routes through it as stages.
 
-A range of blocks takes of an option what `autopar.pipeline_partition.stage_cuts` says of it as a stage: the fastest
-mixture of recompute that fits, and the one whose reductions end earliest. What neighbours hand to each other takes what
-`CostModel.hand_over_seconds` says, as in the simulator.
+A range of blocks has two columns per option, as of `autopar.pipeline_partition.stage_cuts`: the fastest mixture of
+recompute that fits, and the one whose reductions end earliest. Hand-overs between neighbouring stages take
+`CostModel.hand_over_seconds`, as in the simulator.
 """
 
 import math
@@ -24,7 +24,7 @@ from autopar.program.crossings import handed
 from autopar.program.records import SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.mesh_placements import Placed
+from autopar.search.mesh_placements import MeshPlacement
 from autopar.search.submesh_space import Submesh
 from autopar.staging import BoolArray, FloatArray, IntArray, Route, Staging
 
@@ -32,23 +32,23 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
-    """A staging problem and what its options are.
+class StageOptions:
+    """A staging problem and its options.
 
     Attributes:
         staging: The problem.
-        placed: Its options.
-        fitting: What stages of each can hold, by number of stages before them in the longest pipeline.
+        placements: Its options.
+        fitting: Per option, the stages that fit, by number of stages before them in the longest pipeline.
         pipeline: The longest pipeline.
     """
 
     staging: Staging
-    placed: tuple[Placed, ...]
+    placements: tuple[MeshPlacement, ...]
     fitting: tuple[FittingStages, ...]
     pipeline: Pipeline
 
     def flavours(self, route: Route) -> tuple[tuple[Recompute, ...], ...]:
-        """Return what each block of each stage keeps."""
+        """Return the recompute flavour of each block of each stage."""
         found = []
         for level, leg in zip(reversed(range(len(route))), route, strict=True):
             fitting, window = self.fitting[leg.option], int(self.staging.at[leg.start, leg.stop - leg.start - 1])
@@ -57,7 +57,7 @@ class Options:
         return tuple(found)
 
     def time(self, route: Route) -> StepTime:
-        """Return the step time of a route by the planner's formula, with the pace that hand-overs leave."""
+        """Return the step time of a route by the planner's formula, with its hand-overs."""
         each = [
             stage_times(
                 own.totals,
@@ -66,7 +66,7 @@ class Options:
                 self.pipeline.overlap,
             )
             for leg, flavours in zip(route, self.flavours(route), strict=True)
-            for own in (self.placed[leg.option],)
+            for own in (self.placements[leg.option],)
         ]
         names = [field.name for field in fields(StageTimes)]
         stages = StageTimes(*(np.concatenate([getattr(one, name) for one in each]) for name in names))
@@ -74,44 +74,44 @@ class Options:
         return time_of(stages, replace(self.pipeline, num_stages=len(route)), hops)
 
 
-def options_of(
-    placed: Sequence[Placed],
+def stage_options(
+    placements: Sequence[MeshPlacement],
     pipeline: Pipeline,
     counts: frozenset[int],
     costs: CostModel,
     devices: int,
     limits: Sequence[float],
     constraints: Constraints,
-) -> Options:
+) -> StageOptions:
     """Return the staging problem of choices of placements.
 
     Args:
-        placed: The choices.
-        pipeline: The longest pipeline there may be.
+        placements: The choices.
+        pipeline: The longest pipeline.
         counts: Numbers of stages that are allowed.
-        costs: What hand-overs cost.
-        devices: Of all stages.
+        costs: Cost model of hand-overs.
+        devices: Number of devices of all stages.
         limits: Bytes per device of the mesh of each choice.
-        constraints: Cuts and recompute that are left open.
+        constraints: Cuts and recompute that are allowed.
     """
-    chain = placed[0].memory.chain
-    # Ranges are alike if they are for every option.
-    symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placed), strict=True)))
+    chain = placements[0].memory.chain
+    # Two ranges are alike if they are alike for every option.
+    symbols, _ = _numbered(list(zip(*(symbols_for(own.memory, constraints) for own in placements), strict=True)))
     found = windows(tuple(symbols), len(chain), from_first=False)
     fitting = tuple(
         fitting_stages(found, own.totals, own.memory, pipeline, min(limit, UNLIMITED), constraints)
-        for own, limit in zip(placed, limits, strict=True)
+        for own, limit in zip(placements, limits, strict=True)
     )
-    leads = [_leads(own, found, stages) for own, stages in zip(placed, fitting, strict=True)]
-    ends, hands = _numbered([own.hands for own in placed])
+    leads = [_lead_seconds(own, found, stages) for own, stages in zip(placements, fitting, strict=True)]
+    ends, hand_over_key = _numbered([own.hand_over_key for own in placements])
     classes, pairs = _numbered(list(pairwise(chain)))
-    holders = [placed[ends.index(number)] for number in range(len(hands))]
+    holders = [placements[ends.index(number)] for number in range(len(hand_over_key))]
     trains = SCHEDULES[pipeline.schedule].trains
-    ahead = _hops(holders, pairs, costs, devices, SegmentPhase.FORWARD)
+    ahead = _hop_seconds(holders, pairs, costs, devices, SegmentPhase.FORWARD)
     problem = Staging(
         at=np.ascontiguousarray(fitting[0].at),
-        sizes=np.array([own.submesh.mesh.size for own in placed]),
-        starts=start_places([own.submesh for own in placed], devices),
+        sizes=np.array([own.submesh.mesh.size for own in placements]),
+        starts=start_places([own.submesh for own in placements], devices),
         seconds=_by_level([stages.seconds for stages in fitting]),
         lead=_by_level(leads),
         slow=_by_level([stages.slow for stages in fitting]),
@@ -119,16 +119,16 @@ def options_of(
         ends=np.array(ends),
         classes=np.array([0, *classes]),  # nothing is handed to the first block
         ahead=ahead,
-        back=_hops(holders, pairs, costs, devices, SegmentPhase.BACKWARD) if trains else np.zeros_like(ahead),
+        back=_hop_seconds(holders, pairs, costs, devices, SegmentPhase.BACKWARD) if trains else np.zeros_like(ahead),
         counts=counts,
         follow=pipeline.num_microbatches - 1.0,
         fixed=pipeline.fixed,
     )
-    return Options(problem, tuple(placed), fitting, pipeline)
+    return StageOptions(problem, tuple(placements), fitting, pipeline)
 
 
 def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
-    """Return where stages on each mesh may start, (meshes, devices)."""
+    """Return a mask of the devices at which a stage on each mesh may start, (meshes, devices)."""
     found = np.zeros((len(submeshes), devices), dtype=bool)
     for number, submesh in enumerate(submeshes):
         found[number, list(submesh.starts)] = True
@@ -136,26 +136,26 @@ def start_places(submeshes: Sequence[Submesh], devices: int) -> BoolArray:
 
 
 def _by_level(tables: Sequence[FloatArray]) -> FloatArray:
-    """Return (stages, ...) arrays of each option as one, (levels, options, ...): stages count the other way round."""
+    """Stack (stages, ...) arrays of each option to (levels, options, ...); levels count stages from the last one."""
     return np.ascontiguousarray(np.stack([table[::-1] for table in tables], axis=1))
 
 
-def _leads(own: Placed, found: Windows, stages: FittingStages) -> FloatArray:
-    """Return what stages take besides their backward, (stages, ranges, columns)."""
+def _lead_seconds(own: MeshPlacement, found: Windows, stages: FittingStages) -> FloatArray:
+    """Return the seconds of stages without their backward, (stages, ranges, columns)."""
     sums = np.concatenate([[0.0], np.cumsum(own.totals[np.asarray(own.memory.chain), Slot.BACKWARD])])
     backward = (sums[found.stop] - sums[found.start])[None, :, None]
     each = np.arange(len(found.start))[None, :, None]
     return np.asarray(stages.seconds - backward - stages.mixtures.again[each, stages.taken])
 
 
-def _hops(
-    holders: Sequence[Placed],
+def _hop_seconds(
+    holders: Sequence[MeshPlacement],
     pairs: Sequence[tuple[int, int]],
     costs: CostModel,
     devices: int,
     phase: SegmentPhase,
 ) -> FloatArray:
-    """Return the seconds from stage to stage, (holders, holders, pairs, devices) as in `Staging.ahead` and `back`."""
+    """Return hand-over seconds, (holders, holders, pairs, devices), as in `Staging.ahead` and `Staging.back`."""
     segments = [
         {(kind, segment.phase): segment for kind, block in own.lowered.items() for segment in block.segments}
         for own in holders
@@ -166,7 +166,7 @@ def _hops(
     for one, other in np.ndindex(len(holders), len(holders)):
         size = meshes[one].size
         senders = np.flatnonzero(starts[one, : devices - size] & starts[other, size:])
-        alike, at, place = np.unique(_places(senders, costs), return_index=True, return_inverse=True)
+        alike, at, place = np.unique(_place_classes(senders, costs), return_index=True, return_inverse=True)
         for number, (before, after) in enumerate(pairs):
             first, second = segments[one].get((before, phase)), segments[other].get((after, phase))
             sent, received = (first, second) if phase is SegmentPhase.FORWARD else (second, first)
@@ -182,15 +182,15 @@ def _hops(
                     source, target = (here, there) if phase is SegmentPhase.FORWARD else (there, here)
                     try:
                         known[key] = costs.hand_over_seconds(handed(sent, source, received, target))
-                    except ShardingError:  # terms of another reduction than a sum do not cross
+                    except ShardingError:  # partial terms of a reduction other than a sum cannot be sent
                         known[key] = math.inf
                 each[index] = known[key]
             found[one, other, number, senders + size] = each[place]
     return found
 
 
-def _places(devices: IntArray, costs: CostModel) -> IntArray:
-    """Return numbers that are equal for devices from which on all others lie alike: clusters are of equal nodes."""
+def _place_classes(devices: IntArray, costs: CostModel) -> IntArray:
+    """Return equal numbers for devices at equal positions in their node or domain, which have equal links."""
     cluster = costs.cluster
     if cluster.groups:
         return devices
@@ -198,11 +198,11 @@ def _places(devices: IntArray, costs: CostModel) -> IntArray:
 
 
 def _numbered(items: Sequence[T]) -> tuple[list[int], list[T]]:
-    """Return the number of each item among the distinct ones, and those."""
+    """Return the number of each item among the distinct items, and the distinct items."""
     distinct = {item: number for number, item in enumerate(dict.fromkeys(items))}
     return [distinct[item] for item in items], list(distinct)
 
 
 def distinct_legs(route: Route) -> list[int]:
-    """Return the options of a route in the order of its stages, each once."""
+    """Return the distinct options of a route, in the order of its stages."""
     return list(dict.fromkeys(leg.option for leg in route))

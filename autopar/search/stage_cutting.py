@@ -1,4 +1,7 @@
-"""The best plan of a choice of placements: its chain of blocks cut into stages, under each of some schedules."""
+"""Rounding: the chain of blocks is cut into stages for a choice of placements, under each schedule of a node.
+
+The cuts are optimal for schedules with a closed form (`best_split`); others are improved by local moves.
+"""
 
 import math
 import operator
@@ -17,17 +20,17 @@ from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.lowered_memory import Weighing
+from autopar.search.lowered_memory import ChoiceCosts
 
 
-class Cutting:
-    """Cuts the chain for choices of configurations that differ in the schedule.
+class StageCutter:
+    """Cuts the chain of blocks for choices of placements of one node.
 
     Args:
-        search: What it is part of: the memory limit, and what else plans have to keep to.
-        pipelines: The configurations and their pipelines.
-        tables: What choices are of.
-        weighing: What weighs them.
+        search: Inputs of the search.
+        pipelines: Configurations of the node with their pipelines.
+        tables: Placement decisions.
+        costs: Memory and transfers of choices.
     """
 
     def __init__(
@@ -35,11 +38,11 @@ class Cutting:
         search: SearchContext,
         pipelines: Sequence[tuple[Configuration, Pipeline]],
         tables: Tables,
-        weighing: Weighing,
+        costs: ChoiceCosts,
     ) -> None:
-        self._search, self._pipelines, self._tables, self._weighing = search, tuple(pipelines), tables, weighing
+        self._search, self._pipelines, self._tables, self._costs = search, tuple(pipelines), tables, costs
 
-    def better(
+    def best_plan(
         self,
         choice: Choice,
         known: Candidate | None,
@@ -47,21 +50,21 @@ class Cutting:
         least: Callable[[Configuration], float],
         should_stop: Callable[[], bool],
     ) -> Candidate | None:
-        """Return the best plan of a choice if it is faster than the one known, else that.
+        """Return the best plan of a choice if it is faster than the incumbent, else the incumbent.
 
         Args:
             choice: The choice.
-            known: The best plan so far.
-            cutoff: Plans that take longer interest nobody, in seconds: they may be missed.
-            least: Returns what plans of the choice take at least, as far as that is known.
-            should_stop: Whether to leave a plan as it is.
+            known: The incumbent of the node.
+            cutoff: Step time in seconds above which plans may be missed.
+            least: Returns a lower bound on the plans of the choice under a configuration, in seconds.
+            should_stop: Whether to stop improving a plan.
         """
         totals, chain = self._tables.block_seconds(choice), self._tables.folded.chain
         if not np.isfinite(totals).all():
             return known
         limit, constraints = self._search.memory_limit, self._search.constraints
         passes_of: dict[bool, FloatArray] = {}
-        too_many: list[list[int]] = []  # microbatches that stages cannot hold
+        too_many: list[list[int]] = []  # microbatches in flight that do not fit
         for configuration, pipeline in self._pipelines:
             splits = SCHEDULES[pipeline.schedule].splits
             if splits not in passes_of:
@@ -75,13 +78,15 @@ class Cutting:
             holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
             if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
                 continue
-            memory, hops = self._weighing.bytes(choice, splits=splits), self._weighing.hops(choice, pipeline)
-            seconds = self._weighing.copied(choice, totals, passes, splits=splits)
+            memory, hops = self._costs.bytes(choice, splits=splits), self._costs.hops(choice, pipeline)
+            seconds = self._costs.seconds_with_copies(choice, totals, passes, splits=splits)
             if pipeline.fills:
                 found = best_split(seconds, memory, pipeline, limit, hops, constraints)
                 if found is None:
                     too_many.append(holds)
-                elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
+                elif (
+                    pipeline.schedule == "gpipe"
+                ):  # its last passes are backwards only, which hide less than with forwards between
                     found = (
                         found[0],
                         grouped_time(passes, seconds, chain, pipeline, found[0], hop_seconds(found[0], hops)),

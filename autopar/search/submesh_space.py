@@ -1,8 +1,8 @@
-"""The declared space of unequal stages: which devices a stage may have, and on which meshes.
+"""The declared space of pipelines with unequal stages: devices and meshes that a stage may have.
 
-A stage lies inside a node, on a number of devices that divides the node or is a power of two, or on whole nodes, whose
-number divides that of all nodes or is 2^i or 3 2^i. It lies in one group of equal nodes. Stages of one node start
-anywhere in it, stages of whole nodes with a node.
+A stage is on a part of a node, whose number of devices divides the node or is a power of two, or on whole nodes, whose
+number divides that of all nodes or is 2^i or 3 2^i. All its nodes are in one group of equal nodes. A stage on a part of
+a node starts at any device of the node, a stage on whole nodes at the first device of a node.
 """
 
 import math
@@ -15,20 +15,20 @@ from autopar.sharding import Mesh
 from autopar.units import format_seconds
 
 MOST_SUBMESHES = 20
-"""Meshes that are worked on; of more, those are left out whose sizes are furthest from the best equal stages'."""
+"""Meshes that are searched at most; those whose size is furthest from the best equal stages are left out."""
 
 MOST_STAGES = 16
-"""Of a pipeline with unequal stages."""
+"""Stages of a pipeline with unequal stages at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submesh:
-    """A mesh that stages may have, and where.
+    """A mesh that stages may have, with its places in the cluster.
 
     Attributes:
         mesh: The mesh.
-        starts: Its first devices; all of these places are alike but for what is around them.
-        group: Number of the group of equal nodes that it lies in.
+        starts: First device of each place; all places have equal links inside.
+        group: Number of its group of equal nodes.
     """
 
     mesh: Mesh
@@ -43,14 +43,14 @@ class Submesh:
 
 @dataclass(frozen=True, slots=True)
 class Unequal:
-    """Pipelines whose stages have meshes of their own.
+    """The space of pipelines with unequal stages.
 
     Attributes:
-        submeshes: The meshes of a stage.
+        submeshes: Meshes that a stage may have.
         stages: Numbers of stages.
-        microbatches: Microbatches per step.
-        schedule: Their order.
-        devices: Of all stages.
+        microbatches: Numbers of microbatches per step.
+        schedule: The schedule.
+        devices: Number of devices of all stages.
     """
 
     submeshes: tuple[Submesh, ...]
@@ -69,8 +69,8 @@ def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blo
     """Return the space of unequal stages of a job; None if it has none.
 
     Args:
-        space: Equal stages, as declared: they have the microbatches, and tell training from inference.
-        cluster: What the job runs on.
+        space: Declared configurations with equal stages, which determine the microbatches and the schedule.
+        cluster: The devices.
         gpus: Number of devices.
         num_blocks: Length of the chain of blocks.
     """
@@ -85,7 +85,7 @@ def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blo
 
 
 def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
-    """Yield the meshes that one of several stages may have.
+    """Yield the meshes that a stage may have.
 
     >>> from autopar.cluster import PRESETS
     >>> [f"{found.mesh} at {found.starts}" for found in submeshes(PRESETS["h100"].of_job(4), 4)]
@@ -104,8 +104,8 @@ def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
         first = end
 
 
-def nearest(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
-    """Return `MOST_SUBMESHES` of the meshes at most, those nearest to a size; all meshes of a size or none."""
+def nearest_submeshes(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
+    """Return at most `MOST_SUBMESHES` of the meshes, those nearest to a size; all meshes of a size or none."""
     kept: list[Submesh] = []
     for own in sorted({each.mesh.size for each in found}, key=lambda own: (max(own / size, size / own), own)):
         more = [each for each in found if each.mesh.size == own]
@@ -122,21 +122,20 @@ def _counts(num_nodes: int) -> list[int]:
 
 
 def _is_place(start: int, size: int, node: int) -> bool:
-    """Whether a stage may start so far from the start of its group."""
+    """Whether a stage of `size` devices may start `start` devices after the start of its group."""
     return start % node == 0 if size >= node else start % node + size <= node
 
 
 @dataclass(slots=True)
 class UnequalSpace:
-    """What became of the space of unequal stages.
+    """Result of the search of unequal stages.
 
     Attributes:
-        space: As declared.
-        opened: Numbers of microbatches that were looked at.
-        floor: No plan of those that were not has a lower objective, in seconds; infinity without any.
-        bound: No plan of those that were has a lower objective, in seconds; infinity without any.
-        submeshes: The meshes that stages could have.
-        why: Why the others were not looked at.
+        space: The declared space.
+        opened: Numbers of microbatches that were opened.
+        floor: Lower bound on the plans with other numbers, in seconds; infinity without any.
+        bound: Lower bound on the plans with opened numbers, in seconds; infinity without any.
+        submeshes: Meshes that were searched.
     """
 
     space: Unequal
@@ -146,7 +145,7 @@ class UnequalSpace:
     submeshes: tuple[Submesh, ...] = ()
 
     def words(self, best: float) -> tuple[str, ...]:
-        """Return in words what was looked for and what was not, given the best objective in seconds."""
+        """Describe what was searched and what was not, given the best objective in seconds."""
         space, found = self.space, []
         stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
         if self.opened:

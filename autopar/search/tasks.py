@@ -1,6 +1,6 @@
-"""The pieces a search is made of: what is to be done on one configuration, and what came of it.
+"""Records that pass between the search and its workers: tasks, and the findings that they return.
 
-A piece depends on nothing but itself and what was done on its configuration before, so it can be done anywhere.
+A task depends only on itself and on the earlier work on its cell, so that any process can execute it.
 """
 
 from dataclasses import dataclass
@@ -14,34 +14,37 @@ from autopar.search.candidate import Candidate
 
 
 class Work(StrEnum):
-    """Kinds of tasks: `BOUND` comes first; `PACE` bounds microbatches on the free axes of meshes of three axes."""
+    """Kinds of tasks: `BOUND` solves the relaxation of a cell, `ADVANCE` raises its bound and looks for better plans.
+
+    `SUBMESH` bounds a microbatch on the inner axes of a mesh with an outer data-parallel axis.
+    """
 
     BOUND = "bound"
     ADVANCE = "advance"
-    PACE = "pace"
+    SUBMESH = "submesh"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Something to be done on a configuration.
+class SearchTask:
+    """A task of the search on one cell.
 
     Attributes:
-        work: What.
-        configuration: On what: configurations that differ in the schedule only.
-        bound: No plan of the configuration has a lower objective, in seconds.
-        cutoff: Plans that take longer interest nobody, in seconds.
-        urgent: Whether no plan is known yet, so that any will do.
-        hasty: Bound below which a plan is looked for as well, in seconds.
-        hint: What is known of the same microbatches under other schedules.
-        branches: What plans of the configuration have to do to be of interest.
-        starts: Choices that are known to be worth considering, of the tables of these branches.
-        proves: Whether the bound is raised as far as can be; runners-up need no proof.
-        spreads_first: Whether pipelines are bounded by blocks that are spread over stages at once, which takes longer
-            than what says nothing of memory, and is worth it where that says little.
+        work: Kind of task.
+        family: The node: configurations that differ in the schedule only.
+        bound: Lower bound on its plans known so far, in seconds.
+        cutoff: Step time in seconds above which plans are of no use.
+        urgent: Whether the search has no plan yet.
+        hasty: Bound in seconds below which a relaxation also looks for a plan that fits.
+        hint: Bounds and placements known of the same microbatches under other schedules.
+        branches: Restrictions of the plans.
+        starts: Choices to consider first, of the tables under these branches.
+        proves: Whether the bound is raised to single choices; runners-up need no proof.
+        spreads_first: Whether the cut LP bounds pipelines from the start, in place of column generation: more costly,
+            and tighter where memory binds.
     """
 
     work: Work
-    configuration: Family
+    family: Family
     bound: float
     cutoff: float
     urgent: bool = False
@@ -53,33 +56,33 @@ class Piece:
     spreads_first: bool = False
 
     @property
-    def on(self) -> "Cell":
-        """What it is on; pieces on the same go on with one another."""
-        return self.configuration, self.branches
+    def cell(self) -> "Cell":
+        """The cell; tasks on the same cell continue one another."""
+        return self.family, self.branches
 
 
 Cell = tuple[Family, tuple[Branch, ...]]
-"""The plans of a family on some branches."""
+"""A node, and the branches that restrict its plans."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """What came of a piece.
+    """The result of a task.
 
     Attributes:
-        bound: No plan of the configuration has a lower objective, in seconds; infinity if it has none that fits.
-        best: Its best plan so far.
-        is_final: Whether nothing more can be done.
-        is_settled: Whether nothing but a proof of its best plan can be done, which may take longer than all before.
-        others: Plans of other signatures that were found on the way, the best of each.
-        work: Units of work of placement problems meanwhile.
-        cut: Placement problems that their limit of work or time has cut meanwhile.
-        state: All of what was done so far, for going on in another process; None if this one goes on.
-        pace: What a microbatch takes at least, whatever memory it takes.
-        split_pace: That with split backwards, if both were looked for.
-        unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
-        choices: Placements that are good at some prices, the best one without limits first.
-        peak_bytes: Memory that the worker it comes of has had at most; 0 if this process did it.
+        bound: Lower bound on the plans of the cell, in seconds; infinity if none fits.
+        best: Incumbent of the cell.
+        is_final: Whether no further task raises the bound.
+        is_settled: Whether no further task raises the bound but a proof, which may take longer than all before.
+        others: Best plan of each other signature that was found.
+        work: Units of work of the placement problems of the task.
+        cut: Placement problems of the task that their limit of work or time has cut.
+        state: Packed solver of the node, for another process; None if this process continues.
+        pace: Lower bound on the seconds of a microbatch without memory limits.
+        split_pace: Such a bound for schedules that split the backward, of `Work.SUBMESH`.
+        unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
+        choices: Placements that are optimal at some prices, the best one without memory limits first.
+        peak_bytes: Peak memory of the worker, in bytes; 0 if this process executed the task.
     """
 
     bound: float
@@ -98,5 +101,5 @@ class Finding:
 
     @property
     def plans(self) -> tuple[Candidate, ...]:
-        """All of its plans."""
+        """All plans of the finding."""
         return self.others if self.best is None else (self.best, *self.others)

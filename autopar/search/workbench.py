@@ -1,6 +1,6 @@
-"""The pieces a search is made of: what is to be done on one configuration, and what came of it.
+"""Executes search tasks in one process and keeps the solver of each cell for later tasks.
 
-A piece depends on nothing but itself and what was done on its configuration before, so it can be done anywhere.
+Solvers that wait long, or that another process may continue, are packed without search context, tables and programs.
 """
 
 import gc
@@ -23,89 +23,89 @@ from autopar.machine import peak_bytes
 from autopar.progress import StopCallback
 from autopar.search.branching import apply
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt
-from autopar.search.tasks import Cell, Finding, Piece, Work
+from autopar.search.node_solver import NodeSolver
+from autopar.search.tasks import Cell, Finding, SearchTask, Work
 from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
 SEARCH, TABLES, PROGRAM = "search", "tables", "program"
-"""What stands in a state for what every process has or can make."""
+"""Placeholders in a packed solver for objects that every process has or can write again."""
 
 KEPT_BYTES = 200e6
-"""Of memory in the tables of attempts that wait: a handful of a model without repeated blocks or on meshes of three
-axes, dozens else. Half as many where others may go on with them, for there are several processes."""
+"""Memory of the tables of waiting nodes: a handful of tables of a model without repeated blocks or on meshes of three
+axes, dozens otherwise. Half as much per process if there are several processes."""
 
 KEPT_TABLES = 100e6
-"""Of memory in tables that are kept for other schedules and branches, besides the last ones; half as many likewise."""
+"""Memory of the tables kept for other schedules and branches, besides the last tables; half as much likewise."""
 
 
 class _Pickler(pickle.Pickler):
-    """Packs an attempt without its search, tables and step program."""
+    """Packs a node solver without search context, tables and programs."""
 
-    def __init__(self, file: IO[bytes], attempt: Attempt) -> None:
+    def __init__(self, file: IO[bytes], node: NodeSolver) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
-        if attempt.hull is not None:
-            self._left_out[id(attempt.hull.rows)] = PROGRAM
-        if attempt.rounds is not None:
-            self._left_out |= dict.fromkeys(map(id, attempt.rounds.spreader.programs), PROGRAM)
+        self._left_out = {id(node.state.search): SEARCH, id(node.tables): TABLES}
+        if node.state.hull is not None:
+            self._left_out[id(node.state.hull.rows)] = PROGRAM
+        if node.cuts.rounds is not None:
+            self._left_out |= dict.fromkeys(map(id, node.cuts.rounds.spreader.programs), PROGRAM)
 
     def persistent_id(self, obj: object) -> str | None:
-        """Return what stands for an object; None if it is packed."""
+        """Return the placeholder of an object; None if it is packed."""
         return self._left_out.get(id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpacks an attempt on the same configuration as another one of this process."""
+    """Unpacks a node solver, given a new solver of the same node in this process."""
 
-    def __init__(self, file: IO[bytes], other: Attempt) -> None:
+    def __init__(self, file: IO[bytes], other: NodeSolver) -> None:
         super().__init__(file)
-        self._here = {SEARCH: other.search, TABLES: other.tables, PROGRAM: None}
+        self._here = {SEARCH: other.state.search, TABLES: other.tables, PROGRAM: None}
 
     def persistent_load(self, pid: str) -> object:
-        """Return what something stands for here; the program is written once the rest is there."""
+        """Return the object of a placeholder; programs are written once the rest is unpacked."""
         return self._here[pid]
 
 
 class Workbench:
-    """Does pieces, and keeps what was done on their configurations.
+    """Executes tasks, and keeps the solvers of their cells.
 
     Args:
-        search: What they are pieces of.
-        portable: Whether others may go on with them.
+        search: Inputs of the search.
+        portable: Whether other processes may continue the cells.
     """
 
     def __init__(self, search: SearchContext, *, portable: bool) -> None:
         self._search = search
         self._portable = portable
-        self._attempts: dict[Cell, Attempt] = {}
+        self._nodes: dict[Cell, NodeSolver] = {}
         self._states: dict[Cell, bytes] = {}
-        """Of attempts that have waited long: their tables are written again when they are gone on with."""
+        """Packed solvers of cells that have waited long; their tables are written again when a task continues them."""
         self._tables: dict[tuple[Mesh, int], Tables | None] = {}
-        """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
+        """Tables of the last meshes and numbers of microbatches, which all schedules and branches share."""
 
     @classmethod
     def unpacked(cls, search: bytes, should_stop: StopCallback) -> "Workbench":
-        """Return that of a process of its own, given the pickled search, all of which stays until the process ends."""
+        """Return the workbench of a worker process, given the pickled search context, which is never freed."""
         with uncollected():
             loaded: SearchContext = pickle.loads(search)
         gc.freeze()
         return cls(replace(loaded, should_stop=should_stop), portable=True)
 
     @seldom_collected()
-    def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
-        """Return what comes of a piece.
+    def execute(self, task: SearchTask, seconds: float, state: bytes | None = None) -> Finding:
+        """Execute a task and return its finding.
 
         Args:
-            piece: What is to be done.
-            seconds: Seconds left for it.
-            state: What was done before on its configuration, if that was elsewhere.
+            task: The task.
+            seconds: Seconds left for the task.
+            state: Packed solver of its cell, if another process has it.
         """
-        finding = self._done(piece, seconds, state)
+        finding = self._execute(task, seconds, state)
         return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
 
-    def _minor_paces(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
-        """Return the bounds of `bounds/submesh.py` for microbatches of `samples` samples on the two free axes."""
+    def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
+        """Return the bounds of `bounds/submesh.py` on a microbatch of `samples` samples on the two inner axes."""
         search = self._search
         batch = search.constraints.batch
         assert batch is not None, "meshes of three axes ask for it"
@@ -114,112 +114,114 @@ class Workbench:
         solve = partial(solve_limited, search.solver, end=end, should_stop=search.should_stop, seed=search.seed)
         return minor_paces(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
 
-    def _done(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
+    def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
-        if piece.work is Work.PACE:
-            first = piece.configuration[0]
+        if task.work is Work.SUBMESH:
+            first = task.family[0]
             samples = self._search.global_batch // first.num_microbatches
-            paces = self._minor_paces(first.mesh, samples, end)
+            paces = self._submesh_bound(first.mesh, samples, end)
             return Finding(0.0, None, paces.cut, pace=paces.joint, split_pace=paces.split, work=paces.work)
-        attempt = self._attempt(piece, end, state)
-        if attempt is None:
+        node = self._resume_node(task, end, state)
+        if node is None:
             return Finding(float("inf"), None, 0)
-        cut, work = attempt.cut, attempt.work
-        match piece.work:
+        known = node.state
+        cut, work = known.cut, known.work
+        match task.work:
             case Work.BOUND:
-                bound = max(piece.bound, attempt.relaxed(piece.cutoff))
-                if piece.urgent or bound < piece.hasty:
-                    attempt.hurry()
+                bound = max(task.bound, node.relax(task.cutoff))
+                if task.urgent or bound < task.hasty:
+                    node.relaxation.find_plan()
             case Work.ADVANCE:
-                bound = attempt.advance(piece.bound, piece.cutoff)
-        is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
+                bound = node.advance(task.bound, task.cutoff)
+        is_final = node.exhausted or (task.work is Work.BOUND and bound >= task.cutoff)
         if not is_final:
-            self._keep(piece.on, attempt)
+            self._keep_node(task.cell, node)
         return Finding(
             bound,
-            attempt.best,
-            attempt.cut - cut,
-            _pack(attempt) if self._portable and not is_final else None,
+            node.best,
+            known.cut - cut,
+            _pack(node) if self._portable and not is_final else None,
             is_final=is_final,
-            is_settled=attempt.is_settled,
-            work=attempt.work - work,
-            pace=attempt.pace,
-            unlimited=attempt.unlimited,
-            choices=attempt.choices,
+            is_settled=node.is_settled,
+            work=known.work - work,
+            pace=known.pace,
+            unlimited=known.unlimited,
+            choices=known.choices,
         )
 
-    def _begun(self, piece: Piece, end: float) -> Attempt | None:
-        """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
-        tables = self._tables_of(piece.configuration)
+    def _new_node(self, task: SearchTask, end: float) -> NodeSolver | None:
+        """Return a new solver of the cell of a task; None if constraints or branches exclude all its plans."""
+        tables = self._tables_of(task.family)
         if tables is None:
             return None
-        if not piece.branches:
-            return Attempt(self._search, piece.configuration, tables, end)
-        left = apply(piece.branches, tables, self._search.constraints)
+        if not task.branches:
+            return NodeSolver(self._search, task.family, tables, end)
+        left = apply(task.branches, tables, self._search.constraints)
         if left is None:
             return None
-        return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
+        return NodeSolver(replace(self._search, constraints=left[1]), task.family, left[0], end)
 
     def _tables_of(self, family: Family) -> Tables | None:
-        """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
+        """Return the tables of a node, and keep them for other schedules and branches."""
         of = family[0].mesh, family[0].num_microbatches
         self._tables[of] = self._tables.pop(of) if of in self._tables else self._search.tables(family)
         while len(self._tables) > 1 and self._nbytes(self._tables.values()) > KEPT_TABLES / self._share:
             self._tables.pop(next(iter(self._tables)))
         return self._tables[of]
 
-    def _keep(self, on: Cell, attempt: Attempt) -> None:
-        """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
-        self._attempts[on] = attempt
-        attempt.weighing.forget()
-        while len(self._attempts) > 1 and self._held() > KEPT_BYTES / self._share:
-            oldest = next(iter(self._attempts))
-            self._states[oldest] = _pack(self._attempts.pop(oldest))
+    def _keep_node(self, on: Cell, node: NodeSolver) -> None:
+        """Keep a solver for later tasks, and pack those that have waited longest above `KEPT_BYTES`."""
+        self._nodes[on] = node
+        node.finder.costs.clear_cache()
+        while len(self._nodes) > 1 and self._table_bytes() > KEPT_BYTES / self._share:
+            oldest = next(iter(self._nodes))
+            self._states[oldest] = _pack(self._nodes.pop(oldest))
 
-    def _held(self) -> int:
-        """Return the bytes of the tables of attempts that wait."""
-        return self._nbytes(attempt.tables for attempt in self._attempts.values())
+    def _table_bytes(self) -> int:
+        """Return the bytes of the tables of waiting nodes."""
+        return self._nbytes(node.tables for node in self._nodes.values())
 
     @property
     def _share(self) -> int:
-        """By how many others the memory is shared."""
+        """Divisor of the memory limits, for processes that share the memory of the machine."""
         return 2 if self._portable else 1
 
     @staticmethod
     def _nbytes(tables: Iterable[Tables | None]) -> int:
-        """Return the bytes of several tables, each counted once."""
+        """Return the bytes of distinct tables."""
         return sum({id(own): own.nbytes for own in tables if own is not None}.values())
 
-    def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
-        """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
-        attempt = self._attempts.pop(piece.on, None)
-        kept = self._states.pop(piece.on, None)
+    def _resume_node(self, task: SearchTask, end: float, state: bytes | None) -> NodeSolver | None:
+        """Return the solver of the cell of a task, with the earlier work on it; None if all its plans are excluded."""
+        node = self._nodes.pop(task.cell, None)
+        kept = self._states.pop(task.cell, None)
         state = kept if state is None else state
-        if attempt is None or state is not None:
-            attempt = self._begun(piece, end)
-            if attempt is not None and state is None:
-                attempt.begin_with(piece.starts)
-            if attempt is not None and state is not None:
-                attempt = _unpacked(state, attempt)
-        if attempt is not None:
-            attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
-            attempt.proves, attempt.spreads_first = piece.proves, piece.spreads_first
-        return attempt
+        if node is None or state is not None:
+            node = self._new_node(task, end)
+            if node is not None and state is None:
+                node.consider(task.starts)
+            if node is not None and state is not None:
+                node = _unpacked(state, node)
+        if node is not None:
+            known = node.state
+            known.end, known.urgent, known.hint = end, task.urgent, task.hint
+            known.proves, known.spreads_first = task.proves, task.spreads_first
+        return node
 
 
-def _pack(attempt: Attempt) -> bytes:
-    """Return what was found on a configuration."""
+def _pack(node: NodeSolver) -> bytes:
+    """Return a packed node solver."""
     file = BytesIO()
-    _Pickler(file, attempt).dump(attempt)
+    _Pickler(file, node).dump(node)
     return file.getvalue()
 
 
-def _unpacked(state: bytes, begun: Attempt) -> Attempt:
-    """Return the attempt that was packed, given one that is just begun on the same configuration."""
-    attempt = _Unpickler(BytesIO(state), begun).load()
-    assert isinstance(attempt, Attempt), "states are of attempts"
-    if attempt.hull is not None:
-        attempt.hull.rows = attempt.program()
-    if attempt.rounds is not None:
-        attempt.rounds.spreader.program = attempt.block()
-    return attempt
+def _unpacked(state: bytes, begun: NodeSolver) -> NodeSolver:
+    """Unpack a node solver, given a new solver of the same node."""
+    node = _Unpickler(BytesIO(state), begun).load()
+    assert isinstance(node, NodeSolver), "a packed state is a node solver"
+    if node.state.hull is not None:
+        node.state.hull.rows = node.relaxation.program()
+    if node.cuts.rounds is not None:
+        node.cuts.rounds.spreader.program = node.cuts.program()
+    return node

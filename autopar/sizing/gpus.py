@@ -35,7 +35,7 @@ from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.planning import find_plan, quick
@@ -425,8 +425,8 @@ class Finder:
 def _too_large(search: SearchContext, configuration: Configuration, end: float) -> bool:
     if time.monotonic() > end:
         return False
-    attempt = begin_attempt(search, (configuration,), end)
-    return attempt is None or min(attempt.least_bytes.values()) > search.memory_limit
+    node = open_node(search, (configuration,), end)
+    return node is None or min(node.state.least_bytes.values()) > search.memory_limit
 
 
 class _Watch:

@@ -23,7 +23,7 @@ from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import NodeSolver
 from autopar.solvers.limited import solve_limited
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
 
@@ -81,23 +81,6 @@ def _splits_nothing(strategy: Strategy) -> bool:
     return all(sharded_dim(placement) is None for placement in (*strategy.inputs, *strategy.outputs))
 
 
-class _Collecting(Attempt):
-    """Work on one configuration that remembers every choice it looked at, in order."""
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The choices."""
-        return tuple(self.__dict__.get("_choices", ()))
-
-    def remember(self, choice: Choice) -> None:
-        """Remember a choice."""
-        self.__dict__.setdefault("_choices", {})[choice] = None
-
-    def _consider(self, choice: Choice) -> None:
-        self.remember(choice)
-        super()._consider(choice)
-
-
 def complete(
     state: State,
     rules: Rules,
@@ -146,16 +129,16 @@ def complete(
     )
     configuration = Configuration(flow.num_stages, topology.mesh, flow.num_microbatches, flow.schedule)
     end = time.monotonic() + limit
-    attempt = _Collecting(search, [configuration], tables, end)
+    node, found = NodeSolver(search, [configuration], tables, end), list[Choice]()
     for hidden in HIDDEN:
         weighting = weights(tables, flow, recompute=Recompute.NONE, hidden=hidden, bounding=False, traffic=None)
         solution = solve_limited(search.solver, problem(tables, weighting), end).solution
         if solution.choice is not None:
-            attempt.remember(solution.choice)
-    bound = attempt.relaxed(math.inf)
+            found.append(solution.choice)
+    bound = node.relax(math.inf)
     if math.isfinite(bound):
-        attempt.improve(bound, math.inf)
-    for choice in attempt.choices:
+        node.solve(bound, math.inf)
+    for choice in dict.fromkeys([*found, *node.finder.considered]):
         yield _decided(state, tables, choice, axes, tactic)
 
 

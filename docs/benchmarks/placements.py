@@ -19,7 +19,8 @@ from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
-from autopar.search.node_solver import BLOCK_GAP, Attempt
+from autopar.search.node_solver import NodeSolver
+from autopar.search.settings import DEFAULT_SETTINGS
 from autopar.solvers.auto import Auto
 from autopar.task import Effort, prepare
 
@@ -64,22 +65,22 @@ def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]
     """Return the placement problems of the first prices of a family, and the seconds each takes to write and solve."""
     tables = search.tables(family)
     assert tables is not None, "nothing is pinned"
-    attempt = Attempt(search, family, tables, math.inf)
-    attempt.spreads_first = True
-    attempt.relaxed(math.inf)  # without memory, for a choice to begin with
+    node = NodeSolver(search, family, tables, math.inf)
+    node.state.spreads_first = True
+    node.relax(math.inf)  # without memory, for a choice to begin with
     found: list[Problem] = []
 
     def solve(instance: Problem, cutoff: float) -> Solution:
         found.append(instance)
-        return Auto().solve(instance, cutoff=cutoff, gap=BLOCK_GAP)
+        return Auto().solve(instance, cutoff=cutoff, gap=DEFAULT_SETTINGS.node.block_gap)
 
     seconds = 0.0
     for _ in range(2):
         found.clear()
-        spreader = Spreader(tables, attempt.block(), attempt.choices, solve)
+        spreader = Spreader(tables, node.cuts.program(), node.state.choices, solve)
         order = search.room.order(family[0])
         began = time.perf_counter()
-        spreader.price_memory(order, search.room.rest(family[0], attempt.pace), levels_of(order))
+        spreader.price_memory(order, search.room.rest(family[0], node.state.pace), levels_of(order))
         seconds = time.perf_counter() - began
     return found, seconds / len(found)
 
@@ -92,9 +93,9 @@ def alone(problems: list[Problem]) -> float:
         for problem in problems:
             own = replace(problem, kinship=None)
             began = time.perf_counter()
-            solution = Auto().solve(own, gap=BLOCK_GAP)
+            solution = Auto().solve(own, gap=DEFAULT_SETTINGS.node.block_gap)
             seconds += time.perf_counter() - began
-            other = Auto().solve(problem, gap=BLOCK_GAP)
+            other = Auto().solve(problem, gap=DEFAULT_SETTINGS.node.block_gap)
             assert solution.bound <= other.cost * (1 + 1e-9), "a bound is above a choice"
             assert other.bound <= solution.cost * (1 + 1e-9), "a bound is above a choice"
     return seconds / len(problems)

@@ -13,8 +13,8 @@ from functools import partial
 from autopar.api import plan_task
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.request import JobRequest
-from autopar.search.heterogeneous_stages import UnequalAttempt
-from autopar.search.submesh_space import nearest
+from autopar.search.heterogeneous_stages import UnequalNodeSolver
+from autopar.search.submesh_space import nearest_submeshes
 from autopar.solvers.staging.dynamic_program import solve
 from autopar.solvers.staging.integer_program import program, solve_cp_sat, solve_highs
 from autopar.staging import Staged
@@ -61,15 +61,15 @@ def _row(case: Case) -> str:
     space = task.unequal
     assert space is not None, case.name
     end = time.monotonic() + 600
-    submeshes = nearest(space.submeshes, case.gpus / 2)
-    attempt = UnequalAttempt(search, submeshes, space, case.microbatches, lambda: False, lambda: end)
-    options = attempt.options()
+    submeshes = nearest_submeshes(space.submeshes, case.gpus / 2)
+    solver = UnequalNodeSolver(search, submeshes, space, case.microbatches, lambda: False, lambda: end)
+    options = solver.first_options()
     assert options is not None, case.name
     solve(options.staging, 0.0)  # compiled before it is timed
     found, seconds = _timed(partial(solve, options.staging))
-    relaxed = solve(attempt.relaxed())
+    relaxed = solve(solver.relaxed_staging())
     sizes = "+".join(str(options.staging.sizes[leg.option]) for leg in found.route)
-    row = f"{case.name:34}{sizes:8}{len(options.placed):8}{found.seconds * 1e3:10.2f}{relaxed.bound * 1e3:10.2f}"
+    row = f"{case.name:34}{sizes:8}{len(options.placements):8}{found.seconds * 1e3:10.2f}{relaxed.bound * 1e3:10.2f}"
     row += f"{seconds:8.2f}"
     for most in (1 + 1e-6, SLACK):
         row += f"{len(program(options.staging, most * found.seconds).legs):10}"

@@ -40,7 +40,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.history import History
-from autopar.search.node_solver import Attempt
+from autopar.search.node_solver import NodeSolver
 from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding
 from autopar.solvers.limited import PLACEMENT_SECONDS
@@ -95,27 +95,21 @@ class _Axes:
         self.axis += 1
 
 
-class _Stage(Attempt):
-    """Work on one configuration with the placements on some axes decided."""
-
-    def choose(self, *, bounded: bool) -> Choice | None:
-        """Return the choice with the least seconds, or with the least under the memory limit of an even cut."""
-        weighting = weights(self.tables, self.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
-        mixes: tuple[StageMix, ...] = ()
-        if bounded:
-            chain, stages = self.tables.folded.chain, self.pipeline.num_stages
-            ends = [round(stage * len(chain) / stages) for stage in range(stages + 1)]
-            keeps = Recompute.FULL if SCHEDULES[self.pipeline.schedule].trains else Recompute.NONE
-            split = Split.uniform(tuple(pairwise(ends)), (keeps,) * stages)
-            mixes = stage_mixes(chain, self.pipeline, split, len(self.tables.folded.kinds))
-        limit = self.search.memory_limit if bounded else math.inf
-        instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
-        left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
-        return self.search.solver.solve(instance, time_limit=left, should_stop=self.search.should_stop).choice
-
-    def take(self, choice: Choice) -> None:
-        """Cut the chain into stages for a choice."""
-        self._consider(choice)
+def _choose(node: NodeSolver, *, bounded: bool) -> Choice | None:
+    """Return the placements of a node with the least seconds, or those under the memory limit of an even split."""
+    state, search, pipeline = node.state, node.state.search, node.pipeline
+    weighting = weights(node.tables, pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
+    mixes: tuple[StageMix, ...] = ()
+    if bounded:
+        chain, stages = node.tables.folded.chain, pipeline.num_stages
+        ends = [round(stage * len(chain) / stages) for stage in range(stages + 1)]
+        keeps = Recompute.FULL if SCHEDULES[pipeline.schedule].trains else Recompute.NONE
+        split = Split.uniform(tuple(pairwise(ends)), (keeps,) * stages)
+        mixes = stage_mixes(chain, pipeline, split, len(node.tables.folded.kinds))
+    limit = search.memory_limit if bounded else math.inf
+    instance = problem(node.tables, weighting, mixes, limit, str(state.configuration))
+    left = max(0.1, min(PLACEMENT_SECONDS, state.end - time.monotonic()))
+    return search.solver.solve(instance, time_limit=left, should_stop=search.should_stop).choice
 
 
 def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
@@ -132,10 +126,10 @@ def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
             outcome.stopped = _stopped(search, end)
             if outcome.stopped:
                 break
-        outcome.take(Finding(0.0, found, cut=0), search.keep)
+        outcome.add_finding(Finding(0.0, found, cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, 0.0)
+        outcome.history.record(best, 0.0)
         search.progress(Progress("alpa", done + 1, len(space), best, 0.0, str(configuration)))
     return outcome
 
@@ -155,15 +149,15 @@ def _best(search: SearchContext, configuration: Configuration, end: float) -> Ca
         if _stopped(search, end):
             return None
         tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs, axes)
-        stage = _Stage(search, [configuration], tables, end)
-        choice = stage.choose(bounded=False)
+        node = NodeSolver(search, [configuration], tables, end)
+        choice = _choose(node, bounded=False)
         if choice is None:
             return None
         if last:
-            stage.take(choice)
-            if stage.best is None and (smaller := stage.choose(bounded=True)) is not None:
-                stage.take(smaller)
-            return stage.best
+            node.consider([choice])
+            if node.best is None and (smaller := _choose(node, bounded=True)) is not None:
+                node.consider([smaller])
+            return node.best
         axes.decide(tables, choice)
     return None
 

@@ -150,7 +150,7 @@ class Race:
             self.prices[degrees] = price = self._price(degrees)
             if price.fits and price.seconds < self.best:
                 self.best = price.seconds
-                self.history.note(price.seconds, 0.0)
+                self.history.record(price.seconds, 0.0)
             if len(self.prices) % TOLD == 0:
                 self.progress(Progress(self.method, len(self.prices), 0, self.best, detail=str(degrees)))
         return self.prices[degrees]

@@ -12,7 +12,7 @@ from autopar.formulate.manual_recipes import BatchDims, recipes
 from autopar.progress import Progress
 from autopar.search.context import SearchContext
 from autopar.search.history import History
-from autopar.search.node_solver import begin_attempt
+from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 
 
@@ -26,14 +26,14 @@ def recipe_search(search: SearchContext, space: list[Configuration], dims: Batch
             outcome.stopped = "interrupted" if search.should_stop() else "time limit"
             break
         outcome.solved += len(family)
-        attempt = begin_attempt(search, family, end)
-        if attempt is None:
+        node = open_node(search, family, end)
+        if node is None:
             continue
-        attempt.follow(recipes(attempt.tables, dims))
-        if attempt.best is not None:
-            outcome.candidates.append(attempt.best)
+        node.consider_recipes(recipes(node.tables, dims))
+        if node.best is not None:
+            outcome.candidates.append(node.best)
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, 0.0)
+        outcome.history.record(best, 0.0)
         search.progress(Progress("recipes", done + 1, len(known), best, 0.0, str(family[0])))
     return outcome

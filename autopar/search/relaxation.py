@@ -1,0 +1,191 @@
+"""Lower bounds of one node from the placement relaxation: without memory limits, then by column generation.
+
+The master problem and its pricing are in `bounds/column_generation.py`; placements found on the way become plans.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.bounds.column_generation import Hull
+from autopar.bounds.critical_path import LeastPath
+from autopar.bounds.master_problem import MOST_APART, step_program
+from autopar.bounds.master_rows import StepProgram
+from autopar.bounds.microbatch import Pace, launched
+from autopar.formulate.linear_weights import kind_weights, problem
+from autopar.formulate.tables import Slot
+from autopar.problem import Choice
+from autopar.search.node_state import NodeState
+from autopar.search.placement_solver import PlacementSolver
+from autopar.search.plan_finder import PlanFinder
+
+
+class Relaxation:
+    """Bounds a node by its placement problem and by column generation.
+
+    *Relaxes* single choices to their means, and the integrality of stage cuts; *valid* for every node; *costs* one
+    placement problem, and one for each column; *source*: Dantzig and Wolfe (1960), `bounds/master_problem.py`.
+
+    Args:
+        state: The node.
+        solver: Solver of its placement problems.
+        finder: Turns placements into plans.
+    """
+
+    def __init__(self, state: NodeState, solver: PlacementSolver, finder: PlanFinder) -> None:
+        self._state, self._solver, self._finder = state, solver, finder
+        self._first = 0.0
+        self._is_fine = False
+        self._is_rounded = False
+
+    def bound_without_memory(self, cutoff: float) -> float:
+        """Return a lower bound on the plans without memory limits, in seconds.
+
+        Args:
+            cutoff: A bound that is enough.
+        """
+        state = self._state
+        if state.relaxed_choice is None:
+            self._first = self._first_bound(cutoff)
+        bound = self._first
+        if state.relaxed_choice is None or bound >= cutoff:
+            return bound
+        if state.pipeline.num_stages > 1:
+            bound = max(bound, self._undivided_bound() + state.pipeline.fixed)
+        if state.hull is not None and bound < cutoff < math.inf:  # else nothing is known yet that it might exclude
+            bound, _ = self.raise_bound(bound, cutoff, state.settings.relaxed_steps, memory=False)
+        return bound
+
+    def raise_bound(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
+        """Raise the bound by column generation; return it and whether further steps may raise it.
+
+        Args:
+            bound: The bound known so far.
+            cutoff: A bound that is enough.
+            steps: Prices to try at most.
+            memory: Whether memory is limited.
+        """
+        state = self._state
+        assert state.hull is not None, "the relaxation is solved first"
+        more = True
+        for _ in range(steps):
+            best = state.best.objective if state.best is not None else math.inf
+            bound = max(bound, state.hull.bound)
+            if not more or state.is_stopped() or bound >= state.target(cutoff):
+                break
+            more = state.hull.step(self._solver.solve_priced, min(cutoff, best), self._finder.consider, memory=memory)
+        return max(bound, state.hull.bound), more
+
+    def find_plan(self) -> None:
+        """Generate columns under the memory limit until one gives a plan that fits: a first incumbent."""
+        state = self._state
+        if state.hull is None:
+            return
+        for _ in range(state.settings.hurried_steps):
+            if (
+                state.best is not None
+                or state.is_stopped()
+                or not state.hull.step(self._solver.solve_priced, math.inf, self._finder.consider, memory=True)
+            ):
+                break
+
+    def round_once(self) -> None:
+        """Consider the best placements of a pipeline without memory limits, at the first call."""
+        if not self._is_rounded and self._state.pipeline.num_stages > 1:
+            solution = self._solver.solve(hidden=1.0, recompute=self._state.fastest, bounding=False)
+            if solution.choice is not None:
+                self._finder.consider(solution.choice)
+        self._is_rounded = True
+
+    def refine(self) -> bool:
+        """Write the master problem with separate rows for parts of a long pipeline; return whether that is new."""
+        state = self._state
+        if self._is_fine or state.bounding.num_groups <= MOST_APART or state.spreads:
+            return False
+        assert state.hull is not None, "the relaxation is solved first"
+        self._is_fine = True
+        known = state.hull.choices
+        state.hull = Hull(state.tables, self.program())
+        for choice in reversed(known):
+            state.hull.add(choice)
+        return True
+
+    def program(self) -> StepProgram:
+        """Return the rows of the master problem, of the configurations that the bound covers."""
+        state = self._state
+        main = max(state.tables.folded.kinds, key=lambda kind: kind.count)
+        return step_program(
+            state.tables,
+            state.bounding,
+            state.search.memory_limit,
+            flavours=state.search.constraints.flavours(main.instances),
+            fastest=state.fastest,
+            hosted=state.search.constraints.hosted,
+            path=self._critical_path(),
+            finely=self._is_fine,
+        )
+
+    def _first_bound(self, cutoff: float) -> float:
+        """Return the bound of one placement problem, and start the master problem unless that bound is enough."""
+        state = self._state
+        fixed, hint = state.pipeline.fixed, state.hint
+        if hint.pace.seconds and hint.choices:
+            state.pace, found = hint.pace, hint.choices[0]
+            bound = hint.pace.seconds * state.bounding.rounds / state.bounding.num_groups + fixed
+            self._start_master(bound, cutoff, found)
+            return bound
+        hidden = 1.0 if state.pipeline.num_stages == 1 else 0.0
+        solution = self._solver.solve(hidden=hidden, recompute=state.fastest, bounding=True, cutoff=cutoff - fixed)
+        bound = max(solution.bound, launched(state.tables, state.bounding)) + fixed
+        if state.pipeline.num_stages > 1:
+            seconds = (bound - fixed) * state.bounding.num_groups / state.bounding.rounds
+            state.pace = Pace(seconds, hint.pace.blocks or (0.0,) * len(state.tables.folded.chain))
+        self._start_master(bound, cutoff, solution.choice)
+        return bound
+
+    def _start_master(self, bound: float, cutoff: float, choice: Choice | None) -> None:
+        """Start the master problem with a choice, unless the bound is enough or the cut LP replaces it.
+
+        The cut LP sees which stage waits for which, so that nothing is gained by a master problem beside it.
+        """
+        state = self._state
+        if choice is None or bound >= cutoff or state.is_stopped():
+            return
+        state.relaxed_choice = choice
+        if state.spreads_first and state.spreads:
+            return
+        state.prune_schedules(cutoff)
+        state.hull = Hull(state.tables, self.program())
+        for known in (choice, *state.hint.choices):
+            state.hull.add(known)
+        self._finder.consider(choice)  # now that the master problem may bound the plans of this choice
+
+    def _critical_path(self) -> LeastPath | None:
+        """Return a lower bound on the critical path under each schedule; None if one of them has none."""
+        search = self._state.search
+        known = [search.floor.path(configuration, search.global_batch) for configuration in self._state.bounded]
+        found = known[0]
+        for path in known[1:]:
+            found = None if found is None or path is None else found.joined(path)
+        return found
+
+    def _undivided_bound(self) -> float:
+        """Return the bound in seconds that follows from undivided blocks, each kind at its own least time."""
+        state = self._state
+        assert state.relaxed_choice is not None, "the relaxation is solved first"
+        chain = state.tables.folded.chain
+        if not any(state.pace.blocks):
+            counts = np.array([kind.count for kind in state.tables.folded.kinds])
+            totals = state.tables.block_seconds(state.relaxed_choice)
+            inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
+            least = np.zeros(len(counts))
+            for kind in np.argsort(-inline)[: state.settings.heavy_kinds]:
+                if state.is_stopped():
+                    break
+                weighting = kind_weights(state.tables, [int(kind)], 0.0)
+                instance = problem(state.tables, weighting, name=str(state.configuration))
+                host = float(state.tables.host_seconds[kind].sum())
+                least[kind] = max(0.0, host, self._solver.solve_problem(instance).bound)
+            state.pace = replace(state.pace, blocks=tuple(least[np.asarray(chain)].tolist()))
+        return min(state.pace.flow(pipeline) for pipeline in (state.bounding, *state.bounding.others))
