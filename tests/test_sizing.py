@@ -148,7 +148,7 @@ class _Scripted:
 
     @property
     def finder(self) -> Any:
-        return SimpleNamespace(weighing=SimpleNamespace(peak=lambda choice, split: self.memory_limit))
+        return SimpleNamespace(costs=SimpleNamespace(peak=lambda choice, split: self.memory_limit))
 
     def open_node(self, family: Any, end: float) -> "_Scripted":
         self.tried.append(self.memory_limit)
