@@ -11,9 +11,9 @@ from tests.formulations import folded, good_choice, rules
 
 
 def test_remaining_strategies_keep_their_costs() -> None:
-    """Seconds by kind and slot, those on links between nodes among them, of a choice with two strategies per node.
+    """Seconds by kind and slot, links between nodes included, of a choice if two strategies per decision remain.
 
-    Nodes of eight devices: the outer axis of the mesh leaves them, the inner one does not.
+    Nodes have eight devices: the outer axis of the mesh crosses nodes, the inner one does not.
     """
     tables = build_tables(folded("gpt2"), rules("gpt2"), Mesh.of(outer=2, inner=8), CostModel(PRESETS["h100"]))
     rng = np.random.default_rng(0)

@@ -95,7 +95,7 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
 
 
 def _resharder(found: Tables, slot: Slot) -> Resharder:
-    """Return what prices a slot: gradients and new parameters travel in buckets."""
+    """Return the resharder that prices a slot: gradients and new parameters travel in buckets."""
     if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE):
         return Resharder(found.mesh, Bucketed(found.costs))
     return found.resharder
@@ -221,7 +221,7 @@ class _Unfolded:
         self.totals[Slot.BACKWARD_WEIGHT if self.covers(op) else _paid(op)].append(float(seconds[0]))
 
     def covers(self, op: Op) -> bool:
-        """Whether what a backward op makes ends in one sum of gradients and nowhere else, by following every use."""
+        """Whether all uses of a backward op's outputs end in one gradient sum, by following every use."""
         ends, ways = set(), list(filter(None, op.outputs))
         while ways:
             value = ways.pop()
@@ -294,9 +294,9 @@ def test_objective_equals_weights_times_totals(name: str, mode: str) -> None:
 
 
 def test_flat_arrays_equal_nodes_and_edges() -> None:
-    """Totals, bytes and problems come of arrays: they are those of one decision and one pair after the other.
+    """Totals, bytes and problems from flat arrays equal sequential sums over nodes and edges.
 
-    Of a mesh some of whose axes leave nodes, at random weights, with prices on bytes and on a pair.
+    The mesh has an axis that crosses nodes; weights are random, and bytes and one pair of nodes have prices.
     """
     near, h100 = good_choice("gpt2", "train"), PRESETS["h100"]
     costs = CostModel(replace(h100, devices_per_node=2, inter=replace(h100.inter, nics=None)))

@@ -179,7 +179,7 @@ def computes(program: Program, kind: str) -> list[tuple[Compute, list[Exchange]]
 
 
 def spatial_pins(folded: Folded, placement: str) -> dict[str, str]:
-    """Return what every convolution with padding in front of the pooling makes, at a placement."""
+    """Return a pin to a placement for the output of every convolution of repeated blocks."""
     return {op.outputs[0]: placement for kind in folded.kinds if kind.count > 1 for op in kind.ops if op.kind == "Conv"}
 
 

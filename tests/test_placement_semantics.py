@@ -25,7 +25,7 @@ from tests.pinned_plans import best_candidate, execution, op_placements, pinned,
 from tests.random_graphs import Writer
 
 HEAD_TERM = "logits.weight.vjp.0"
-"""What the head of GPT-2 adds to the gradient of the embedding it shares."""
+"""The term that the head of GPT-2 adds to the gradient of its shared embedding."""
 
 
 def strategy(text: str, *, cyclic: bool = False) -> Strategy:
@@ -35,7 +35,7 @@ def strategy(text: str, *, cyclic: bool = False) -> Strategy:
 
 
 def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
-    """Return what placements stand for when ops can do this and nothing else but replicate."""
+    """Return the meaning of placements if ops have the offered strategies and replication only."""
 
     def rule(op: Op) -> Rule:
         whole = strategy(",".join("R" * len(op.inputs)) + "->" + ",".join("R" * len(op.outputs)))
@@ -45,7 +45,7 @@ def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
 
 
 def texts(found: Meaning, name: str) -> set[str]:
-    """Return what an op can do besides replicating, as text."""
+    """Return the strategies of an op as text, without replication."""
     op = next(op for op in found.folded.graph.ops if op.name == name)
     return {str(item) for item in found.strategies(op) if not item.is_replicate}
 
@@ -92,11 +92,11 @@ ALONG = strategy("S(1)->S(1)", cyclic=True)
 @pytest.mark.parametrize(
     ("offered", "chunks", "offers"),
     [
-        # what ends in chunks lies in chunks from the parameter on
+        # chunks spread back to the parameter
         ({"op0": [TIED], "op1": [ALONG], "op2": [strategy("S(1/3)->S(1)")]}, (3, 3, 1), "S(1/3) -> S(1/3)"),
-        # whoever knows nothing but plain shards of such a dim has to do without
+        # strategies with plain shards of a chunked dim are left out
         ({"op0": [TIED], "op1": [strategy("S(1)->S(1)"), strategy("S(1/3)->S(1)")]}, (3, 1, 1), "S(1/3) -> S(1)"),
-        # chunks of what no parameter feeds are left alone
+        # a dim that is not tied to a parameter gets no chunks
         ({"op1": [ALONG], "op2": [strategy("S(1/3)->S(1)")]}, (1, 1, 1), "S(1) -> S(1)"),
         # 12 columns in 4 chunks of 3 cannot be shared by two devices
         ({"op0": [TIED], "op1": [ALONG], "op2": [strategy("S(1/4)->S(1)")]}, (1, 1, 1), "S(1) -> S(1)"),
@@ -178,7 +178,7 @@ def test_a_fused_projection_is_split_by_heads(degree: int) -> None:
 
 @pytest.mark.parametrize("ranges", [((0, 5),), ((0, 3), (3, 5))], ids=["inside", "between stages"])
 def test_terms_of_a_tied_embedding_are_reduced_once(ranges: tuple[tuple[int, int], ...], cache_dir: Path) -> None:
-    """Data parallel: what the head adds to the gradient crosses blocks as terms, and is reduced with the rest."""
+    """Data parallel: the head's gradient term crosses blocks as a partial sum and is reduced once, with the rest."""
     model, rules = Execution.of("gpt2", 4, 2), model_rules("gpt2", cache_dir)
     tables = build_tables(model.folded, rules, Mesh.of(inner=2), QUICK_MEMORY)
     dims = batch_dims(model_graph("gpt2", 4).values, model_graph("gpt2", 8).values)

@@ -113,7 +113,7 @@ def _links(
     gradient: tuple[tuple[float, float, float], ...] = (),
     reduce: tuple[tuple[float, float, float], ...] = (),
 ) -> LinkJobs:
-    """Return what links carry: moment, seconds inside a node and between nodes; `waited` in every backward."""
+    """Return traffic as rows (moment, seconds inside a node, seconds between nodes); `waited` in every backward."""
     nothing, backward, every, once = (np.array(rows).reshape(-1, 3) for rows in ((), waited, gradient, reduce))
     return LinkJobs((nothing, backward, nothing), every, once)
 
@@ -138,8 +138,8 @@ def test_traffic_of_every_microbatch_sets_the_pace() -> None:
 def test_gradients_queue_behind_traffic_of_their_link() -> None:
     """One group, 2 microbatches of 1 + 2 s under GPipe: backwards at 2 and 4, gradients of 1 s from 3 and 5 on.
 
-    Each backward has the link between nodes for 1.5 s: from 2 on that has 1.5 + 1 + 1.5 + 1 s to do, until 7. What is
-    inside a node hinders nobody: until 6.
+    Collectives of each backward use the link between nodes for 1.5 s: from 2 on it carries 1.5 + 1 + 1.5 + 1 s,
+    until 7. Traffic inside a node delays no gradients: the step ends at 6.
     """
     waited, gradient = ((0.0, 0.0, 1.5),), ((1.0, 0.0, 1.0),)
     inside = ((0.0, 1.5, 0.0),)
@@ -151,7 +151,7 @@ def test_gradients_queue_behind_traffic_of_their_link() -> None:
 
 @st.composite
 def _carried(draw: st.DrawFn, passes: Sequence[float], last: int) -> LinkJobs:
-    """Draw what links carry of passes that take so long: each row is ready before its pass is over."""
+    """Draw the traffic of passes of the given seconds: each row is ready before its pass ends."""
 
     def rows(number: int) -> FloatArray:
         moments = st.integers(0, int(passes[number])).map(float)
@@ -161,7 +161,7 @@ def _carried(draw: st.DrawFn, passes: Sequence[float], last: int) -> LinkJobs:
 
 
 def _served(jobs: list[tuple[float, float]]) -> float:
-    """Return when a link has carried all, given when each is ready and what it takes: one after the other."""
+    """Return when a link has carried all jobs (ready time, seconds), first in, first out."""
     free = 0.0
     for ready, seconds in sorted(jobs):
         free = max(free, ready) + seconds if seconds else free

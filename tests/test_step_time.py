@@ -108,7 +108,7 @@ def test_recompute_by_hand() -> None:
 
 
 def test_selective_recompute_by_hand() -> None:
-    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7 + 1 = 32.
+    """As above with half the forward recomputed: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7 + 1 = 32.
 
     Its reductions start 2.5 s before the end: 32 - 2.5 + (9 - 2.5) = 36.
     """
@@ -272,7 +272,7 @@ def test_best_split_satisfies_constraints(
 
 @st.composite
 def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints]:
-    """Draw the same of a training step in which host memory may be used, and what may lie there."""
+    """Draw a training case of `_chains` with host memory, and constraints on its use."""
     totals, memory, pipeline, limit, hop = draw(_chains().filter(lambda case: len(case[1].flavours) > 1))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = len(totals)
@@ -364,7 +364,7 @@ def test_offload_is_no_faster_where_all_fits_on_the_device(
 
 
 def _traffic(totals: FloatArray, memory: ChainBytes) -> float:
-    """Return the seconds of all traffic of gradients, and of what is gathered to run again before it."""
+    """Return the seconds of all gradient traffic, and of parameter gathers of selective recompute."""
     return float(totals[list(memory.chain)][:, [Slot.REDUCE, Slot.GRADIENT, Slot.SELECTIVE_GATHER]].sum())
 
 
@@ -447,7 +447,7 @@ def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: floa
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 @pytest.mark.parametrize("traffic", [0.0, 0.6])
 def test_bounds_hold_for_software_that_hides_little(pipeline: Pipeline, traffic: float) -> None:
-    """The same with a share of communication exposed, a slowdown of the rest, and a host that launches slowly."""
+    """Bounds are below every plan if communication is partly exposed, overlap slows down, and launches take long."""
     scalars = (("overlap_slowdown", 1.2), ("exposed_share", 0.1), ("host_launch", 2e-5))
     stack = Stack("slow", scalars=scalars)
     plain = tables("gpt2")
@@ -470,7 +470,7 @@ def test_bounds_hold_for_software_that_hides_little(pipeline: Pipeline, traffic:
 
 
 def test_the_bound_of_one_stage_is_tight() -> None:
-    """Where gradients leave no room to hide in, multiplier 1 makes the objective the step time."""
+    """If gradient traffic fills the whole backward, the objective with multiplier 1 equals the step time."""
     found = tables("mlp-xs")
     pipeline = Pipeline(1, 1, "1f1b")
     weighting = weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=True)
@@ -488,10 +488,10 @@ def test_the_bound_of_one_stage_is_tight() -> None:
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 @pytest.mark.parametrize("price", [1e-12, 1e-9])
 def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price: float) -> None:
-    """Weak duality: objective plus price times the excess of the mean stage is at most the step time of what fits.
+    """Weak duality: objective plus price times the excess of the mean stage is at most the step time of a fitting plan.
 
-    The limit is set to what the plan needs, the tightest one it fits. The most frequent kind keeps its activations or
-    recomputes, whichever is the lesser; the others do neither and pay for neither.
+    The limit is the peak of the plan, the tightest limit that it fits. The most frequent kind keeps its activations or
+    recomputes, whichever is less; the other kinds pay for neither kept bytes nor recompute.
     """
     found = tables("gpt2")
     chain, kinds = found.folded.chain, found.folded.kinds
@@ -597,10 +597,10 @@ def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
 
 
 def test_no_weight_of_a_bound_is_negative() -> None:
-    """With one microbatch and all of a reduction counted, only what nothing hides behind is left of the backward.
+    """With one microbatch and multiplier 1, only the backward of the last block keeps a weight, which is 1.
 
-    That is the last block's, the first to run. Weights below zero would be cut off, and the optimum would no longer be
-    a bound.
+    It runs first, so that no reduction hides behind it. Negative weights would be set to 0, and the optimum would no
+    longer be a bound.
     """
     found = tables("mlp-xs")
 
@@ -614,7 +614,7 @@ def test_no_weight_of_a_bound_is_negative() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "forward-only"])
 def test_equal_hops_by_stage_equal_one_hop(schedule: str) -> None:
-    """An array with the same seconds everywhere, or nothing back in inference, gives what one number gives."""
+    """An array of equal hops, with 0 back in inference, gives the step time of one hop for all stages."""
     rng = np.random.default_rng(2)
     trains = schedule != "forward-only"
     for count in (1, 2, 5):

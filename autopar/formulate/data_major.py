@@ -42,7 +42,7 @@ class DataMajor:
     """Restriction of the major axis of a mesh to data parallelism.
 
     Attributes:
-        facts: GraphFacts about the graph that the role of the axis depends on.
+        facts: Facts about the graph that the role of the axis depends on.
         others: Further restriction of all axes; None if there is none.
     """
 

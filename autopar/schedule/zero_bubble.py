@@ -9,7 +9,7 @@ microbatches held are:
     ZB-H1    (p - 1) (F + B - W)    p
     ZB-H2    (p - 1) (F + B - 2 W)  2 p - 1
 
-ZB-V (Qi et al., 2024, arXiv:2405.15362) has no bubble if F = B = W, and holds at most as much as 1F1B.
+ZB-V (section 6 of the paper) has no bubble if F = B = W, and holds at most as much as 1F1B.
 
 The bubble at the start of a step coincides with the bubble at the end of the previous step, because later groups start
 later and end later. So steps overlap. This needs an optimizer that updates without waiting for all groups; in section 4
@@ -91,8 +91,8 @@ class ZeroBubbleV(Schedule):
     """ZB-V: two chunks per group in the shape of a V; group g of p runs stages g and 2 p - 1 - g.
 
     The group that starts a microbatch also ends it, and can run the backward of its second chunk at once. So all groups
-    hold the same number of chunks, 2 p; a chunk is half as large as a stage of 1F1B (Qi et al., 2024,
-    arXiv:2405.15362).
+    hold the same number of chunks, 2 p; a chunk is half as large as a stage of 1F1B (Qi et al., 2023,
+    arXiv:2401.10241, section 6).
 
     >>> " ".join(map(str, ZeroBubbleV().order(group=0, num_groups=1, num_microbatches=2, num_chunks=2)))
     'F0 F0.1 B0.1 W0.1 F1 B0 W0 F1.1 B1.1 W1.1 B1 W1'
