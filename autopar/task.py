@@ -132,7 +132,6 @@ class Task:
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
             time_limit=math.inf if effort.time_limit is None else effort.time_limit,
-            overtime=effort.settings.overtime_seconds,
             settings=effort.settings,
             before=sum(phase.seconds for phase in self.phases),
             progress=progress,

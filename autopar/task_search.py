@@ -71,7 +71,7 @@ def search_plans(
         context = one.context(effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem)
         context = replace(context, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
         if known is not None:
-            context = replace(context, overtime=0.0)
+            context = replace(context, settings=replace(context.settings, overtime_seconds=0.0))
         outcome = search(one.space, context, engine.open_executor)
         if known is None or is_last:
             hope.rescue(outcome, late=late or known is not None)

@@ -38,6 +38,7 @@ from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
 from autopar.search.context import SearchContext
+from autopar.search.settings import SearchSettings
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import as_float64
 
@@ -229,7 +230,7 @@ def found_candidates(
         memory_limit=limit,
         keep=1,
         time_limit=120.0,
-        overtime=0.0,
+        settings=SearchSettings(overtime_seconds=0.0),
         progress=silent,
         should_stop=never,
         constraints=constraints,

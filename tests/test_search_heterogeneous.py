@@ -62,7 +62,7 @@ def _search(cache_dir: Path, limit: float = 1e12) -> SearchContext:
         memory_limit=limit,
         keep=3,
         time_limit=float("inf"),
-        overtime=0.0,
+        settings=SearchSettings(overtime_seconds=0.0),
         progress=lambda _: None,
         should_stop=lambda: False,
         unequal=unequal(_space(folded.num_blocks), costs.cluster, GPUS, folded.num_blocks),

@@ -168,8 +168,8 @@ class Rest:
 
     Attributes:
         blocks: Number of repeated blocks.
-        late: Bytes that a block retains per microbatch until its weight pass, whatever it recomputes; share of a
-            device.
+        late: Bytes that a block retains per microbatch until its weight pass, with any recompute flavour; as a share
+            of a device's memory.
         halves: Least seconds of input-gradient and weight pass of a block, if the backward is split.
         seconds: Least seconds of all other blocks for a microbatch.
         resident: Resident bytes of all other blocks together, as shares of a device.

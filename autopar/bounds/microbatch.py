@@ -32,7 +32,7 @@ class Pace:
     blocks: tuple[float, ...]
 
     def scaled(self, share: float) -> "Pace":
-        """Return the bounds for microbatches with a share of the samples, which take at least that share."""
+        """Return lower bounds for smaller microbatches: at least their share of the samples in seconds."""
         return Pace(self.seconds * share, tuple(seconds * share for seconds in self.blocks))
 
     def combined(self, other: "Pace") -> "Pace":

@@ -70,7 +70,7 @@ class Learned(Protocol):
 
 
 class Carried:
-    """Known bounds, and what follows from them for other configurations.
+    """Known bounds of nodes, and the lower bounds that they imply for other nodes.
 
     Args:
         folded: Returns the folded graph for a number of samples per microbatch.

@@ -36,7 +36,9 @@ class Clock:
         """Whether to stop; the reason is noted in the outcome. A limit waits for a first plan."""
         if self._search.should_stop():
             self._outcome.stopped = "interrupted"
-        elif time.monotonic() > self._end + (self._search.overtime if math.isinf(self._first) else 0.0):
+        elif time.monotonic() > self._end + (
+            self._search.settings.overtime_seconds if math.isinf(self._first) else 0.0
+        ):
             self._outcome.stopped = "time limit"
         if self._outcome.stopped:
             self._stopped = min(self._stopped, time.monotonic())

@@ -1,4 +1,4 @@
-"""Primal heuristics that find the first incumbent: construction from degrees, and settling on constructed plans."""
+"""Primal heuristics that find the first incumbent: construction from degrees, and improvement of these plans."""
 
 import math
 from collections.abc import Sequence

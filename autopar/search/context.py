@@ -42,7 +42,6 @@ class SearchContext:
         memory_limit: Bytes per device.
         keep: Number of plans wanted.
         time_limit: Seconds; infinity for no limit.
-        overtime: Seconds that the search continues after its time limit while it has no plan.
         progress: Told after every task.
         should_stop: Polled; whether the caller wants the search to end.
         on_problem: Given every placement problem that is solved, except those with a price on memory.
@@ -67,7 +66,6 @@ class SearchContext:
     memory_limit: float
     keep: int
     time_limit: float
-    overtime: float
     progress: ProgressCallback
     should_stop: StopCallback
     on_problem: Callable[[Problem], None] | None = None

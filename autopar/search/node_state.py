@@ -111,7 +111,7 @@ class NodeState:
 
     def deadline(self) -> float:
         """Return when to stop, on the monotonic clock."""
-        return self.end + self.search.overtime if self.urgent and self.best is None else self.end
+        return self.end + self.search.settings.overtime_seconds if self.urgent and self.best is None else self.end
 
     def target(self, cutoff: float) -> float:
         """Return the bound in seconds that is not raised further: the cutoff, or a bound near the incumbent."""

@@ -24,6 +24,7 @@ from autopar.progress import never, silent
 from autopar.recompute import Recompute
 from autopar.search.context import SearchContext
 from autopar.search.node_solver import NodeSolver
+from autopar.search.settings import SearchSettings
 from autopar.solvers.limited import solve_limited
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
 
@@ -123,7 +124,7 @@ def complete(
         memory_limit=memory_limit,
         keep=1,
         time_limit=limit,
-        overtime=0.0,
+        settings=SearchSettings(overtime_seconds=0.0),
         progress=silent,
         should_stop=never,
     )
