@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from autopar.ir.functions import DOMAIN, function_proto
+
 if TYPE_CHECKING:
     import onnx
 
@@ -95,7 +97,10 @@ class Builder:
         return self._scales.setdefault(tuple(values), f"scales.{len(self._scales)}")
 
     def op(self, kind: str, *inputs: str, name: str, **attrs: int | float | str | Sequence[int]) -> str:
-        """Append a node with one output, both called `name`, and return it."""
+        """Append a node with one output, both called `name`, and return it.
+
+        A kind of domain `autopar` is written with that prefix ("autopar::GroupedMatMul").
+        """
         return self.ops(kind, *inputs, names=(name,), **attrs)[0]
 
     def ops(
@@ -141,7 +146,14 @@ class Builder:
             initializers.append(helper.make_tensor(name, TensorProto.FLOAT, (len(values),), values))
         graph = helper.make_graph(
             nodes=[
-                helper.make_node(node.kind, node.inputs, node.outputs, name=node.outputs[0], **node.attrs)
+                helper.make_node(
+                    node.kind.rpartition("::")[2],
+                    node.inputs,
+                    node.outputs,
+                    node.outputs[0],
+                    domain=node.kind.rpartition("::")[0],
+                    **node.attrs,
+                )
                 for node in self._nodes
             ],
             name=self.name,
@@ -149,8 +161,14 @@ class Builder:
             outputs=[port(_Port(name, tuple(shape), "float32")) for name, shape in outputs.items()],
             initializer=initializers,
         )
+        own = sorted({node.kind for node in self._nodes if node.kind.startswith(f"{DOMAIN}::")})
+        opsets = [helper.make_opsetid("", OPSET)] + ([helper.make_opsetid(DOMAIN, 1)] if own else [])
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="autopar"
+            graph,
+            opset_imports=opsets,
+            functions=[function_proto(kind) for kind in own],
+            ir_version=IR_VERSION,
+            producer_name="autopar",
         )
         helper.set_model_props(model, {BUFFERS_KEY: ",".join(self._buffers)})
         return model

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
+from autopar.ir.fills import fills
 from autopar.ir.graph import ITEM_BYTES, Graph, Role, Value
 
 
@@ -136,10 +137,15 @@ class DtypePolicy:
 
     @staticmethod
     def _by_dtype(graph: Graph, size: Callable[[Value], float]) -> dict[str, float]:
-        """Return a size of every value that depends on its dtype alone: there are few of those, and many values."""
+        """Return a size of every value that depends on its dtype alone: there are few of those, and many values.
+
+        Of a value that is partly filled, that share of it.
+        """
         of = {value.dtype: value for value in graph.values.values()}
         sizes = {dtype: size(value) for dtype, value in of.items()}
-        return {name: sizes[value.dtype] for name, value in graph.values.items()}
+        found = {name: sizes[value.dtype] for name, value in graph.values.items()}
+        found.update((name, found[name] * share) for name, share in fills(graph.ops, graph.values).items())
+        return found
 
 
 MIXED = DtypePolicy(

@@ -14,6 +14,7 @@ from string import ascii_letters
 import numpy as np
 
 from autopar.cost.arrays import FloatArray, IntArray, num_elements
+from autopar.ir.fills import fill_of
 from autopar.ir.graph import Op
 
 Shapes = Sequence[IntArray | None]
@@ -137,6 +138,20 @@ def _packed_matmul(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     return [Product(np.ones(len(k)), num_elements(y[:, :-1]), y[:, -1].astype(np.float64), k)]
 
 
+def _grouped(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Rows (experts, samples, positions, k), as far as they are filled, times one matrix per expert."""
+    x, y = shape_of(inputs, 0), shape_of(outputs, 0)
+    rows = num_elements(x[:, 1:3]) * fill_of(op)
+    return [Product(x[:, 0].astype(np.float64), rows, y[:, 3].astype(np.float64), x[:, 3].astype(np.float64))]
+
+
+def _grouped_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Of (rows, dy) -> dw: rows are summed over."""
+    x, dy = shape_of(inputs, 0), shape_of(inputs, 1)
+    rows = num_elements(x[:, 1:3]) * fill_of(op)
+    return [Product(x[:, 0].astype(np.float64), x[:, 3].astype(np.float64), dy[:, 3].astype(np.float64), rows)]
+
+
 def _recurrent(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     """Inputs of all steps (T * B, I) by (I, G) and, T times, the hidden state (B, H) by (H, G), for each direction."""
     x, w, r = (shape_of(inputs, index).astype(np.float64) for index in range(3))
@@ -168,6 +183,9 @@ _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "autopar::ConvWeightGrad": _conv_weight_grad,
+    "autopar::GroupedMatMul": _grouped,
+    "autopar::GroupedMatMulGrad": _grouped,
+    "autopar::GroupedMatMulWeightGrad": _grouped_weight_grad,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     **{f"autopar::{kind}Grad": _recurrent_gradient for kind in ("GRU", "GRUReset", "LSTM", "RNN")},
     **{

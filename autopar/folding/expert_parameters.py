@@ -14,7 +14,9 @@ from autopar.ir.graph import Op, Phase, Value
 
 _CHOICES = ("TopK", "ArgMax", "Hardmax")
 """Ops that choose among scores along a dim."""
-_PRODUCTS = ("MatMul", "Einsum")
+_GROUPED = "autopar::GroupedMatMul"
+"""Op that multiplies the rows of each expert by its matrix."""
+_PRODUCTS = ("MatMul", "Einsum", _GROUPED)
 """Ops that multiply by one matrix per expert."""
 
 
@@ -51,6 +53,8 @@ def _expert_counts(ops: Iterable[Op], values: Mapping[str, Value]) -> Iterator[i
             axis = op.attr("axis", 0 if op.kind == "ArgMax" else -1)
             if isinstance(axis, int) and shape and shape[axis] > 1:
                 yield shape[axis]
+        elif op.kind == _GROUPED:
+            yield values[op.inputs[1]].shape[0]
 
 
 def _source_parameters(ops: Sequence[Op], values: Mapping[str, Value], parameters: Iterable[str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS, HEADS_PARTS
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
+from autopar.ir.bodies.experts import EXPERTS
 from autopar.ir.bodies.indexing import INDEXING, PARTS
 from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.quantized import QUANTIZED
@@ -44,6 +45,7 @@ def _table(*sections: str) -> dict[str, str]:
 
 FUNCTIONS: Mapping[str, str] = _table(
     ELEMENTWISE,
+    EXPERTS,
     NORMALIZATION,
     ATTENTION,
     CAUSAL_PARTS,

@@ -5,12 +5,34 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from autopar.errors import ModelError
+from autopar.ir.functions import DOMAIN, FUNCTIONS, function_proto
 
 MAX_NODES = 200_000
 """Nodes of a model with its functions inlined; large language models written out layer by layer have a tenth."""
 
 _Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
+
+
+def without_own(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without the local functions that are ops of the IR, so that calls of them stay nodes.
+
+    A function of the name of an op of ours with another body stays, to be inlined like any other.
+    """
+    own = [function for function in model.functions if _is_own(function)]
+    if not own:
+        return model
+    kept = [function for function in model.functions if not _is_own(function)]
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    del found.functions[:]
+    found.functions.extend(kept)
+    return found
+
+
+def _is_own(function: onnx.FunctionProto) -> bool:
+    kind = f"{DOMAIN}::{function.name}"
+    return function.domain == DOMAIN and kind in FUNCTIONS and function == function_proto(kind)
 
 
 def check_functions(model: onnx.ModelProto) -> None:

@@ -21,6 +21,7 @@ from autopar.onnx.inference import Inference, Type
 from autopar.onnx.isolated import Isolated, isolated
 from autopar.onnx.microsoft import rewrite
 from autopar.onnx.operands import check_operands
+from autopar.onnx.own import NUMBERED, check_own, is_own
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
 from autopar.onnx.schema import check_node, check_results, check_shape, is_known, unknown_op
@@ -219,8 +220,11 @@ class _Sweep:
         what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
         version = self._source.domains.get(domain, 1) if domain else self._source.opset
         known = is_known(op_type, domain, version)
+        own = is_own(f"{domain}::{op_type}")
         if known:
             check_node(node, domain, version, what)
+        if own:
+            check_own(node, what)
         if self._process.should_stop():
             raise stopped()
         if op_type in CONTROL_FLOW and not domain:
@@ -237,7 +241,7 @@ class _Sweep:
             return
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
-        if not known:
+        if not known and not own:
             check_results(node, what)
             if rewrite(
                 Draft(name, op_type, inputs, list(node.output), {**read_attrs(node.attribute, what)}),
@@ -326,9 +330,24 @@ class _Sweep:
             self._alias[draft.outputs[0]] = source
             return
         make_explicit(draft, types[0] and types[0][0], self._known, self)
+        if draft.kind in NUMBERED:
+            self._number(draft, NUMBERED[draft.kind])
         attrs = tuple(sorted(draft.attrs.items()))
         if not self._merged(draft, attrs):
             self._append(draft, attrs, types)
+
+    def _number(self, draft: Draft, slot: int) -> None:
+        """Let an op count the numbers of its experts: what an op makes can be sharded, a constant cannot."""
+        known = self._known.get(draft.inputs[slot])
+        if known is None or not np.array_equal(known, np.arange(known.size)):
+            raise ModelError(
+                f"node {draft.name!r} ({draft.kind}) does not number its experts 0, 1, 2, ...",
+                hint="write the model again with autopar model",
+            )
+        bounds = [self.constant(np.array(number, np.int64), f"{draft.name}.bound") for number in (0, known.size, 1)]
+        name = f"{draft.name}.numbers"
+        draft.inputs[slot] = name
+        self._append(Draft(name, "Range", bounds, [name]), (), [(known.shape, "int64")])
 
     def _note(self, names: Sequence[str], types: Sequence[Type | None]) -> None:
         for name, kept in zip(names, types, strict=True):

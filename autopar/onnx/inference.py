@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from autopar.errors import ModelError
 from autopar.ir.graph import Attr, Value
 from autopar.onnx.isolated import Isolated, RefusedError
+from autopar.onnx.own import is_own, own_types
 from autopar.onnx.schema import check_shape
 from autopar.onnx.tensors import ELEM_TYPES, dtype_name
 
@@ -79,7 +80,7 @@ class Inference:
     ) -> tuple[Type | None, ...]:
         domain, _, op_type = kind.rpartition("::")
         if domain == "autopar":
-            return (_product(inputs),)
+            return own_types(kind, inputs, name) if is_own(kind) else (_product(inputs),)
         names = [f"i{index}" if value is not None else "" for index, value in enumerate(inputs)]
         outputs = [f"o{index}" for index in range(num_outputs)]
         node = helper.make_node(op_type, names, outputs, domain=domain, **dict(attrs))
@@ -110,7 +111,7 @@ class Inference:
 
 
 def _product(inputs: Sequence[Value | None]) -> Type:
-    """Return the type of a product with a packed weight, the only ops of domain `autopar` that an import makes."""
+    """Return the type of a product with a packed weight, the ops of domain `autopar` that only an import makes."""
     x, weight = inputs[:2]
     assert x is not None, "a product has two operands"
     assert weight is not None, "a product has two operands"

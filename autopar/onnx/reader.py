@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from autopar.errors import ModelError
 from autopar.onnx.border import border
-from autopar.onnx.functions import check_functions
+from autopar.onnx.functions import check_functions, without_own
 from autopar.onnx.isolated import RefusedError, isolated
 from autopar.onnx.names import with_plain_names
 from autopar.onnx.text import check_texts
@@ -79,6 +79,7 @@ def read(source: str | Path | onnx.ModelProto) -> Source:
         )
     if 0 < opset < OLDEST_OPSET:
         model = _converted(model, what)
+    model = without_own(model)
     if model.functions:
         check_functions(model)
         model = _inlined(model, what)

@@ -10,6 +10,7 @@ from autopar.training.rules.attention import ATTENTION
 from autopar.training.rules.base import Rule
 from autopar.training.rules.convolution import CONVOLUTION
 from autopar.training.rules.elementwise import ELEMENTWISE
+from autopar.training.rules.experts import EXPERTS
 from autopar.training.rules.images import IMAGES
 from autopar.training.rules.linear import LINEAR
 from autopar.training.rules.normalization import NORMALIZATION
@@ -27,6 +28,7 @@ VJPS: Mapping[str, Rule] = {
     **ATTENTION,
     **NORMALIZATION,
     **CONVOLUTION,
+    **EXPERTS,
     **IMAGES,
     **RECURRENT,
 }

@@ -1,0 +1,110 @@
+"""Ops of domain `autopar` in a model file: which are read, their form, and the types of what they make."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+from onnx import AttributeProto
+
+from autopar.errors import ModelError
+from autopar.ir.functions import DOMAIN, function_proto
+from autopar.ir.graph import Value
+
+Type = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
+_CHECK = "write the model again with autopar model"
+
+
+class _MismatchError(Exception):
+    """Inputs that an op does not take; caught in `own_types`."""
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise _MismatchError(what)
+
+
+def _rows(x: Value) -> tuple[int, int, int, int]:
+    _require(x.is_float and len(x.shape) == 4, "rows are float [experts, samples, positions, width]")
+    experts, samples, positions, width = x.shape
+    return experts, samples, positions, width
+
+
+def _choice(x: Value, samples: int, positions: int, what: str) -> None:
+    _require(len(x.shape) == 3 and x.shape[:2] == (samples, positions), f"{what} is [samples, positions, choices]")
+
+
+def _numbers(x: Value) -> int:
+    _require(x.dtype in ("int32", "int64") and len(x.shape) == 1, "numbers of experts are a list of integers")
+    return x.shape[0]
+
+
+def _dispatch(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    x, expert, numbers = inputs
+    _require(x.is_float and len(x.shape) == 3, "data are float [samples, positions, width]")
+    _choice(expert, *x.shape[:2], "choice of experts")
+    _require(not expert.is_float, "a choice of experts is of integers")
+    return (((_numbers(numbers), *x.shape), x.dtype),)
+
+
+def _combine(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    rows, weight, expert, numbers = inputs
+    experts, samples, positions, width = _rows(rows)
+    _choice(weight, samples, positions, "weight of experts")
+    _choice(expert, samples, positions, "choice of experts")
+    _require(weight.dtype == rows.dtype and not expert.is_float, "weights are float as rows are, choices integers")
+    _require(expert.shape == weight.shape and _numbers(numbers) == experts, "one weight per choice, one number each")
+    return (((samples, positions, width), rows.dtype),)
+
+
+def _grouped(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    rows, weight = inputs
+    experts, samples, positions, width = _rows(rows)
+    _require(weight.dtype == rows.dtype and len(weight.shape) == 3, "weights are [experts, width in, width out]")
+    _require(weight.shape[:2] == (experts, width), "one matrix per expert, of as many rows as the width")
+    return (((experts, samples, positions, weight.shape[2]), rows.dtype),)
+
+
+_TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
+    f"{DOMAIN}::ExpertDispatch": _dispatch,
+    f"{DOMAIN}::ExpertCombine": _combine,
+    f"{DOMAIN}::GroupedMatMul": _grouped,
+}
+
+NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::ExpertCombine": 3}
+"""Kinds that read the numbers of experts, and at which input."""
+
+
+def is_own(kind: str) -> bool:
+    """Whether an op of domain `autopar` may stand in a file."""
+    return kind in _TYPES
+
+
+def check_own(node: onnx.NodeProto, what: str) -> None:
+    """Check that a node has the inputs, outputs and attributes of its op.
+
+    Raises:
+        ModelError: If it has another form.
+    """
+    proto = function_proto(f"{DOMAIN}::{node.op_type}")
+    for given, known, slots in ((node.input, proto.input, "inputs"), (node.output, proto.output, "outputs")):
+        if len(given) != len(known) or not all(given):
+            raise ModelError(f"{what} has not all of its {len(known)} {slots}", hint=_CHECK)
+    known_attributes = {item.name: item.type for item in proto.attribute_proto}
+    for attribute in node.attribute:
+        if known_attributes.get(attribute.name) != attribute.type:
+            raise ModelError(f"{what} has an attribute {attribute.name!r} that its op does not have", hint=_CHECK)
+        if attribute.type == AttributeProto.FLOAT and attribute.name == "fill" and not 0 < attribute.f <= 1:
+            raise ModelError(f"{what} has fill={attribute.f:g}, not a share above 0 and up to 1", hint=_CHECK)
+
+
+def own_types(kind: str, inputs: Sequence[Value | None], name: str) -> tuple[Type, ...]:
+    """Return the types of the outputs of an op.
+
+    Raises:
+        ModelError: If the inputs do not fit it.
+    """
+    try:
+        return _TYPES[kind]([value for value in inputs if value is not None])
+    except _MismatchError as error:
+        given = ", ".join(f"{value.dtype}{list(value.shape)}" for value in inputs if value is not None)
+        raise ModelError(f"node {name!r} ({kind}) does not fit its inputs {given}: {error}", hint=_CHECK) from None

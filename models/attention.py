@@ -1,0 +1,99 @@
+"""Attention of decoders: of heads that share keys and values in groups, and of latent keys and values.
+
+Dims: B batch, S sequence, H heads, D head size, d model width.
+"""
+
+from autopar.models import layers
+from autopar.models.decoder_config import Attention, LatentAttention, Names
+from autopar.models.writer import Writer
+
+
+def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Attention, names: Names) -> str:
+    """Return grouped-query attention of `x`, its output projection included.
+
+    Args:
+        w: Where to write.
+        x_BSd: What attends.
+        name: Prefix of all ops.
+        weights: Prefix of all weights.
+        part: The attention.
+        names: Names of its weights.
+    """
+    g, hidden, seq = w.g, w.config.hidden, w.config.seq
+
+    def project(which: str, index: int, heads: int) -> str:
+        fused = bool(part.fused)
+        of = f"{weights}.{names.qkv[0 if fused else index]}"
+        flat = w.linear(
+            x_BSd, f"{name}.{which}", of, hidden, heads * part.size,
+            bias=part.qkv_bias, part=f".{which}" if fused else "", transposed=part.transposed,
+        )  # fmt: skip
+        if which != "v" and part.qk_norm == "width":
+            flat = w.norm(flat, f"{name}.{which}_norm", f"{weights}.{names.qk_norm[index]}", heads * part.size)
+        if which != "v" and part.qk_norm == "head":
+            flat = g.op("Reshape", flat, g.constant((0, seq, heads, part.size)), name=f"{name}.{which}.split")
+            flat = w.norm(flat, f"{name}.{which}_norm", f"{weights}.{names.qk_norm[index]}", part.size)
+            return g.op("Transpose", flat, name=f"{name}.{which}.heads", perm=(0, 2, 1, 3))
+        return layers.split_heads(g, flat, f"{name}.{which}", seq, heads, part.size)
+
+    q, k = project("q", 0, part.heads), project("k", 1, part.kv_heads)
+    v = project("v", 2, part.kv_heads)
+    if part.rope is not None:
+        q, k = w.rotated(name, part.rope, part.size, {"q": q, "k": k})
+    scale = {} if part.scale is None else {"scale": part.scale}
+    y_BHSD = g.op("Attention", q, k, v, name=f"{name}.core", is_causal=1, **scale)
+    width = part.heads * part.size
+    merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
+    return w.linear(
+        merged, f"{name}.out", f"{weights}.{names.out}", width, hidden, bias=part.out_bias, transposed=part.transposed
+    )
+
+
+def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: LatentAttention) -> str:
+    """Return multi-head latent attention of `x`, its output projection included; arguments as above.
+
+    What the checkpoint holds in one matrix is split by what it makes: rotated and plain parts of queries, the latent
+    vector and the rotated key, keys and values. The order of elements within a rotated part differs from DeepSeek's in
+    queries and keys alike, which changes no score.
+    """
+    g, hidden, seq, heads, rope = w.g, w.config.hidden, w.config.seq, part.heads, part.rope
+    of = f"{weights}.self_attn"
+
+    def split(flat: str, which: str, count: int, size: int) -> str:
+        return layers.split_heads(g, flat, f"{name}.{which}", seq, count, size)
+
+    source, wide, queries = x_BSd, hidden, f"{of}.q_proj"
+    if part.query_rank:
+        latent = w.linear(x_BSd, f"{name}.q_latent", f"{of}.q_a_proj", hidden, part.query_rank, bias=part.bias)
+        source = w.norm(latent, f"{name}.q_latent_norm", f"{of}.q_a_layernorm", part.query_rank)
+        wide, queries = part.query_rank, f"{of}.q_b_proj"
+    q_plain = split(
+        w.linear(source, f"{name}.q_plain", queries, wide, heads * part.plain, part=".plain"), "q_plain", heads,
+        part.plain,
+    )  # fmt: skip
+    q_turned = split(
+        w.linear(source, f"{name}.q", queries, wide, heads * rope.size, part=".rope"), "q", heads, rope.size
+    )
+    down = f"{of}.kv_a_proj_with_mqa"
+    latent = w.linear(x_BSd, f"{name}.latent", down, hidden, part.latent_rank, bias=part.bias, part=".latent")
+    latent = w.norm(latent, f"{name}.latent_norm", f"{of}.kv_a_layernorm", part.latent_rank)
+    k_turned = split(
+        w.linear(x_BSd, f"{name}.k", down, hidden, rope.size, bias=part.bias, part=".rope"), "k", 1, rope.size
+    )
+    q_turned, k_turned = w.rotated(name, rope, rope.size, {"q": q_turned, "k": k_turned}, interleaved=part.interleaved)
+    up = f"{of}.kv_b_proj"
+    k_plain = split(
+        w.linear(latent, f"{name}.k_plain", up, part.latent_rank, heads * part.plain, part=".k"), "k_plain", heads,
+        part.plain,
+    )  # fmt: skip
+    v = split(
+        w.linear(latent, f"{name}.v", up, part.latent_rank, heads * part.value, part=".v"), "v", heads, part.value
+    )
+    k_all = g.op("Expand", k_turned, g.constant((1, heads, 1, 1)), name=f"{name}.k.all_heads")
+    q = g.op("Concat", q_plain, q_turned, name=f"{name}.q.whole", axis=-1)
+    k = g.op("Concat", k_plain, k_all, name=f"{name}.k.whole", axis=-1)
+    scale = {} if part.scale is None else {"scale": part.scale}
+    y_BHSD = g.op("Attention", q, k, v, name=f"{name}.core", is_causal=1, **scale)
+    width = heads * part.value
+    merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
+    return w.linear(merged, f"{name}.out", f"{of}.o_proj", width, hidden, bias=part.bias)

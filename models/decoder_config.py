@@ -1,0 +1,294 @@
+"""Records of a decoder: norm, kinds of attention, MLP and experts, names of weights, and the whole.
+
+Families differ in the norm, where it stands, how queries, keys and values come about, what gates the MLP, and in
+names; a `DecoderConfig` says all of it. Weights are called as in Hugging Face's checkpoints. Where a checkpoint fuses
+several matrices into one (queries, keys and values; gate and up), the parts are weights of their own here, so that each
+can be sharded by its own dims; `.q`, `.k`, `.v`, `.gate` and `.up` behind its name tell them apart. A weight that is
+[in, out] here where the checkpoint has [out, in] ends in `TRANSPOSED`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autopar.errors import ModelError
+from autopar.models.rotary import Rope
+
+TRANSPOSED = ".T"
+"""End of the name of a weight that is [in, out] in the graph where the checkpoint has [out, in]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation over the model width.
+
+    Attributes:
+        kind: Root mean square (Zhang and Sennrich 2019) or mean and variance.
+        epsilon: Added to the mean square or variance.
+        bias: Whether a layer norm has one.
+        from_zero: Whether the stored scale is the distance from 1.
+    """
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+    bias: bool = True
+    from_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal self-attention.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Key and value heads, a divisor of `heads`.
+        size: Elements of a head.
+        fused: How a checkpoint fuses the three projections: not at all; as three blocks of rows; head by head, or
+            group by group, the queries, keys and values of each. It changes names only.
+        qkv_bias: Whether queries, keys and values have a bias.
+        out_bias: Whether the output projection has one.
+        qk_norm: Whether queries and keys are normalised: each head by itself, or all heads together.
+        scale: Factor of the scores; None for the inverse root of the head size.
+        rope: Rotary positions; None without.
+        transposed: Whether the checkpoint has [out, in].
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    fused: Literal["", "blocks", "heads", "groups"] = ""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["", "head", "width"] = ""
+    scale: float | None = None
+    rope: Rope | None = None
+    transposed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelError(
+                f"{self.heads} query heads are not divisible by {self.kv_heads} key-value heads",
+                hint="num_key_value_heads has to divide num_attention_heads",
+            )
+        if self.rope is not None and (self.rope.size % 2 or not 0 < self.rope.size <= self.size):
+            raise ModelError(
+                f"{self.rope.size} of the {self.size} elements of a head cannot be rotated in pairs",
+                hint="head_dim times partial_rotary_factor has to be even",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Causal multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+
+    Keys and values of all heads are made of one latent vector per token; a rotated part of the key is shared by all
+    heads. Names are DeepSeek's.
+
+    Attributes:
+        heads: Heads.
+        query_rank: Elements of the latent vector of queries; 0 for queries made directly.
+        latent_rank: Elements of the latent vector of keys and values.
+        plain: Elements of a head's query and key that are not rotated.
+        rope: Rotary positions of the others.
+        value: Elements of a head's value.
+        scale: Factor of the scores; None for the inverse root of the size of a query.
+        bias: Whether the projections from and to the model width have one.
+        interleaved: Whether neighbours are rotated as pairs, not the halves of the rotated part.
+    """
+
+    heads: int
+    query_rank: int
+    latent_rank: int
+    plain: int
+    rope: Rope
+    value: int
+    scale: float | None = None
+    bias: bool = False
+    interleaved: bool = True
+
+
+Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu-squared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """The MLP of a block.
+
+    Attributes:
+        width: Elements inside.
+        activation: Nonlinearity.
+        gated: Whether a second projection multiplies what was activated.
+        bias: Whether projections have one.
+        fused: Whether the checkpoint holds gate and up in one matrix.
+        transposed: Whether the checkpoint has [out, in].
+    """
+
+    width: int
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+    fused: bool = False
+    transposed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of the MLP: gated experts of which a token chooses `top_k`, none dropped.
+
+    Attributes:
+        count: Experts.
+        top_k: Experts of a token.
+        width: Elements inside an expert.
+        activation: Nonlinearity of experts.
+        scores: What turns router logits into scores.
+        normalized: Whether the weights of the chosen experts are divided by their sum.
+        scale: Factor of the weights.
+        correction: Whether a bias that is no parameter is added to the scores for the choice (Wang et al. 2024).
+        groups: Groups of experts of which the best are chosen first; 1 without.
+        chosen_groups: How many of them.
+        group_by: Score of a group: its best expert, or the sum of its best two.
+        shared: Elements inside the experts that every token uses; 0 without.
+        shared_gate: Whether what they make is scaled by a sigmoid of its own.
+        names: Names of the router, the matrices of gate and up, those of down, the shared experts, and their gate.
+        imbalance: Rows of the fullest device relative to an even load.
+    """
+
+    count: int
+    top_k: int
+    width: int
+    activation: Activation = "silu"
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True
+    scale: float = 1.0
+    correction: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    group_by: Literal["best", "two"] = "best"
+    shared: int = 0
+    shared_gate: bool = False
+    names: tuple[str, str, str, str, str] = (
+        "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.shared_experts", "mlp.shared_expert_gate"
+    )  # fmt: skip
+    imbalance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.count:
+            raise ModelError(
+                f"a token cannot choose {self.top_k} of {self.count} experts",
+                hint="num_experts_per_tok is at most the number of experts",
+            )
+        if self.count % self.groups or not self.top_k <= self.chosen_groups * (self.count // self.groups):
+            raise ModelError(
+                f"a token cannot choose {self.top_k} of {self.count} experts in {self.chosen_groups} of "
+                f"{self.groups} groups",
+                hint="n_group divides the number of experts, and topk_group of them hold num_experts_per_tok",
+            )
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows of experts that carry a token, on the fullest device."""
+        return min(1.0, self.imbalance * self.top_k / self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block of a decoder consists of.
+
+    Attributes:
+        attention: Its attention.
+        mlp: Its MLP.
+    """
+
+    attention: Attention | LatentAttention
+    mlp: Mlp | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a family calls its weights, without `.weight` and `.bias`; those of a block follow `layer`.
+
+    Attributes:
+        embed: Token embedding.
+        layer: A block; `{}` stands for its number.
+        attention_norm: Norm of the attention.
+        mlp_norm: Norm of the MLP.
+        qkv: The projections of queries, keys and values, or the fused one.
+        out: Output projection of the attention.
+        mlp: Projections gate, up and down; without a gate up and down; with a fused gate gate-and-up and down.
+        final_norm: Norm before the head.
+        head: Output projection, where it is not the token embedding.
+        positions: Table of learned positions.
+        qk_norm: Norms of queries and keys.
+    """
+
+    embed: str
+    layer: str
+    attention_norm: str
+    mlp_norm: str
+    qkv: tuple[str, ...]
+    out: str
+    mlp: tuple[str, ...]
+    final_norm: str
+    head: str = "lm_head"
+    positions: str = ""
+    qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder.
+
+    Attributes:
+        blocks: Attention and MLP of each block.
+        hidden: Model width.
+        seq: Tokens per sequence.
+        vocab: Tokens in the vocabulary.
+        norm: Of every block and before the head.
+        arrangement: Where norms stand: before attention and MLP; behind them, before what they add is added; before
+            both, which run side by side; or one norm before both.
+        names: Names of the weights.
+        tied: Whether the head is the token embedding.
+        head_bias: Whether the head has a bias.
+        positions: Rows of the table of learned positions; 0 without one.
+        first_position: Row of the first token.
+        embedding_scale: Factor of the embedding.
+        residual_scale: Factor of what attention and MLP add.
+        logits_scale: Factor of the logits.
+    """
+
+    blocks: tuple[Block, ...]
+    hidden: int
+    seq: int
+    vocab: int
+    norm: Norm
+    arrangement: Literal["pre", "post", "parallel", "parallel-shared"]
+    names: Names
+    tied: bool = False
+    head_bias: bool = False
+    positions: int = 0
+    first_position: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.positions and self.first_position + self.seq > self.positions:
+            raise ModelError(
+                f"the model has learned positions for {self.positions - self.first_position} tokens, "
+                f"fewer than the {self.seq} of a sequence",
+                hint=f"--set seq={self.positions - self.first_position}, or less",
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+        return len(self.blocks)
+
+    @property
+    def sample_size(self) -> int:
+        """Tokens per sequence."""
+        return self.seq
+
+
+def uniform(num_layers: int, attention: Attention | LatentAttention, mlp: Mlp | Experts, **parts: Any) -> DecoderConfig:
+    """Return a decoder of equal blocks; `parts` are the other fields of `DecoderConfig`."""
+    return DecoderConfig((Block(attention, mlp),) * num_layers, **parts)

@@ -1,0 +1,203 @@
+"""Hugging Face configurations of mixtures of experts, one reader per family (`architectures`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autopar.errors import ModelError
+from autopar.models.config_fields import Fields, UnknownError, activation, rope
+from autopar.models.decoder_config import Block, DecoderConfig, Experts, LatentAttention, Mlp, Norm, uniform
+from autopar.models.llama_reader import LLAMA, llama
+from autopar.models.rotary import yarn_amplitude
+
+_QWEN_SHARED = (
+    "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.shared_expert", "mlp.shared_expert_gate"
+)  # fmt: skip
+
+
+def _with_experts(config: DecoderConfig, experts: Experts, dense: frozenset[int] = frozenset()) -> DecoderConfig:
+    """Return a decoder with experts in place of the MLPs, but for those of some blocks."""
+    blocks = (block if index in dense else Block(block.attention, experts) for index, block in enumerate(config.blocks))
+    return replace(config, blocks=tuple(blocks))
+
+
+def _mixtral(fields: Fields, seq: int) -> DecoderConfig:
+    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, window=True, width=14336)
+    experts = Experts(
+        fields.size("num_local_experts", "num_experts", default=8), fields.size("num_experts_per_tok", default=2),
+        fields.size("intermediate_size", default=14336), activation(fields, "hidden_act", default="silu"),
+    )  # fmt: skip
+    return _with_experts(config, experts)
+
+
+def _olmoe(fields: Fields, seq: int) -> DecoderConfig:
+    config = llama(fields, seq, epsilon=1e-5, qk_norm="width", width=2048)
+    experts = Experts(
+        fields.size("num_experts", "num_local_experts", default=64), fields.size("num_experts_per_tok", default=8),
+        fields.size("intermediate_size", default=2048), activation(fields, "hidden_act", default="silu"),
+        normalized=fields.flag("norm_topk_prob", False),
+    )  # fmt: skip
+    return _with_experts(config, experts)
+
+
+def _dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Return the blocks of a Qwen mixture that have an MLP: those named, and those between every so many."""
+    step, named = fields.size("decoder_sparse_step", default=1), fields.get("mlp_only_layers", default=[])
+    if not isinstance(named, list):
+        raise ModelError(
+            f"mlp_only_layers of the configuration is {named!r}, not a list of layers", hint="correct the config.json"
+        )
+    return frozenset(index for index in range(num_layers) if index in named or (index + 1) % step)
+
+
+def _qwen_moe(config: DecoderConfig, fields: Fields, **parts: object) -> DecoderConfig:
+    """Return a dense Qwen with experts; `parts` are fields of `Experts` that differ between its generations."""
+    experts = Experts(
+        fields.size("num_experts", "num_local_experts", default=parts.pop("count")),  # type: ignore[arg-type]
+        fields.size("num_experts_per_tok", default=parts.pop("top_k")),  # type: ignore[arg-type]
+        fields.size("moe_intermediate_size", default=parts.pop("width")),  # type: ignore[arg-type]
+        activation(fields, "hidden_act", default="silu"),
+        normalized=fields.flag("norm_topk_prob", False),
+        **parts,  # type: ignore[arg-type]
+    )
+    return _with_experts(config, experts, _dense_layers(fields, config.num_layers))
+
+
+def _qwen2_moe(fields: Fields, seq: int) -> DecoderConfig:
+    config = llama(fields, seq, qkv_bias=fields.flag("qkv_bias", True), width=5632)
+    shared = fields.size("shared_expert_intermediate_size", default=5632)
+    return _qwen_moe(config, fields, count=60, top_k=4, width=1408, shared=shared, shared_gate=True, names=_QWEN_SHARED)
+
+
+def _qwen3_moe(fields: Fields, seq: int) -> DecoderConfig:
+    config = llama(fields, seq, kv_heads=4, qk_norm="head", width=6144)
+    return _qwen_moe(config, fields, count=128, top_k=8, width=768)
+
+
+def _glm4_moe(fields: Fields, seq: int) -> DecoderConfig:
+    bias = fields.flag("attention_bias", False)
+    norm = "head" if fields.flag("use_qk_norm", False) else ""
+    config = llama(
+        fields, seq, kv_heads=8, epsilon=1e-5, qkv_bias=bias, qk_norm=norm, rotated=0.5, width=10944,
+    )  # fmt: skip
+    experts = _sigmoid_experts(fields, count=128, width=1408, scale=1.0, groups=1, chosen=1)
+    return _with_experts(config, experts, frozenset(range(_dense_first(fields, 1))))
+
+
+def _dense_first(fields: Fields, default: int) -> int:
+    """Return the number of blocks before the first with experts."""
+    value = fields.get("first_k_dense_replace", default=default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelError(
+            f"first_k_dense_replace of the configuration is {value!r}, not a number of layers",
+            hint="correct the config.json",
+        )
+    return value
+
+
+def _sigmoid_experts(fields: Fields, *, count: int, width: int, scale: float, groups: int, chosen: int) -> Experts:
+    """Return experts that are chosen by corrected sigmoid scores within the best groups (DeepSeek-V3, section 2.1.2).
+
+    Arguments are defaults of the fields.
+    """
+    for name, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if fields.get(name, default=known) != known:
+            raise UnknownError(f"{name}={fields.get(name)!r}")
+    if fields.get("moe_layer_freq", default=1) != 1:
+        raise UnknownError(f"moe_layer_freq={fields.get('moe_layer_freq')!r}")
+    inside = fields.size("moe_intermediate_size", default=width)
+    return Experts(
+        fields.size("n_routed_experts", "num_local_experts", default=count),
+        fields.size("num_experts_per_tok", default=8), inside, activation(fields, "hidden_act", default="silu"),
+        scores="sigmoid", normalized=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", default=scale), correction=True,
+        groups=fields.size("n_group", default=groups), chosen_groups=fields.size("topk_group", default=chosen),
+        group_by="two", shared=_shared(fields, 1) * inside,
+    )  # fmt: skip
+
+
+def _shared(fields: Fields, default: int) -> int:
+    """Return the number of experts that every token uses; null and 0 are none."""
+    if "n_shared_experts" in fields.values and not fields.get("n_shared_experts"):
+        return 0
+    return fields.size("n_shared_experts", default=default)
+
+
+def _deepseek(
+    fields: Fields, seq: int, experts: Experts, *, sizes: tuple[int, int, int, int], dense: int, interleaved: bool
+) -> DecoderConfig:
+    """Return a decoder with latent attention.
+
+    Args:
+        fields: The configuration.
+        seq: Tokens per sequence.
+        experts: Experts of all blocks but the first `dense`.
+        sizes: Defaults of the width, the width of an MLP, the blocks and the heads.
+        dense: Default of the number of blocks with an MLP.
+        interleaved: Whether neighbours are rotated as pairs.
+    """
+    hidden, inner, num_layers, num_heads = sizes
+    heads = fields.size("num_attention_heads", default=num_heads)
+    if fields.size("num_key_value_heads", default=heads) != heads:
+        raise UnknownError("num_key_value_heads unlike num_attention_heads, of latent attention")
+    fields.get("head_dim")
+    plain, turned = fields.size("qk_nope_head_dim", default=128), fields.size("qk_rope_head_dim", default=64)
+    direct = "q_lora_rank" in fields.values and fields.get("q_lora_rank") is None
+    scaling = {**fields.table("rope_scaling"), **fields.table("rope_parameters")}
+    amplitude = 1.0
+    if scaling.get("type", scaling.get("rope_type", "default")) != "default" and scaling.get("mscale_all_dim"):
+        part = Fields(scaling)
+        amplitude = yarn_amplitude(part.number("factor", default=1.0), part.number("mscale_all_dim", default=1.0))
+    attention = LatentAttention(
+        heads, 0 if direct else fields.size("q_lora_rank", default=1536), fields.size("kv_lora_rank", default=512),
+        plain, rope(fields, turned, seq), fields.size("v_head_dim", default=128),
+        scale=amplitude**2 * (plain + turned) ** -0.5, bias=fields.flag("attention_bias", False),
+        interleaved=interleaved,
+    )  # fmt: skip
+    mlp = Mlp(
+        fields.size("intermediate_size", default=inner), activation(fields, "hidden_act", default="silu"),
+        bias=fields.flag("mlp_bias", False),
+    )  # fmt: skip
+    config = uniform(
+        fields.size("num_hidden_layers", default=num_layers), attention, mlp,
+        hidden=fields.size("hidden_size", default=hidden), seq=seq, vocab=fields.size("vocab_size", default=102400),
+        norm=Norm("rms", fields.number("rms_norm_eps", default=1e-6)), arrangement="pre", names=LLAMA,
+        tied=fields.flag("tie_word_embeddings", False),
+    )  # fmt: skip
+    return _with_experts(config, experts, frozenset(range(_dense_first(fields, dense))))
+
+
+def _deepseek_v2(fields: Fields, seq: int) -> DecoderConfig:
+    method = fields.get("topk_method", default="greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnknownError(f"topk_method={method!r}")
+    if fields.get("scoring_func", default="softmax") != "softmax" or fields.flag("norm_topk_prob", False):
+        raise UnknownError("norm_topk_prob or scoring_func unlike DeepSeek-V2's")
+    limited = method == "group_limited_greedy"
+    width = fields.size("moe_intermediate_size", default=1407)
+    groups, chosen = fields.get("n_group", default=1), fields.get("topk_group", default=1)
+    experts = Experts(
+        fields.size("n_routed_experts", default=64), fields.size("num_experts_per_tok", default=6), width,
+        activation(fields, "hidden_act", default="silu"), normalized=False,
+        scale=fields.number("routed_scaling_factor", default=1.0), groups=groups if limited else 1,
+        chosen_groups=chosen if limited else 1, shared=_shared(fields, 2) * width,
+    )  # fmt: skip
+    return _deepseek(fields, seq, experts, sizes=(4096, 11008, 32, 32), dense=0, interleaved=True)
+
+
+def _deepseek_v3(fields: Fields, seq: int) -> DecoderConfig:
+    experts = _sigmoid_experts(fields, count=256, width=2048, scale=2.5, groups=8, chosen=4)
+    interleaved = fields.flag("rope_interleave", True)
+    return _deepseek(fields, seq, experts, sizes=(7168, 18432, 61, 128), dense=3, interleaved=interleaved)
+
+
+MIXTURES: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
+    "kimi_k2": _deepseek_v3,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+}
+"""Reader of each `model_type`."""
