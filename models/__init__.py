@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, resnet, unet, vit
-from autopar.models.architectures import Unbuilt, read_architecture
+from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, published_decoders, resnet, unet, vit
+from autopar.models.architectures import read_architecture
+from autopar.models.config_fields import Unbuilt
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
 from autopar.plan import write_atomically
@@ -38,6 +39,7 @@ FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "llama": llama.build,
     "bert": bert.build,
     "decoder": decoder.build,
+    "published": published_decoders.build,
     "mixtral": mixtral.build,
     "deepseek": deepseek.build,
     "vit": vit.build,
@@ -55,6 +57,7 @@ MODELS: Mapping[str, ModelSpec] = {
         *bert.SPECS,
         *mixtral.SPECS,
         *deepseek.SPECS,
+        *published_decoders.SPECS,
         *vit.SPECS,
         *resnet.SPECS,
         *unet.SPECS,

@@ -158,7 +158,7 @@ def activation(fields: Fields, *names: str, default: str) -> Activation:
     return _ACTIVATIONS[value]
 
 
-def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0) -> Rope:
+def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0, theta: float = 1e4) -> Rope:
     """Return the rotary positions: `rope_parameters`, or `rope_theta` beside `rope_scaling` as files had it before.
 
     Args:
@@ -166,9 +166,10 @@ def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0) -> Rope:
         head: Elements of a head.
         seq: Tokens per sequence, which choose between the factors of `longrope`.
         share: Rotated part of a head unless the configuration says another.
+        theta: Base of the frequencies unless the configuration says another.
     """
     scaling = Fields({**fields.table("rope_scaling"), **fields.table("rope_parameters")})
-    theta = scaling.number("rope_theta", default=fields.number("rope_theta", "rotary_emb_base", default=1e4))
+    theta = scaling.number("rope_theta", default=fields.number("rope_theta", "rotary_emb_base", default=theta))
     part = fields.number("partial_rotary_factor", "rotary_pct", default=share)
     size = int(head * scaling.number("partial_rotary_factor", default=part))
     kind = scaling.get("rope_type", "type", default="default")

@@ -27,6 +27,7 @@ def llama(
     window: bool = False,
     width: int = 11008,
     rotated: float = 1.0,
+    theta: float = 1e4,
     **parts: Any,
 ) -> DecoderConfig:
     """Read LLaMA, and families that differ from it in what `parts` says of attention, norm, MLP and arrangement.
@@ -41,6 +42,7 @@ def llama(
         window: Whether the family has a sliding window by default.
         width: Default of `intermediate_size`.
         rotated: Rotated part of a head unless the configuration says another.
+        theta: Base of the rotary frequencies unless the configuration says another.
         **parts: Fields of `Attention` (`qk_norm`, `fused`, `scale`), and of `DecoderConfig`.
     """
     hidden, heads = fields.size("hidden_size", default=4096), fields.size("num_attention_heads", default=32)
@@ -56,7 +58,7 @@ def llama(
         vocab=fields.size("vocab_size", default=32000),
         attention=Attention(
             heads, fields.size("num_key_value_heads", default=kv_heads or heads), head,
-            qkv_bias=bias, out_bias=bias and qkv_bias is None, rope=rope(fields, head, seq, share=rotated),
+            qkv_bias=bias, out_bias=bias and qkv_bias is None, rope=rope(fields, head, seq, share=rotated, theta=theta),
             **of_attention,
         ),
         mlp=Mlp(

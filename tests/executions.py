@@ -57,6 +57,15 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "num_layers": 3, "hidden": 16, "heads": 4, "kv_heads": 4, "dense_ffn": 40, "ffn": 8, "seq": 4, "vocab": 24,
         "experts": 8, "top_k": 2,
     },
+    "qwen3-30b-a3b": {
+        "num_layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "head": 4, "seq": 4, "vocab": 24, "experts": 4,
+        "top_k": 2, "expert_ffn": 8,
+    },
+    "deepseek-v3": {
+        "num_layers": 3, "hidden": 16, "heads": 4, "seq": 4, "vocab": 24, "ffn": 24, "expert_ffn": 8, "experts": 8,
+        "top_k": 2, "groups": 4, "chosen_groups": 2, "dense_layers": 1, "query_rank": 8, "latent_rank": 8, "plain": 4,
+        "rotated": 4, "value": 4,
+    },
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
         "groups": 4,

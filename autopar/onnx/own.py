@@ -41,7 +41,8 @@ def _numbers(x: Value) -> int:
 def _dispatch(inputs: Sequence[Value]) -> tuple[Type, ...]:
     x, expert, numbers = inputs
     _require(x.is_float and len(x.shape) == 3, "data are float [samples, positions, width]")
-    _choice(expert, *x.shape[:2], "choice of experts")
+    samples, positions = x.shape[:2]
+    _choice(expert, samples, positions, "choice of experts")
     _require(not expert.is_float, "a choice of experts is of integers")
     return (((_numbers(numbers), *x.shape), x.dtype),)
 

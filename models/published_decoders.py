@@ -1,0 +1,288 @@
+"""Decoders of the zoo that are built from the configuration they were published with.
+
+Each entry is the part of its `config.json` that makes the model, read by `architectures`. Sizes can be changed under
+the names they have in the rest of the zoo.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ModelError
+from autopar.models import decoder
+from autopar.models.architectures import read_architecture
+from autopar.models.config_fields import Unbuilt
+from autopar.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+_LLAMA3 = {
+    "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+_QWEN3_MOE = {
+    **_QWEN3, "model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}  # fmt: skip
+_YARN40 = {
+    "type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+    "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "max_position_embeddings": 163840, "rope_theta": 10000,
+}  # fmt: skip
+_DEEPSEEK_V3 = {
+    **_LATENT, "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1,
+    "n_routed_experts": 256, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3, "vocab_size": 129280, "rope_scaling": _YARN40,
+}  # fmt: skip
+_DEEPSEEK_V2 = {
+    **_LATENT, "model_type": "deepseek_v2", "vocab_size": 102400, "num_experts_per_tok": 6, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "rope_scaling": {**_YARN40, "mscale": 0.707, "mscale_all_dim": 0.707},
+}  # fmt: skip
+_GLM = {
+    "model_type": "glm4_moe", "vocab_size": 151552, "num_attention_heads": 96, "num_key_value_heads": 8,
+    "head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "partial_rotary_factor": 0.5, "attention_bias": True, "rope_theta": 1e6, "max_position_embeddings": 131072,
+}  # fmt: skip
+_NEMOTRON = {
+    "model_type": "nemotron", "vocab_size": 256000, "num_key_value_heads": 8, "partial_rotary_factor": 0.5,
+    "hidden_act": "relu2", "max_position_embeddings": 4096,
+}  # fmt: skip
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "llama3.1-8b": {
+        **_LLAMA3, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    },
+    "llama3.1-70b": {
+        **_LLAMA3, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    },
+    "llama3.1-405b": {
+        **_LLAMA3, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    },
+    "qwen3-8b": {
+        **_QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    },
+    "qwen3-14b": {
+        **_QWEN3, "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
+    },
+    "qwen3-32b": {
+        **_QWEN3, "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+    },
+    "qwen3-30b-a3b": {
+        **_QWEN3_MOE, "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+    },
+    "qwen3-235b-a22b": {
+        **_QWEN3_MOE, "hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94,
+        "num_attention_heads": 64,
+    },
+    "deepseek-v2-lite": {
+        **_DEEPSEEK_V2, "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": None, "n_routed_experts": 64,
+        "topk_method": "greedy",
+    },
+    "deepseek-v2": {
+        **_DEEPSEEK_V2, "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 60, "num_attention_heads": 128, "n_routed_experts": 160, "n_group": 8, "topk_group": 3,
+        "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0,
+    },
+    "deepseek-v3": _DEEPSEEK_V3,
+    "kimi-k2": {
+        **_DEEPSEEK_V3, "model_type": "kimi_k2", "num_attention_heads": 64, "n_routed_experts": 384, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.827, "vocab_size": 163840,
+        "rope_theta": 50000, "rope_scaling": {**_YARN40, "factor": 32}, "max_position_embeddings": 131072,
+    },
+    "glm-4.5": {
+        **_GLM, "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 92, "n_routed_experts": 160, "first_k_dense_replace": 3, "use_qk_norm": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "glm-4.5-air": {
+        **_GLM, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46, "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False,
+        "routed_scaling_factor": 1.0,
+    },
+    "nemotron4-15b": {
+        **_NEMOTRON, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 32,
+        "num_attention_heads": 48,
+    },
+    "nemotron4-340b": {
+        **_NEMOTRON, "hidden_size": 18432, "intermediate_size": 73728, "num_hidden_layers": 96,
+        "num_attention_heads": 96,
+    },
+}  # fmt: skip
+"""Fields of published configurations by name in the zoo."""
+
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head": "head_dim",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "expert_ffn": "moe_intermediate_size",
+    "top_k": "num_experts_per_tok",
+    "shared": "n_shared_experts",
+    "dense_layers": "first_k_dense_replace",
+    "groups": "n_group",
+    "chosen_groups": "topk_group",
+    "query_rank": "q_lora_rank",
+    "latent_rank": "kv_lora_rank",
+    "plain": "qk_nope_head_dim",
+    "rotated": "qk_rope_head_dim",
+    "value": "v_head_dim",
+}
+"""Sizes by their name in the zoo, and the field of a configuration."""
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+def _size() -> Any:
+    return field(default=0, metadata={"least": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedConfig:
+    """Sizes of a published model; 0 where it has no such size.
+
+    Attributes:
+        model: Name of the published configuration.
+        seq: Tokens per sequence.
+        num_layers: Blocks.
+        hidden: Model width.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head: Elements of a head.
+        ffn: Width of the MLP.
+        vocab: Tokens in the vocabulary.
+        experts: Routed experts per layer.
+        top_k: Routed experts of a token.
+        expert_ffn: Width of an expert.
+        shared: Experts that every token uses.
+        dense_layers: Blocks before the first with experts.
+        groups: Groups of experts.
+        chosen_groups: Groups that a token may choose experts of.
+        query_rank: Latent width of queries.
+        latent_rank: Latent width of keys and values.
+        plain: Elements of a head's query and key that are not rotated, of latent attention.
+        rotated: Those that are.
+        value: Elements of a head's value.
+    """
+
+    model: str
+    seq: int
+    num_layers: int
+    hidden: int = _size()
+    heads: int = _size()
+    kv_heads: int = _size()
+    head: int = _size()
+    ffn: int = _size()
+    vocab: int = _size()
+    experts: int = _size()
+    top_k: int = _size()
+    expert_ffn: int = _size()
+    shared: int = _size()
+    dense_layers: int = _size()
+    groups: int = _size()
+    chosen_groups: int = _size()
+    query_rank: int = _size()
+    latent_rank: int = _size()
+    plain: int = _size()
+    rotated: int = _size()
+    value: int = _size()
+
+    def __post_init__(self) -> None:
+        if self.model not in CONFIGURATIONS:
+            raise ModelError(
+                f"there is no published configuration {self.model!r}", hint=f"choose {', '.join(CONFIGURATIONS)}"
+            )
+        published = _sizes(CONFIGURATIONS[self.model])
+        for item in fields(self):
+            size = getattr(self, item.name)
+            if item.name in (*_KEYS, "experts") and bool(size) != bool(published.get(item.name)):
+                known = published.get(item.name)
+                raise ModelError(
+                    f"{self.model} has {item.name}={known}, which cannot be 0" if known
+                    else f"{self.model} has no {item.name}",
+                    hint=f"its sizes are {', '.join(f'{name}={value}' for name, value in published.items() if value)}",
+                )  # fmt: skip
+
+    @property
+    def sample_size(self) -> int:
+        """Tokens per sequence."""
+        return self.seq
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The fields of the `config.json`, with the sizes of this one."""
+        published = dict(CONFIGURATIONS[self.model])
+        for name, key in (*_KEYS.items(), ("experts", _experts(published))):
+            if getattr(self, name):
+                published[key] = getattr(self, name)
+        return published
+
+
+def _experts(configuration: Mapping[str, Any]) -> str:
+    """Return the field in which a configuration states its experts."""
+    return next((name for name in _EXPERTS if name in configuration), "")
+
+
+def _sizes(configuration: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of a configuration by their name in the zoo; those it does not state are left out."""
+    found = {name: configuration[key] for name, key in _KEYS.items() if configuration.get(key)}
+    experts = _experts(configuration)
+    return {**found, "experts": configuration[experts]} if experts else found
+
+
+def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
+    """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab].
+
+    Raises:
+        ModelError: If the sizes make no model.
+    """
+    native = read_architecture(config.configuration, config.seq)
+    assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
+    return decoder.build(name, native)
+
+
+def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec:
+    config = PublishedConfig(name, seq, **_sizes(CONFIGURATIONS[name]))
+    return ModelSpec(name, "published", count, batch, "sequence", source, config)
+
+
+# Counts are without buffers of the router and without layers that predict further
+# tokens. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2
+# (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences for Nemotron-4 340B; 4M tokens where none was
+# published.
+SPECS = (
+    _spec("llama3.1-8b", 8_030_261_248, 512, 8192, "meta-llama/Llama-3.1-8B"),
+    _spec("llama3.1-70b", 70_553_706_496, 512, 8192, "meta-llama/Llama-3.1-70B"),
+    _spec("llama3.1-405b", 405_853_388_800, 2048, 8192, "meta-llama/Llama-3.1-405B"),
+    _spec("qwen3-8b", 8_190_735_360, 1024, 4096, "Qwen/Qwen3-8B"),
+    _spec("qwen3-14b", 14_768_307_200, 1024, 4096, "Qwen/Qwen3-14B"),
+    _spec("qwen3-32b", 32_762_123_264, 1024, 4096, "Qwen/Qwen3-32B"),
+    _spec("qwen3-30b-a3b", 30_532_122_624, 1024, 4096, "Qwen/Qwen3-30B-A3B"),
+    _spec("qwen3-235b-a22b", 235_093_634_560, 1024, 4096, "Qwen/Qwen3-235B-A22B"),
+    _spec("deepseek-v2-lite", 15_706_484_224, 1024, 4096, "deepseek-ai/DeepSeek-V2-Lite"),
+    _spec("deepseek-v2", 235_741_434_880, 9216, 4096, "deepseek-ai/DeepSeek-V2"),
+    _spec("deepseek-v3", 671_026_404_352, 15360, 4096, "deepseek-ai/DeepSeek-V3"),
+    _spec("kimi-k2", 1_026_408_209_408, 16384, 4096, "moonshotai/Kimi-K2-Instruct"),
+    _spec("glm-4.5", 352_797_814_784, 1024, 4096, "zai-org/GLM-4.5"),
+    _spec("glm-4.5-air", 106_852_245_504, 1024, 4096, "zai-org/GLM-4.5-Air"),
+    _spec("nemotron4-15b", 15_628_775_424, 1024, 4096, "Parmar et al. 2024 (Nemotron-4 15B), Table 1"),
+    _spec("nemotron4-340b", 341_029_195_776, 2304, 4096, "nvidia/Nemotron-4-340B-Base"),
+)
+"""All models."""
