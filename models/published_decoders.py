@@ -263,10 +263,10 @@ def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec
     return ModelSpec(name, "published", count, batch, "sequence", source, config)
 
 
-# Counts are without buffers of the router and without layers that predict further
-# tokens. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2
-# (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences for Nemotron-4 340B; 4M tokens where none was
-# published.
+# Counts are without buffers of the router and without layers that predict further tokens; where an exact count of the
+# released checkpoint was published they equal it. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for
+# DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2 (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences
+# for Nemotron-4 340B; 4M tokens where none was published.
 SPECS = (
     _spec("llama3.1-8b", 8_030_261_248, 512, 8192, "meta-llama/Llama-3.1-8B"),
     _spec("llama3.1-70b", 70_553_706_496, 512, 8192, "meta-llama/Llama-3.1-70B"),

@@ -162,9 +162,10 @@ class Expert:
 
     def wants(self, tensor: Tensor) -> tuple[Placement, ...]:
         """Return the dim of experts for what has one."""
-        if re.search(r"\.moe\.(up|gate|down)\.weight$", tensor.name):
+        if re.search(r"\.moe\.(up|gate|down)\.weight$|\.mlp\.experts\.", tensor.name):
             return (Shard(0),)
-        if re.search(r"\.moe\.(gate|swish|up|gated|down|dispatch\.rows)$", tensor.name) and tensor.op is not None:
+        rows = r"\.moe\.(gate|swish|up|gated|down|dispatch(\.rows)?)$"
+        if re.search(rows, tensor.name) and tensor.op is not None and tensor.op.kind != "GatherND":
             return (Shard(0),)
         return ()
 

@@ -20,7 +20,7 @@ SAMPLES, STEPS = 4, 3
 ONE, TWO = Mesh.of(inner=2), Mesh.of(outer=2, inner=2)
 DENSE = ("gpt2", "llama3-8b", "bert-base", "vit-b16")
 LANGUAGE = ("gpt2", "llama3-8b", "mixtral-8x7b")
-MOE = ("mixtral-8x7b",)
+MOE = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 
 
 @dataclass(frozen=True, slots=True)
