@@ -19,6 +19,7 @@ from math import prod
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import states_of
+from autopar.ir.fills import fills
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan
 from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
@@ -95,12 +96,13 @@ class AxisTallies:
             return "spatial"
         # All parameters of a stage may be shared with other stages and replicated, with only products split.
         shared = self.activations.split + self.activations.terms
-        return "tp" if self.used.split > _SOME * self.used.total or self.activations.is_majority(shared) else "idle"
+        some = any(tally.split > _SOME * tally.total for tally in (self.used, self.experts))
+        return "tp" if some or self.activations.is_majority(shared) else "idle"
 
     @property
     def zero(self) -> int:
         """The ZeRO stage its sharding of states amounts to (Rajbhandari et al. 2020), 0 to 3."""
-        if self.stored.is_majority(self.stored.split) and not self.used.is_majority(self.used.split):
+        if self.stored.is_majority(self.stored.split):
             return 3
         if self.gradients.is_majority(self.gradients.split):
             return 2
@@ -180,12 +182,12 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
                 continue
             split = {index for index, placement in enumerate(_parsed(text)) if isinstance(placement, Shard)}
             split_in_use.setdefault(name, set()).update(split)
-            if len(graph.values[name].shape) > 1:
-                add("used", name, text)
-            if name in experts:
+            if name in experts:  # nearly all parameters of a mixture, which say nothing of how the others are used
                 add("experts", name, text)
+            elif len(graph.values[name].shape) > 1:
+                add("used", name, text)
     for state in block.states:
-        add("stored", state.value, state.placement)
+        add("stored", state.value, state.placement, split_in_use.get(states.owners.get(state.value, state.value), frozenset()))
     for departure in block.departures:
         if departure.value in activations:  # gradients of shared parameters leave blocks as well
             add("boundaries", departure.value, departure.placement)
@@ -212,7 +214,7 @@ def _activations(folded: Folded, kind: int) -> frozenset[str]:
     graph, ops = folded.graph, folded.kinds[kind].ops
     derived = _independent_of_data(ops, {state.input for state in graph.states} | graph.constants.keys())
     # Rows of an expert's input are grouped by expert: their dims do not tell the batch.
-    derived |= _inside_experts(ops, experts_of(folded), derived)
+    derived |= _inside_experts(ops, experts_of(folded), derived) | fills(ops, graph.values).keys()
     made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
     return frozenset(name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float)
 
