@@ -48,7 +48,7 @@ SETTINGS: list[dict[str, Attr]] = [
 def reference(q: Any, k: Any, v: Any, sinks: Any, window: int = 0, chunk: int = 0, softcap: float = 0.0) -> Any:
     """Return attention as Hugging Face's eager kernels compute it: repeated key heads, a mask, sinks as a column.
 
-    Sources: transformers 4.56, `gpt_oss.eager_attention_forward`, `gemma2.eager_attention_forward`,
+    Sources: transformers 5.24, `gpt_oss.eager_attention_forward`, `gemma2.eager_attention_forward`,
     `masking_utils.sliding_window_overlay` and `chunked_overlay`.
     """
     import torch
@@ -138,9 +138,7 @@ def test_onnxruntime_runs_the_bodies_as_we_do(kind: str) -> None:
         given = [dy] if grad else []
         compare_runtimes(f"autopar::{kind}{grad}", [q, k, v, *sinks, *given], attrs)
         rows = [x[:, :, 3:6] for x in (q, *given)]
-        compare_runtimes(
-            f"autopar::{kind}{grad}Part", [rows[0], k, v, *sinks, *rows[1:], start], {**attrs, "size": S}
-        )
+        compare_runtimes(f"autopar::{kind}{grad}Part", [rows[0], k, v, *sinks, *rows[1:], start], {**attrs, "size": S})
         heads = [x[:, 3:4] for x in (q, *given)]
         compare_runtimes(
             f"autopar::{kind}{grad}HeadsPart", [heads[0], k, v, *sinks, *heads[1:], start], {**attrs, "size": H}
