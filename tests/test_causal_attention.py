@@ -1,14 +1,29 @@
 """`autopar::CausalAttention` and `autopar::SinkAttention` against PyTorch, and against each other."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autopar import models
+from autopar.cluster import load_cluster
+from autopar.configuration import Configuration
+from autopar.cost import CostModel, Stack
+from autopar.discover import discover
 from autopar.execute import Executor
-from autopar.ir.graph import Attr
+from autopar.folding.fold import fold
+from autopar.folding.selective_recompute import selective_ops
+from autopar.ir.blocks import find_blocks
+from autopar.ir.graph import Attr, Graph, Role, State, Value
+from autopar.onnx import load
+from autopar.sharding import Mesh
+from autopar.training import training_step
+from tests.executions import TINY, Execution, random_feeds, random_plan
+from tests.gradients import as_float64
 from tests.test_discover_windows import compare_runtimes
 
 Array = NDArray[Any]
@@ -143,3 +158,52 @@ def test_onnxruntime_runs_the_bodies_as_we_do(kind: str) -> None:
         compare_runtimes(
             f"autopar::{kind}{grad}HeadsPart", [heads[0], k, v, *sinks, *heads[1:], start], {**attrs, "size": H}
         )
+
+
+def decoder(batch: int) -> Graph:
+    """Return the training step of a decoder whose layers take turns: a window and sinks, then chunks and a soft cap.
+
+    It has 4 query heads and 2 key heads.
+    """
+    graph = load(models.build("llama3-8b", **TINY["llama3-8b"]), batch=batch)
+    values, states, ops = dict(graph.values), list(graph.states), []
+    for op in graph.ops:
+        if op.kind == "Attention":
+            if len(states) == len(graph.states):
+                values["sinks"] = Value("sinks", (4,), "float32")
+                states.append(State("sinks", "sinks", Role.PARAMETER, "sinks"))
+                own = "autopar::SinkAttention", (*op.inputs[:3], "sinks"), (("scale", 0.5), ("window", 2))
+                op = replace(op, kind=own[0], inputs=own[1], attrs=own[2])
+            else:
+                attrs = (("chunk", 3), ("scale", 0.5), ("softcap", 2.0))
+                op = replace(op, kind="autopar::CausalAttention", inputs=op.inputs[:3], attrs=attrs)
+        ops.append(op)
+    changed = replace(graph, values=values, states=tuple(states), ops=tuple(ops))
+    return training_step(as_float64(find_blocks(changed)))
+
+
+def test_plans_train_like_the_model(cache_dir: Path) -> None:
+    """Random plans, among which are some that split the queries and some that split query heads above key heads."""
+    rules = discover(decoder(10), cache_dir=cache_dir)
+    used = set()
+
+    for mesh in (Mesh.of(inner=4), Mesh.of(outer=2, inner=2)):
+        data, states = random_feeds(graph := decoder(4), 2, {})
+        execution = Execution.of_graph(graph, data, states, steps=2)
+        for seed in range(6):
+            plan = random_plan(execution.folded, rules, Configuration(1, mesh, 2, "1f1b"), 4, seed)
+            execution.check(plan)
+            used |= {op.local.kind for block in plan.blocks for op in block.ops if op.local is not None}
+
+    assert {f"autopar::{kind}Attention{part}" for kind in ("Causal", "Sink") for part in ("Part", "HeadsPart")} <= used
+    assert {f"autopar::{kind}AttentionGradPart" for kind in ("Causal", "Sink")} <= used
+
+
+def test_selective_recompute_drops_the_scores_of_unfused_attention() -> None:
+    """Also those of attention with sinks, a parameter that is in no product."""
+    folded = fold(decoder(4))
+
+    chosen = selective_ops(folded, CostModel(load_cluster("a100"), stack=Stack("unfused", attention="unfused")))
+
+    kinds = {kind.ops[n].kind for kind, ops in zip(folded.kinds, chosen, strict=True) for n in ops}
+    assert {"autopar::CausalAttention", "autopar::SinkAttention"} <= kinds
