@@ -17,12 +17,16 @@ from autopar.discover import discover
 from autopar.execute import Executor
 from autopar.folding.fold import fold
 from autopar.folding.selective_recompute import selective_ops
+from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Attr, Graph, Role, State, Value
 from autopar.onnx import load
-from autopar.sharding import Mesh
+from autopar.plan import Job, ModelInfo
+from autopar.sharding import Mesh, Shard, parse_placements
+from autopar.tactics import ContextParallel, DataParallel, Megatron, Recompute, SequenceParallel, Tactic, ZeRO
+from autopar.tactics.draft import Draft
 from autopar.training import training_step
-from tests.executions import TINY, Execution, random_feeds, random_plan
+from tests.executions import COSTS, TINY, Execution, random_feeds, random_plan
 from tests.gradients import as_float64
 from tests.test_discover_windows import compare_runtimes
 
@@ -197,6 +201,38 @@ def test_plans_train_like_the_model(cache_dir: Path) -> None:
 
     assert {f"autopar::{kind}Attention{part}" for kind in ("Causal", "Sink") for part in ("Part", "HeadsPart")} <= used
     assert {f"autopar::{kind}AttentionGradPart" for kind in ("Causal", "Sink")} <= used
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(
+    "tactics",
+    [
+        (DataParallel("b"), Megatron("m"), SequenceParallel("m"), ZeRO(2, "b")),
+        (DataParallel("b"), Megatron("m"), Recompute("full")),
+        (DataParallel("b"), ContextParallel("m")),
+    ],
+    ids=["sequence", "tensor", "context"],
+)
+def test_tactics_train_like_the_model(tactics: tuple[Tactic, ...], devices: int, cache_dir: Path) -> None:
+    """On 4 devices the heads are more than the 2 key heads; attention is sharded in every block."""
+    data, states = random_feeds(graph := decoder(4), 2, {})
+    execution = Execution.of_graph(graph, data, states)
+    dims, job = batch_dims(graph.values, decoder(8).values), Job("train", 2 * devices, 8, 75e9, {})
+    rules, mesh = discover(decoder(10), cache_dir=cache_dir), Mesh.of(b=2, m=devices)
+    draft = Draft(
+        execution.folded, rules, mesh, COSTS, model=ModelInfo("tiny", "tiny", "", 1), job=job, batch=dims,
+        num_microbatches=2,
+    )  # fmt: skip
+
+    for tactic in tactics:
+        draft.apply(tactic)
+    plan = draft.plan()
+
+    execution.check(plan)
+    cores = [op for block in plan.blocks for op in block.ops if op.op.endswith(".core")]
+    dim = 2 if isinstance(tactics[1], ContextParallel) else 1
+    assert len(cores) == 2
+    assert {parse_placements(core.inputs[0])[1] for core in cores} == {Shard(dim)}
 
 
 def test_selective_recompute_drops_the_scores_of_unfused_attention() -> None:
