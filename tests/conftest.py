@@ -26,7 +26,7 @@ FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
 
 
 LONG = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
-"""Tests that take seconds, of which shorter cases always run; see `tests/durations.py`."""
+"""Tests and cases of tests that take seconds; see `tests/durations.py`."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,8 +3,8 @@
     pytest -n 2 --durations=0 > durations.log      with an empty slow.txt, on a machine without other work
     python tests/durations.py durations.log ... > tests/slow.txt
 
-On the list are cases that take over two seconds, but for the shortest one of each test function, and tests of one case
-that take over ten seconds. They run with `-m slow`.
+On the list are cases that take over a second, but for the shortest one of each test function, and tests whose shortest
+case takes over two and a half. They run with `-m slow`.
 """
 
 import math
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-CASE_SECONDS, TEST_SECONDS = 2.0, 10.0
+CASE_SECONDS, TEST_SECONDS = 1.0, 2.5
 
 
 def long_tests(logs: Iterable[str]) -> list[str]:
@@ -28,10 +28,9 @@ def long_tests(logs: Iterable[str]) -> list[str]:
         cases[name.split("[")[0]].append(name)
     found = []
     for own in cases.values():
-        _, *others = sorted(own, key=seconds.__getitem__)
+        shortest, *others = sorted(own, key=seconds.__getitem__)
         found += [name for name in others if seconds[name] > CASE_SECONDS]
-        if len(own) == 1 and seconds[own[0]] > TEST_SECONDS:
-            found += own
+        found += [shortest] if seconds[shortest] > TEST_SECONDS else []
     return sorted(found)
 
 

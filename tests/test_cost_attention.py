@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.cluster import load_cluster
-from autopar.cost import CostModel, Stack
+from autopar.cost import CostModel, Stack, op_bytes, op_flops
 from autopar.cost.attention import attention_work, fused_flops, kept_bytes, unfused_products, unfused_traffic
 from autopar.ir.graph import Op
 
@@ -84,6 +86,108 @@ def test_a_shard_of_causal_queries_has_its_share_of_the_products(kind: str) -> N
     assert forward.attended == backward.attended == 1024
     assert forward.flops == attention_work(FORWARD, [whole] * 3, [whole]).flops / 4
     assert backward.flops == attention_work(BACKWARD, [whole] * 4, [whole] * 3).flops / 4
+
+
+LIMITED = Op("f", "autopar::CausalAttention", ("q", "k", "v"), ("y",), (("scale", 0.1),))
+
+
+def limited(**attrs: int) -> Op:
+    return replace(LIMITED, attrs=(*attrs.items(), *LIMITED.attrs))
+
+
+def attended(op: Op, queries: int, keys: int) -> float:
+    q, kv = heads(2, 8, queries, 64), heads(2, 2, keys, 64)
+    return float(attention_work(op, [q, kv, kv], [q]).attended[0])
+
+
+@given(tokens=st.integers(1, 600), last=st.integers(1, 600), window=st.integers(0, 700), chunk=st.integers(0, 700))
+def test_keys_seen_are_those_of_the_mask_but_for_half_a_key(tokens: int, last: int, window: int, chunk: int) -> None:
+    """The usual causal half, S / 2 where the mask has (S + 1) / 2, counts a query's own key half.
+
+    Of a full window all w keys count, as half a key lies before it.
+    """
+    queries = min(tokens, last)
+    i, j = np.arange(tokens - queries, tokens)[:, None], np.arange(tokens)
+    seen = (j <= i) & ((i - j < window) | (window == 0)) & ((i // max(chunk, 1) == j // max(chunk, 1)) | (chunk == 0))
+
+    mean = attended(limited(window=window, chunk=chunk), queries, tokens)
+
+    assert seen.sum() / queries - 0.5 - 1e-9 <= mean <= seen.sum() / queries + 1e-9
+
+
+def test_keys_seen_by_hand() -> None:
+    """Of 2048 tokens: 2048 / 2; 512 - 512^2 / 4096; 256 / 2; the last query alone sees what its window or chunk has."""
+    assert attended(limited(), 2048, 2048) == attended(FORWARD, 2048, 2048) == 1024
+    assert attended(limited(window=512), 2048, 2048) == 448
+    assert attended(limited(window=4096), 2048, 2048) == 1024
+    assert attended(limited(chunk=256), 2048, 2048) == 128
+    assert attended(limited(chunk=256, window=128), 2048, 2048) == 128 - 128**2 / 512
+    assert attended(limited(window=512), 1, 2048) == 512
+    assert attended(limited(chunk=512), 1, 2040) == 503.5  # the last of three chunks and 504 tokens
+
+
+def test_sinks_soft_caps_and_gradients_have_the_products_of_their_window() -> None:
+    """2 products of 448 keys forward and 5 backward; some queries or heads have their share."""
+    whole, shard, sinks, start = heads(1, 8, 2048, 96), heads(1, 8, 512, 96), np.array([(8,)]), np.zeros((1, 0), int)
+    flops = 2 * 8 * 2048 * (96 + 96) * 448
+    attrs = (("scale", 0.1), ("softcap", 50.0), ("window", 512))
+
+    for kind, with_sinks in (("Causal", []), ("Sink", [sinks])):
+        op = Op("f", f"autopar::{kind}Attention", ("q", "k", "v", "sinks")[: 3 + len(with_sinks)], ("y",), attrs)
+        back = replace(op, kind=f"{op.kind}Grad", inputs=(*op.inputs, "dy"), outputs=("dq", "dk", "dv"))
+        part = replace(op, kind=f"{op.kind}Part", inputs=(*op.inputs, "start"), attrs=(*attrs, ("size", 2048)))
+        own = replace(part, kind=f"{op.kind}HeadsPart", attrs=(*attrs, ("size", 8)))
+        back_part = replace(part, kind=f"{op.kind}GradPart", inputs=(*back.inputs, "start"), outputs=back.outputs)
+        two = heads(1, 2, 2048, 96)
+
+        assert op_flops(op, [whole] * 3 + with_sinks, [whole]) == [flops]
+        assert op_flops(back, [whole] * 3 + with_sinks + [whole], [whole] * 3) == [2.5 * flops]
+        assert op_flops(part, [shard, whole, whole, *with_sinks, start], [shard]) == [flops / 4]
+        assert op_flops(back_part, [shard, whole, whole, *with_sinks, shard, start], [whole] * 3) == [2.5 * flops / 4]
+        assert op_flops(own, [two, whole, whole, *with_sinks, start], [two]) == [flops / 4]
+
+
+def test_a_window_cuts_a_second_block_where_it_begins() -> None:
+    """Queries up to 512 waste half a block of 128 on the diagonal, the other 3 of 4 half a block more."""
+    whole = heads(1, 1, 2048, 96)
+    window, chunk = (attention_work(op, [whole] * 3, [whole]) for op in (limited(window=512), limited(chunk=512)))
+
+    assert fused_flops(window) == [2 * 2048 * (96 + 96) * (448 + 64 + 48)]
+    assert fused_flops(chunk) == [2 * 2048 * (96 + 96) * (256 + 64)]
+
+
+@pytest.mark.parametrize(
+    ("op", "queries", "keys"),
+    [
+        (limited(), 64, 1024),
+        (limited(window=256), 1024, 1024),
+        (limited(window=256), 1, 256),  # the last of 1024 tokens sees itself and 255 before
+        (limited(chunk=256), 1, 256),
+        (limited(chunk=300), 1, 124),  # of the fourth chunk
+        (replace(limited(window=256, size=1024), kind="autopar::CausalAttentionPart"), 128, 128 + 255),
+        (replace(limited(chunk=512, size=1024), kind="autopar::CausalAttentionPart"), 128, 128 + 192),
+        (replace(limited(chunk=128, size=1024), kind="autopar::CausalAttentionPart"), 256, 256),
+    ],
+)
+def test_only_keys_that_a_query_sees_are_read(op: Op, queries: int, keys: int) -> None:
+    """Of 1024 keys and values, in 2-byte numbers, of 2 heads; 8 heads of queries are read and written."""
+    q, kv = heads(1, 8, queries, 64), heads(1, 2, 1024, 64)
+
+    nbytes = op_bytes(op, [q, kv, kv], [q], SIZES)
+
+    assert nbytes == [2 * 64 * (2 * 8 * queries + 2 * 2 * keys)]
+
+
+def test_attention_with_a_window_keeps_what_attention_keeps() -> None:
+    """Kernels that are not fused compute the scores of all keys and mask them."""
+    block, op = heads(2, 3, 64, 16), limited(window=8)
+    arguments = [block] * 3, [block], SIZES
+
+    for costs in (FUSED, UNFUSED):
+        assert costs.kept_bytes(op, *arguments) == costs.kept_bytes(FORWARD, *arguments)
+    assert seconds(UNFUSED, op, 96) == seconds(UNFUSED, FORWARD, 96)
+    assert seconds(FUSED, limited(), 96) == seconds(FUSED, FORWARD, 96)
+    assert seconds(FUSED, limited(window=256), 96) < 0.4 * seconds(FUSED, FORWARD, 96)
 
 
 def test_channels_that_are_no_multiple_of_8_keep_unfused_attention_from_the_tensor_cores() -> None:

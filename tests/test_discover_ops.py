@@ -166,6 +166,37 @@ ATTENTION: list[Case] = [
         "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,.,c,.]->[a,b,c,d]; R,R,P,R->P",
     ),
     (
+        "autopar::CausalAttention",
+        [floats(B, H, S, K)] * 3,
+        1,
+        {"scale": 0.3, "window": 12},
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::CausalAttentionPart from #0 dim 2; R,R,P->P",
+    ),
+    (
+        "autopar::CausalAttentionGrad",  # grouped queries: 4 query heads to each key head
+        [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K), floats(2, 16, S, K)],
+        3,
+        {"scale": 0.3, "chunk": 4, "softcap": 20.0},
+        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e],[a,b|c,d,e]->[a,b|c,d,.],[a,b,.,.],[a,b,.,e]; "
+        "c: sum, runs autopar::CausalAttentionGradHeadsPart from #0 dim 1; "
+        "d: sum, runs autopar::CausalAttentionGradPart from #0 dim 2; e: sum; R,R,P,R->P,P,R; R,R,R,P->P,P,P",
+    ),
+    (
+        "autopar::SinkAttention",  # sinks are sharded with the query heads
+        [floats(B, H, S, K)] * 3 + [floats(H)],
+        1,
+        {"scale": 0.3, "window": 12},
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[b]->[a,b,c,d]; c: runs autopar::SinkAttentionPart from #0 dim 2; R,R,P,R->P",
+    ),
+    (
+        "autopar::SinkAttentionGrad",
+        [floats(B, H, S, K)] * 3 + [floats(H), floats(B, H, S, K)],
+        4,
+        {"scale": 0.3},
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[b],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d],[b]; a: sum; "
+        "c: sum, runs autopar::SinkAttentionGradPart from #0 dim 2; d: sum; R,R,P,R,R->P,P,R,P; R,R,R,R,P->P,P,P,P",
+    ),
+    (
         "RotaryEmbedding",
         [floats(B, H, S, K), floats(B, S, K // 2), floats(B, S, K // 2)],
         1,

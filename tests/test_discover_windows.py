@@ -232,6 +232,36 @@ QUERIES: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
         {"is_causal": 1, "scale": 0.3},
         "S(2),R,R,S(2) -> S(2),P,P as autopar::AttentionGradPart from #0 dim 2",
     ),
+    (
+        "autopar::CausalAttention",
+        [floats(B, H, S, K)] * 3,
+        {"scale": 0.3, "window": 5},
+        "S(2),R,R -> S(2) as autopar::CausalAttentionPart from #0 dim 2",
+    ),
+    (
+        "autopar::CausalAttention",  # grouped queries, more keys than queries
+        [floats(B, H, S, K), floats(B, 2, V, K), floats(B, 2, V, K)],
+        {"scale": 0.3, "chunk": 8, "softcap": 2.0},
+        "S(2),R,R -> S(2) as autopar::CausalAttentionPart from #0 dim 2",
+    ),
+    (
+        "autopar::SinkAttention",
+        [*[floats(B, H, S, K)] * 3, floats(H)],
+        {"scale": 0.3, "window": 5},
+        "S(2),R,R,R -> S(2) as autopar::SinkAttentionPart from #0 dim 2",
+    ),
+    (
+        "autopar::CausalAttentionGrad",
+        [floats(B, H, S, K), floats(B, 2, S, K), floats(B, 2, S, K), floats(B, H, S, K)],
+        {"scale": 0.3, "chunk": 4},  # blocks on 3 devices are chunks
+        "S(2),R,R,S(2) -> S(2),P,P as autopar::CausalAttentionGradPart from #0 dim 2",
+    ),
+    (
+        "autopar::SinkAttentionGrad",
+        [floats(B, H, S, K), floats(B, 2, S, K), floats(B, 2, S, K), floats(H), floats(B, H, S, K)],
+        {"scale": 0.3, "window": 5, "softcap": 2.0},
+        "S(2),R,R,R,S(2) -> S(2),P,P,P as autopar::SinkAttentionGradPart from #0 dim 2",
+    ),
 ]
 
 
@@ -263,7 +293,36 @@ KEY_HEADS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
         {"is_causal": 0, "scale": 0.3},
         "S(1),R,R,R,S(1) -> S(1),P,P as autopar::MaskedAttentionGradHeadsPart from #0 dim 1",
     ),
+    (
+        "autopar::CausalAttention",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K)],
+        {"scale": 0.3, "window": 5},
+        "S(1),R,R -> S(1) as autopar::CausalAttentionHeadsPart from #0 dim 1",
+    ),
+    (
+        "autopar::CausalAttentionGrad",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(B, 12, S, K)],
+        {"scale": 0.3, "chunk": 4, "softcap": 2.0},
+        "S(1),R,R,S(1) -> S(1),P,P as autopar::CausalAttentionGradHeadsPart from #0 dim 1",
+    ),
+    (
+        "autopar::SinkAttention",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(12)],
+        {"scale": 0.3, "window": 5},
+        "S(1),R,R,R -> S(1) as autopar::SinkAttentionHeadsPart from #0 dim 1",
+    ),
+    (
+        "autopar::SinkAttentionGrad",
+        [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(12), floats(B, 12, S, K)],
+        {"scale": 0.3, "window": 5},
+        "S(1),R,R,R,S(1) -> S(1),P,P,P as autopar::SinkAttentionGradHeadsPart from #0 dim 1",
+    ),
 ]
+
+
+def num_outputs(kind: str) -> int:
+    """Return the number of outputs of an attention or its gradient."""
+    return len(function_proto(kind).output) if kind.startswith(DOMAIN) else 1
 
 
 @pytest.mark.parametrize(("kind", "inputs", "attrs", "expected"), KEY_HEADS)
@@ -271,7 +330,7 @@ def test_query_heads_are_sharded_over_more_devices_than_there_are_key_heads(
     kind: str, inputs: Sequence[Input], attrs: dict[str, Any], expected: str
 ) -> None:
     """A device takes the key heads of its query heads; on 2 and 4 devices 3 key heads cannot be sharded."""
-    graph, op = single_op(kind, inputs, 3 if kind.endswith("Grad") else 1, **attrs)
+    graph, op = single_op(kind, inputs, num_outputs(kind), **attrs)
 
     strategies = [s for s in discover(graph).of(op).strategies if s.local is not None and s.local.fewer is not None]
 
@@ -292,13 +351,23 @@ def test_key_heads_are_sharded_where_they_divide() -> None:
         assert any(local is not None and local.fewer is not None for local in used) == expected
 
 
+@pytest.mark.parametrize("chunk", [4, 16, 32])
+def test_chunks_of_attention_are_not_taken_for_shards(chunk: int) -> None:
+    """Of 64 tokens 2 devices have whole chunks, 32 devices have not."""
+    graph, op = single_op("autopar::CausalAttention", [floats(B, H, 64, K)] * 3, 1, scale=0.3, chunk=chunk)
+
+    strategies = discover(graph).of(op).strategies
+
+    assert len(strategies) > 4
+    assert all(Shard(2) not in strategy.inputs[1:] for strategy in strategies)
+
+
 @pytest.mark.parametrize(("kind", "inputs", "attrs", "expected"), QUERIES, ids=[case[0] for case in QUERIES])
 def test_queries_of_causal_attention_are_sharded_with_their_position(
     kind: str, inputs: Sequence[Input], attrs: dict[str, Any], expected: str
 ) -> None:
     """Context parallelism: a device has some queries and all keys; its gradients of keys and values are terms."""
-    num_outputs = 3 if kind.endswith("Grad") else 1
-    graph, op = single_op(kind, inputs, num_outputs, **attrs)
+    graph, op = single_op(kind, inputs, num_outputs(kind), **attrs)
 
     strategies = [s for s in discover(graph).of(op).strategies if s.local is not None and s.local.fewer is None]
 

@@ -8,6 +8,17 @@ of the products, as where it holds the i-th and the (2 cp - 1 - i)-th of 2 cp ch
 ring attention) or all queries of some heads (DeepSpeed-Ulysses). Of contiguous shards the last one would have 2 - 1/cp
 times as many.
 
+Of a window or of chunks (`autopar::CausalAttention`, `autopar::SinkAttention`) only the keys seen are multiplied and
+read. A query at position p of the sequence, where p runs from 0 to T as a continuous number, sees p keys without limit,
+which makes the usual T / 2 of causal attention, min(p, w) with a window of w keys, and p mod c in chunks of c. The mean
+over the queries is the difference of the integrals
+
+    G(p) = p^2 / 2 for p <= w, else w p - w^2 / 2               of a window
+    F(p) = floor(p / c) G(c) + G(p mod c)                       of chunks
+
+at the positions of the last and the first query: w - w^2 / 2T for the T queries of a sequence. Soft caps and sinks are
+arithmetic on scores that are in registers, and cost nothing.
+
 Unfused: batched products of all queries with all keys, and between them scale, mask, softmax and dropout in two
 kernels that read and write the scores; probabilities, what dropout left of them and its mask are kept for the backward
 pass.
@@ -22,15 +33,22 @@ from autopar.cost.arrays import FloatArray, num_elements
 from autopar.cost.products import Product, Shapes, shape_of
 from autopar.ir.graph import Op
 
+_PARTS = ("", "Part", "HeadsPart")
+LIMITED_KINDS = frozenset(
+    f"autopar::{name}Attention{grad}{part}" for name in ("Causal", "Sink") for grad in ("", "Grad") for part in _PARTS
+)
+"""Causal attention of which a query may see only the keys nearby; attributes `window` and `chunk`."""
+_GRADIENT = frozenset(
+    f"autopar::{name}AttentionGrad{part}" for name in ("", "Masked", "Causal", "Sink") for part in _PARTS
+)
 # Of some queries (`size`: of how many), and of some query heads with all key heads.
-_QUERIES_PARTS = frozenset({"autopar::AttentionPart", "autopar::ScaledAttentionPart", "autopar::AttentionGradPart"})
+_QUERIES_PARTS = frozenset(
+    f"autopar::{name}Attention{grad}Part" for name in ("", "Scaled", "Causal", "Sink") for grad in ("", "Grad")
+)
 _HEADS_PARTS = frozenset(
     f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
 )
-_GRADIENT = frozenset(
-    f"autopar::{masked}AttentionGrad{part}" for masked in ("", "Masked") for part in ("", "Part", "HeadsPart")
-)
-ATTENTION_KINDS = frozenset({"Attention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT
+ATTENTION_KINDS = frozenset({"Attention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT | LIMITED_KINDS
 
 BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
 CHANNEL_BLOCK = 32  # FlashAttention-2 pads channels per head to a multiple of it
@@ -52,6 +70,7 @@ class AttentionWork:
         channels: Channels of a query or key.
         value_channels: Channels of a value.
         attended: Keys a query attends to on average.
+        cut: Share of the queries of which a window hides keys.
     """
 
     is_gradient: bool
@@ -61,6 +80,7 @@ class AttentionWork:
     channels: FloatArray
     value_channels: FloatArray
     attended: FloatArray
+    cut: FloatArray
 
     @property
     def flops(self) -> FloatArray:
@@ -78,7 +98,8 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     """Return the work of an op of `ATTENTION_KINDS`.
 
     Q, K and V are (batch, heads, length, channels) or (batch, length, heads x channels). Of a shard of causal queries,
-    a kind named `...Part`, a query attends to as many keys on average as all `size` queries do.
+    a kind named `...Part`, a query attends to as many keys on average as all `size` queries do; of fewer queries than
+    keys, these are the last ones.
     """
     is_gradient = op.kind in _GRADIENT
     if is_gradient:  # (q, k, v, ..., dy) -> (dq, dk, dv); `...Part` is told its start in a scalar behind dy
@@ -93,12 +114,53 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     heads = q[:, 1] if q.shape[1] == 4 else np.full(len(q), max(1, int(_number(op, "q_num_heads", 1))))
     batch = (q[:, 0] * heads).astype(np.float64)
     rows = np.maximum(batch * queries, 1.0)
-    all_queries = _number(op, "size", 0) if op.kind in _QUERIES_PARTS else queries
-    attended = keys - np.minimum(all_queries, keys) / 2.0 if op.attr("is_causal", 0) else keys.astype(np.float64)
+    attended, cut = keys.astype(np.float64), np.zeros(len(q))
+    if op.attr("is_causal", 0) or op.kind in LIMITED_KINDS:
+        all_queries = _number(op, "size", 0) if op.kind in _QUERIES_PARTS else queries
+        attended, cut = _means(op, np.minimum(all_queries, keys).astype(np.float64), keys.astype(np.float64))
     return AttentionWork(
         is_gradient, batch, queries.astype(np.float64), keys.astype(np.float64),
-        num_elements(q) / rows, num_elements(y) / rows, attended,
+        num_elements(q) / rows, num_elements(y) / rows, attended, cut,
     )  # fmt: skip
+
+
+def _means(op: Op, queries: FloatArray, keys: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the keys a query sees and whether a window hides some of it, as means over the queries, the last ones."""
+    window, chunk = _number(op, "window", 0), _number(op, "chunk", 0)
+
+    def within(position: FloatArray) -> tuple[FloatArray, FloatArray]:
+        far = np.maximum(position - window, 0.0) if window else np.zeros_like(position)
+        return (position**2 - far**2) / 2, far
+
+    def integrals(position: FloatArray) -> tuple[FloatArray, FloatArray]:
+        if not chunk:
+            return within(position)
+        chunks, (seen, far) = position // chunk, within(position % chunk)
+        seen_of_chunk, far_of_chunk = within(np.full_like(position, chunk))
+        return chunks * seen_of_chunk + seen, chunks * far_of_chunk + far
+
+    (seen, far), (seen_before, far_before) = integrals(keys), integrals(keys - queries)
+    number = np.maximum(queries, 1.0)
+    return (seen - seen_before) / number, (far - far_before) / number
+
+
+def keys_read(op: Op, inputs: Shapes) -> FloatArray:
+    """Return how many keys, and values, an op of `LIMITED_KINDS` reads: those that one of its queries sees.
+
+    Besides those of the queries themselves these are the tokens before the first query that its window and its chunk
+    hold. Shards of the queries, the kinds named `...Part`, begin at multiples of their size: of the c tokens of a chunk
+    (c - queries) / 2 lie before them on average.
+    """
+    queries, keys = (shape_of(inputs, index)[:, -2].astype(np.float64) for index in (0, 1))
+    window, chunk = _number(op, "window", 0), _number(op, "chunk", 0)
+    is_part = op.kind in _QUERIES_PARTS
+    earlier = keys - queries
+    if chunk:
+        earlier = np.minimum(earlier, np.maximum(chunk - queries, 0.0) / 2 if is_part else earlier % chunk)
+    if window:
+        earlier = np.minimum(earlier, window - 1)
+    result: FloatArray = np.minimum(queries + earlier, keys)
+    return result
 
 
 def _number(op: Op, name: str, default: int) -> int:
@@ -109,8 +171,8 @@ def _number(op: Op, name: str, default: int) -> int:
 def fused_flops(work: AttentionWork) -> FloatArray:
     """Return the FLOPs a fused kernel does: whole blocks of keys, whole fragments of channels."""
     channels = CHANNEL_BLOCK * (np.ceil(work.channels / CHANNEL_BLOCK) + np.ceil(work.value_channels / CHANNEL_BLOCK))
-    # On the diagonal half a block of keys more than needed is multiplied.
-    keys = np.minimum(work.attended + BLOCK / 2, work.keys)
+    # On the diagonal half a block of keys more than needed is multiplied, and half a block where a window begins.
+    keys = np.minimum(work.attended + BLOCK / 2 * (1 + work.cut), work.keys)
     per_key = 2.0 * work.batch * work.queries * channels
     flops: FloatArray = (2.5 if work.is_gradient else 1.0) * per_key * keys
     return flops

@@ -1,10 +1,10 @@
 """Bytes an op moves through device memory, on local shapes.
 
 Every kernel reads its inputs and writes its outputs once. What differs is in tables: views move nothing, indexing
-touches only the rows it selects, a loss in float32 copies its logits, and some classes of kernels reach less of the
-memory bandwidth than a copy does. A transposition is free if it leaves rows together, because kernels follow strides
-from row to row (attention takes its heads like that), or if it swaps the last two dims, because matrix products read
-either order.
+touches only the rows it selects, attention with a window or chunks only the keys its queries see, a loss in float32
+copies its logits, and some classes of kernels reach less of the memory bandwidth than a copy does. A transposition is
+free if it leaves rows together, because kernels follow strides from row to row (attention takes its heads like that),
+or if it swaps the last two dims, because matrix products read either order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from autopar.cost.arrays import FloatArray, IntArray, num_elements
+from autopar.cost.attention import LIMITED_KINDS, keys_read
 from autopar.ir.graph import Op
 
 VIEWS = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
@@ -126,7 +127,10 @@ def op_bytes(
             continue
         if index == 0 and op.kind in INDEXED and outputs[0] is not None:
             shape = outputs[0]
-        total += num_elements(shape) * element_bytes[name]
+        nbytes = num_elements(shape) * element_bytes[name]
+        if index in (1, 2) and op.kind in LIMITED_KINDS:
+            nbytes = nbytes * keys_read(op, inputs) / np.maximum(shape[:, -2], 1)
+        total += nbytes
     for index, (name, shape) in enumerate(zip(op.outputs, outputs, strict=True)):
         if name and shape is not None and index not in unwritten:
             total += num_elements(shape) * element_bytes[name]

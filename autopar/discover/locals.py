@@ -44,6 +44,22 @@ _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
         _Candidate("autopar::AttentionGradHeadsPart", (0, 3), fewer=1),
     ),
     "autopar::MaskedAttentionGrad": (_Candidate("autopar::MaskedAttentionGradHeadsPart", (0, 4), fewer=1),),
+    "autopar::CausalAttention": (
+        _Candidate("autopar::CausalAttentionPart"),
+        _Candidate("autopar::CausalAttentionHeadsPart", fewer=1),
+    ),
+    "autopar::CausalAttentionGrad": (
+        _Candidate("autopar::CausalAttentionGradPart", (0, 3)),
+        _Candidate("autopar::CausalAttentionGradHeadsPart", (0, 3), fewer=1),
+    ),
+    "autopar::SinkAttention": (
+        _Candidate("autopar::SinkAttentionPart"),
+        _Candidate("autopar::SinkAttentionHeadsPart", fewer=1),
+    ),
+    "autopar::SinkAttentionGrad": (
+        _Candidate("autopar::SinkAttentionGradPart", (0, 4)),
+        _Candidate("autopar::SinkAttentionGradHeadsPart", (0, 4), fewer=1),
+    ),
     "Gather": (_Candidate("autopar::GatherPart"),),
     "GatherElements": (_Candidate("autopar::GatherElementsPart"),),
     "GatherND": (_Candidate("autopar::GatherNDPart"),),

@@ -21,6 +21,7 @@ from autopar.discover.rules import Scaled
 from autopar.discover.sizes import (
     EVEN,
     LARGE_ATTR,
+    SPAN_ATTRS,
     TRIPLES,
     WINDOW_ATTRS,
     Palette,
@@ -34,6 +35,7 @@ from autopar.discover.sizes import (
     refined_shapes,
     refinement,
     sizes_of,
+    span_proxy,
 )
 from autopar.discover.sketch import Operand, Sketch
 from autopar.errors import ExecutionError
@@ -65,13 +67,15 @@ class Proxy:
 def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
     """Return the even and the triple proxy of an op, or None if nothing on the ladder can be executed."""
     large = 2 * _MAX_ELEMENTS
+    spans = tuple(name for name, value in sketch.attrs if name in SPAN_ATTRS.get(sketch.kind, ()) and value)
+    free = replace(sketch, attrs=tuple(attr for attr in sketch.attrs if attr[0] not in spans))
     for strict in (True, False):
-        for variant in _variants(sketch):
-            even = _attempt(variant, EVEN, executor, strict)
+        for variant in _variants(free):
+            even = _attempt(variant, EVEN, executor, strict, spans)
             if even is None:
                 continue
             for palette in TRIPLES:
-                triple = _attempt(variant, palette, executor, strict)
+                triple = _attempt(variant, palette, executor, strict, spans)
                 if triple is not None:
                     return _with_counts(sketch, even, triple)
     if all(operand is None or prod(operand.shape) <= large for operand in sketch.inputs):
@@ -121,8 +125,18 @@ def _variants(sketch: Sketch) -> Iterator[_Variant]:
         yield from _variants(free)
 
 
-def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bool) -> Proxy | None:
-    """Return the proxy a variant leads to, or None if the op does not run on it or its outputs have the wrong sizes."""
+def _attempt(
+    variant: _Variant, palette: Palette, executor: Executor, strict: bool, spans: Sequence[str] = ()
+) -> Proxy | None:
+    """Return the proxy a variant leads to, or None if the op does not run on it or its outputs have the wrong sizes.
+
+    Args:
+        variant: How sizes are replaced.
+        palette: The sizes of the proxy.
+        executor: Runs the op.
+        strict: Whether every output size has to be the proxy of the real one.
+        spans: Attributes among `SPAN_ATTRS` that the op has; the variant's sketch lacks them.
+    """
     sketch = variant.sketch
     scalable: list[Scaled] = []
     expected: tuple[tuple[int, ...] | None, ...]
@@ -170,6 +184,10 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
         return None
     if overlaps(attrs) != overlaps(sketch.attrs):  # windows that overlap tie neighbouring blocks together
         return None
+    if spans:
+        keys = inputs[1]
+        assert keys is not None, "attention has keys"
+        attrs = tuple(sorted((*attrs, *((name, span_proxy(name, keys.shape[-2])) for name in spans))))
     small = replace(sketch, attrs=attrs, inputs=tuple(inputs), outputs=expected)
     proxy = _execute(Proxy(small, tuple(scalable), strict and _same_windows(attrs, sketch.attrs)), executor)
     if proxy is None:

@@ -347,6 +347,24 @@ WINDOW_ATTRS = ("kernel_shape", "strides", "dilations", "pads", "output_padding"
 """Attributes that say how a window slides."""
 
 
+SPAN_ATTRS: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    (f"autopar::{name}Attention{grad}" for name in ("Causal", "Sink") for grad in ("", "Grad")), ("window", "chunk")
+)
+"""Attributes by kind that say how many tokens before its own a query of attention sees; 0 for all."""
+
+
+def span_proxy(name: str, tokens: int) -> int:
+    """Return what stands for one of `SPAN_ATTRS` where keys have so many tokens, whatever it is in the real op.
+
+    A window hides some keys of half of the queries. The only border between chunks is none between two or three blocks
+    of tokens: that chunks are blocks on some numbers of devices must not be taken for a strategy.
+
+    >>> [(span_proxy("window", tokens), span_proxy("chunk", tokens)) for tokens in (4, 6, 12)]
+    [(2, 3), (3, 4), (6, 7)]
+    """
+    return max(1, tokens // 2) + (name == "chunk")
+
+
 def overlaps(attrs: tuple[tuple[str, Attr], ...]) -> tuple[bool, ...]:
     """Return whether neighbouring windows have rows in common, per spatial dim; () for an op without windows."""
     named = dict(attrs)

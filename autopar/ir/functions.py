@@ -1,6 +1,7 @@
-"""Gradient, loss and optimizer kernels, and ops on parts: functions of domain `autopar`, each with an ONNX body.
+"""Gradient, loss and optimizer kernels, causal attention, and ops on parts: functions of domain `autopar`.
 
-A body is the meaning of its kind: whoever cannot run the kernel natively runs the body. Each is costed as one kernel.
+Each has an ONNX body, the meaning of its kind: whoever cannot run the kernel natively runs the body. Each is costed as
+one kernel.
 Bodies are written to be run on shards: sizes come from the shapes of the inputs, and sums over a dim that may be split
 are outputs of their own, so that the terms of the shards can be added. Where an output dim has no input to take its
 size from (the vocabulary in the gradient of an embedding), the numbers of its rows are an input (`rows`, `classes`: 0,
@@ -17,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS, HEADS_PARTS
+from autopar.ir.bodies.causal_attention import CAUSAL_ATTENTION
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
 from autopar.ir.bodies.experts import EXPERTS
@@ -50,6 +52,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     ATTENTION,
     CAUSAL_PARTS,
     HEADS_PARTS,
+    CAUSAL_ATTENTION,
     INDEXING,
     PARTS,
     CONVOLUTION,

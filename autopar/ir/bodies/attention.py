@@ -46,18 +46,28 @@ POSITIONS
     p_raw = Softmax <axis = -1> (scores)
     p_nan = IsNaN (p_raw)
     p = Where (p_nan, zero_q, p_raw)
+SCORES_GRADIENT
+    dproduct = Mul (dscores, scale)
+OPERANDS_GRADIENT
+}
+"""
+
+SCORES_GRADIENT = """
     dv = Einsum <equation = "bkgst,bkgsf->bktf"> (p, dy_BKGSF)
     dp = Einsum <equation = "bkgsf,bktf->bkgst"> (dy_BKGSF, v)
     weighted = Mul (p, dp)
     total = ReduceSum <keepdims = 1> (weighted, unknown)
     shifted = Sub (dp, total)
     dscores = Mul (p, shifted)
-    dproduct = Mul (dscores, scale)
+""".strip("\n")
+"""From dy and the probabilities `p` to the gradients of the values and of the scores."""
+
+OPERANDS_GRADIENT = """
     dq_BKGSE = Einsum <equation = "bkgst,bkte->bkgse"> (dproduct, k)
     dq = Reshape (dq_BKGSE, q_shape)
     dk = Einsum <equation = "bkgst,bkgse->bkte"> (dproduct, q_BKGSE)
-}
-"""
+""".strip("\n")
+"""From the gradient of the products of queries with keys to those of queries and keys."""
 
 _MASK = """
     heads_q = Shape <start = 0, end = 3> (q)
@@ -75,7 +85,8 @@ _FROM_START = """    i_0 = Range (zero, queries, one)
 
 
 def _gradient(positions: str, mask: str = "    scores = Identity (scores_causal)") -> str:
-    return _BODY.replace("POSITIONS", positions).replace("    MASK", mask)
+    body = _BODY.replace("SCORES_GRADIENT", SCORES_GRADIENT).replace("OPERANDS_GRADIENT", OPERANDS_GRADIENT)
+    return body.replace("POSITIONS", positions).replace("    MASK", mask)
 
 
 _SEEN = """
@@ -114,7 +125,7 @@ AttentionGradPart <scale, is_causal, size: int = 0> (q, k, v, dy, start) => (dq,
 """A scale of 0 stands for the usual one, the inverse root of the channels."""
 
 
-_HEADS = """
+SELECT_KEY_HEADS = """
     all_axis = Constant <value_ints = [0]> ()
     all_zero = Constant <value_int = 0> ()
     all_one = Constant <value_int = 1> ()
@@ -130,8 +141,9 @@ _HEADS = """
     k = Gather <axis = 1> (all_k, group_H)
     v = Gather <axis = 1> (all_v, group_H)
 """
+"""The keys and values of the groups of the query heads a device holds."""
 
-_HEADS_SUMMED = """
+SUM_KEY_HEADS = """
     group_G = Range (all_zero, groups, all_one)
     group_G1 = Unsqueeze (group_G, axis1)
     is_own = Equal (group_G1, group_H)
@@ -140,12 +152,13 @@ _HEADS_SUMMED = """
     dv = Einsum <equation = "gh,bhtf->bgtf"> (is_own_GH, own_dv)
 }
 """
+"""The gradients of all key and value heads: what the query heads of the device add to them."""
 
 
-def _heads_gradient(body: str) -> str:
+def heads_gradient(body: str) -> str:
     """Return the gradient of attention of some heads, given that of whole attention."""
     own = body.replace("dv = Einsum", "own_dv = Einsum").replace("dk = Einsum", "own_dk = Einsum")
-    return f"{_HEADS}{own.rstrip().removesuffix('}')}{_HEADS_SUMMED}"
+    return f"{SELECT_KEY_HEADS}{own.rstrip().removesuffix('}')}{SUM_KEY_HEADS}"
 
 
 def _heads(name: str, mask: str = "", scaled: str = "") -> str:
@@ -153,7 +166,7 @@ def _heads(name: str, mask: str = "", scaled: str = "") -> str:
     scale = "scale: float = @scale, " if scaled else ""
     return f"""
 {name} <{scaled}size, is_causal: int = 0, softcap: float = 0.0> (q, all_k, all_v, {mask}start) => (y)
-{{{_HEADS}
+{{{SELECT_KEY_HEADS}
     y = Attention <{scale}is_causal: int = @is_causal, softcap: float = @softcap> (q, k, v{", mask" if mask else ""})
 }}
 """
@@ -166,10 +179,10 @@ HEADS_PARTS = f"""
 {_heads("ScaledMaskedAttentionHeadsPart", "mask, ", "scale, ")}
 
 AttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, dy, start) => (dq, dk, dv)
-{{{_heads_gradient(_gradient(_ALL))}
+{{{heads_gradient(_gradient(_ALL))}
 
 MaskedAttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, mask, dy, start) => (dq, dk, dv)
-{{{_heads_gradient(_gradient(_ALL, _MASK))}"""
+{{{heads_gradient(_gradient(_ALL, _MASK))}"""
 
 ATTENTION = f"""
 AttentionGrad <scale, is_causal> (q, k, v, dy) => (dq, dk, dv)

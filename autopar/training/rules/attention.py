@@ -14,11 +14,12 @@ def _attention(t: Tape, op: Op, grads: Grads) -> Grads:
     """
     if any(op.inputs[4:]) or any(op.outputs[1:]):
         raise unsupported(op, "it has a key-value cache, padding lengths or more than one output")
-    if (
-        float_attr(op, "softcap", 0.0)
-        or max(int_attr(op, "left_window_size", -1), int_attr(op, "right_window_size", -1)) >= 0
-    ):
-        raise unsupported(op, "it has a soft cap or a sliding window")
+    if max(int_attr(op, "left_window_size", -1), int_attr(op, "right_window_size", -1)) >= 0:
+        raise unsupported(op, "it has a sliding window")
+    masked, softcap = any(op.inputs[3:4]), float_attr(op, "softcap", 0.0)
+    is_causal = int_attr(op, "is_causal", 0)
+    if softcap and (masked or not is_causal or t.shape(op.inputs[0])[-2] != t.shape(op.inputs[1])[-2]):
+        raise unsupported(op, "it has a soft cap and is no causal attention of a sequence to itself")
     if t.needs(op, 3):
         raise unsupported(op, "its mask is trained")
     dy = grad_of(grads)
@@ -33,17 +34,13 @@ def _attention(t: Tape, op: Op, grads: Grads) -> Grads:
     if scale is None:
         scale = t.shape(operands["q"])[-1] ** -0.5
     shapes = [t.shape(operands[part]) for part in "qkv"]
-    kind, mask = "autopar::AttentionGrad", []
-    if len(op.inputs) > 3 and op.inputs[3]:
+    kind, mask, attrs = "autopar::AttentionGrad", list[str](), {"is_causal": is_causal, "scale": scale}
+    if masked:
         kind, mask = "autopar::MaskedAttentionGrad", [_additive(t, op.inputs[3], t.dtype(q))]
-    results: Sequence[str] = t.emit_all(
-        kind,
-        [*(operands[part] for part in "qkv"), *mask, operands["dy"]],
-        shapes,
-        t.dtype(q),
-        is_causal=int_attr(op, "is_causal", 0),
-        scale=scale,
-    )
+    elif softcap:
+        kind, attrs = "autopar::CausalAttentionGrad", {"scale": scale, "softcap": softcap}
+    inputs = [*(operands[part] for part in "qkv"), *mask, operands["dy"]]
+    results: Sequence[str] = t.emit_all(kind, inputs, shapes, t.dtype(q), **attrs)
     if flat:
         results = [_from_heads(t, name) for name in results]
     return results
@@ -67,6 +64,13 @@ def _additive(t: Tape, mask: str, dtype: str) -> str:
     return t.emit("Where", [mask, zero, hidden], t.shape(mask), dtype)
 
 
+def _causal_attention(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Recompute the scores as `_attention` does; inputs q, k, v and for `autopar::SinkAttention` the sinks."""
+    shapes = [t.shape(name) for name in op.inputs]
+    inputs = [*op.inputs, grad_of(grads)]
+    return t.emit_all(f"{op.kind}Grad", inputs, shapes, t.dtype(op.inputs[0]), **dict(op.attrs))
+
+
 def _rotary(t: Tape, op: Op, grads: Grads) -> Grads:
     """Turn the gradient back by the same angles."""
     if t.needs(op, 1) or t.needs(op, 2):
@@ -80,4 +84,6 @@ def _rotary(t: Tape, op: Op, grads: Grads) -> Grads:
 ATTENTION: Mapping[str, Rule] = {
     "Attention": _attention,
     "RotaryEmbedding": _rotary,
+    "autopar::CausalAttention": _causal_attention,
+    "autopar::SinkAttention": _causal_attention,
 }
