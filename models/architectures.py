@@ -9,22 +9,23 @@ silently.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, refuse_window, rope
+from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
-from autopar.models.llama_reader import LLAMA, llama
+from autopar.models.gemma_reader import GEMMAS
+from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
 
 
 def _mistral(fields: Fields, seq: int) -> DecoderConfig:
-    return llama(fields, seq, kv_heads=8, window=True)
+    return llama(fields, seq, kv_heads=8, window=lambda index: True)
 
 
 def _qwen2(fields: Fields, seq: int) -> DecoderConfig:
-    return llama(fields, seq, qkv_bias=True)
+    return llama(fields, seq, qkv_bias=True, window=qwen_window(fields))
 
 
 def _qwen3(fields: Fields, seq: int) -> DecoderConfig:
-    return llama(fields, seq, qk_norm="head")
+    return llama(fields, seq, qk_norm="head", window=qwen_window(fields))
 
 
 def _olmo2(fields: Fields, seq: int) -> DecoderConfig:
@@ -40,7 +41,7 @@ def _phi3(fields: Fields, seq: int) -> DecoderConfig:
         LLAMA.embed, LLAMA.layer, LLAMA.attention_norm, LLAMA.mlp_norm, ("self_attn.qkv_proj",), LLAMA.out,
         ("mlp.gate_up_proj", "mlp.down_proj"), LLAMA.final_norm,
     )  # fmt: skip
-    return llama(fields, seq, epsilon=1e-5, fused="blocks", window=True, names=names)
+    return llama(fields, seq, epsilon=1e-5, fused="blocks", window=lambda index: True, names=names)
 
 
 def _granite(fields: Fields, seq: int) -> DecoderConfig:
@@ -83,12 +84,11 @@ def _nemotron(fields: Fields, seq: int) -> DecoderConfig:
 def _starcoder2(fields: Fields, seq: int) -> DecoderConfig:
     hidden, heads = fields.size("hidden_size", default=3072), fields.size("num_attention_heads", default=24)
     head, bias = head_size(fields, hidden, heads), fields.flag("use_bias", True)
-    refuse_window(fields, seq)
     names = Names(
         LLAMA.embed, LLAMA.layer, LLAMA.attention_norm, LLAMA.mlp_norm, LLAMA.qkv, LLAMA.out,
         ("mlp.c_fc", "mlp.c_proj"), LLAMA.final_norm,
     )  # fmt: skip
-    return uniform(
+    config = uniform(
         num_layers=fields.size("num_hidden_layers", default=30),
         hidden=hidden,
         seq=seq,
@@ -106,6 +106,7 @@ def _starcoder2(fields: Fields, seq: int) -> DecoderConfig:
         names=names,
         tied=fields.flag("tie_word_embeddings", True),
     )  # fmt: skip
+    return with_windows(config, windows(fields, config.num_layers, lambda index: True))
 
 
 def _gpt_neox(fields: Fields, seq: int) -> DecoderConfig:
@@ -253,6 +254,7 @@ READERS: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "starcoder2": _starcoder2,
+    **GEMMAS,
     **MIXTURES,
 }
 """Reader of each `model_type`."""

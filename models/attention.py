@@ -40,13 +40,26 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
     v = project("v", 2, part.kv_heads)
     if part.rope is not None:
         q, k = w.rotated(name, part.rope, part.size, {"q": q, "k": k})
-    scale = {} if part.scale is None else {"scale": part.scale}
-    y_BHSD = g.op("Attention", q, k, v, name=f"{name}.core", is_causal=1, **scale)
+    y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part)
     width = part.heads * part.size
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
     return w.linear(
         merged, f"{name}.out", f"{weights}.{names.out}", width, hidden, bias=part.out_bias, transposed=part.transposed
     )
+
+
+def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Attention) -> str:
+    """Return what queries make of keys and values: by the op of the standard, where it says all there is."""
+    limits = {"window": part.window, "chunk": part.chunk}
+    limits = {kind: size for kind, size in limits.items() if 0 < size < w.config.seq}
+    if not limits and not part.softcap and not part.sinks:
+        scale = {} if part.scale is None else {"scale": part.scale}
+        return w.g.op("Attention", q, k, v, name=name, is_causal=1, **scale)
+    given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
+    if not part.sinks:
+        return w.g.op("autopar::CausalAttention", q, k, v, name=name, **given)
+    sinks = w.g.parameter(f"{weights}.self_attn.sinks", (part.heads,), "constant 0")
+    return w.g.op("autopar::SinkAttention", q, k, v, sinks, name=name, **given)
 
 
 def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: LatentAttention) -> str:

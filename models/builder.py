@@ -67,7 +67,7 @@ class Builder:
         self._weights: list[_Weight] = []
         self._buffers: list[str] = []
         self._constants: dict[tuple[int, ...] | int, str] = {}
-        self._scales: dict[tuple[float, ...], str] = {}
+        self._scales: dict[tuple[float, ...] | float, str] = {}
         self._nodes: list[_Node] = []
 
     def input(self, name: str, shape: Dims, dtype: str = "float32") -> str:
@@ -95,6 +95,10 @@ class Builder:
     def scales(self, values: Sequence[float]) -> str:
         """Return a float32 constant of factors, one per dim."""
         return self._scales.setdefault(tuple(values), f"scales.{len(self._scales)}")
+
+    def scalar(self, value: float) -> str:
+        """Return a float32 constant without dims."""
+        return self._scales.setdefault(value, f"scales.{len(self._scales)}")
 
     def op(self, kind: str, *inputs: str, name: str, **attrs: int | float | str | Sequence[int]) -> str:
         """Append a node with one output, both called `name`, and return it.
@@ -142,8 +146,9 @@ class Builder:
         for value, name in self._constants.items():
             dims, data = ((len(value),), value) if isinstance(value, tuple) else ((), (value,))
             initializers.append(helper.make_tensor(name, TensorProto.INT64, dims, data))
-        for values, name in self._scales.items():
-            initializers.append(helper.make_tensor(name, TensorProto.FLOAT, (len(values),), values))
+        for factors, name in self._scales.items():
+            sizes, numbers = ((len(factors),), factors) if isinstance(factors, tuple) else ((), (factors,))
+            initializers.append(helper.make_tensor(name, TensorProto.FLOAT, sizes, numbers))
         graph = helper.make_graph(
             nodes=[
                 helper.make_node(

@@ -3,7 +3,7 @@
 Defaults are those of the configuration classes of transformers 5.24, which apply where a file leaves a field out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -63,6 +63,10 @@ class Fields:
 
     values: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
+
+    def presume(self, values: Mapping[str, Any]) -> None:
+        """Fill in fields that are missing or null."""
+        self.values = {**values, **{name: value for name, value in self.values.items() if value is not None}}
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of some fields that is there and not null."""
@@ -215,23 +219,52 @@ def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0, theta: floa
     raise UnknownError(f"rope_type={kind!r}")
 
 
-def refuse_window(fields: Fields, seq: int, *, active: bool = True) -> None:
-    """Refuse a sliding window that a sequence is longer than; a wider one hides nothing.
+def layer_kinds(fields: Fields, num_layers: int, default: Callable[[int], str]) -> tuple[str, ...]:
+    """Return the kind of attention of each block: `layer_types`, or what the family has by default.
 
     Args:
         fields: The configuration.
-        seq: Tokens per sequence.
-        active: Whether layers have the window where `layer_types` does not say which do.
+        num_layers: Blocks.
+        default: Kind of a block by its number.
+
+    Raises:
+        ModelError: If `layer_types` is no list of so many names.
+        UnknownError: If a kind is unknown.
     """
-    window, kinds = fields.get("sliding_window"), fields.get("layer_types", default=[])
-    if not isinstance(kinds, list):
-        raise ModelError(f"layer_types of the configuration is {kinds!r}, not a list", hint="correct the config.json")
-    strange = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    stated = fields.get("layer_types", default=[default(index) for index in range(num_layers)])
+    if not isinstance(stated, list) or len(stated) < num_layers:
+        raise ModelError(
+            f"layer_types of the configuration is {stated!r}, not a list of {num_layers} kinds",
+            hint="correct the config.json",
+        )
+    strange = [kind for kind in stated if kind not in ("full_attention", "sliding_attention", "chunked_attention")]
     if strange:
         raise UnknownError(f"layer_types with {strange[0]!r}")
-    active = "sliding_attention" in kinds if kinds else active
-    if active and isinstance(window, int) and window < seq:
-        raise UnknownError(f"sliding_window={window} below the {seq} tokens of a sequence (seq={window} has none)")
+    return tuple(stated[:num_layers])
+
+
+def windows(fields: Fields, num_layers: int, default: Callable[[int], bool], window: int | None = None) -> list[int]:
+    """Return the sliding window of each block; 0 where it sees all keys.
+
+    Args:
+        fields: The configuration.
+        num_layers: Blocks.
+        default: Whether a block has one by default.
+        window: Default of `sliding_window`; None for no window.
+
+    Raises:
+        UnknownError: If a block has chunks.
+    """
+    kinds = layer_kinds(fields, num_layers, lambda index: _KINDS[default(index)])
+    if "chunked_attention" in kinds:
+        raise UnknownError("layer_types with 'chunked_attention'")
+    if window is None and fields.get("sliding_window") is None:
+        return [0] * num_layers
+    size = fields.size("sliding_window", default=window)
+    return [size if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+_KINDS = ("full_attention", "sliding_attention")
 
 
 def head_size(fields: Fields, hidden: int, heads: int) -> int:

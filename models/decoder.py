@@ -28,12 +28,17 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     for index, block in enumerate(config.blocks):
         x = _block(w, x, f"layers.{index}", names.layer.format(index), block)
     x = w.norm(x, "final_norm", names.final_norm)
-    logits = "logits" if config.logits_scale == 1.0 else "logits.raw"
+    changed = config.logits_scale != 1.0 or config.logits_cap
+    logits = "logits.raw" if changed else "logits"
     if config.tied:
         layers.tied_head(g, x, embedding, logits)
     else:
         w.linear(x, logits, names.head, config.hidden, config.vocab, bias=config.head_bias)
-    if config.logits_scale != 1.0:
+    if config.logits_cap:
+        small = g.op("Mul", logits, g.scales((config.logits_scale / config.logits_cap,)), name="logits.small")
+        bent = g.op("Tanh", small, name="logits.bent")
+        g.op("Mul", bent, g.scales((config.logits_cap,)), name="logits")
+    elif config.logits_scale != 1.0:
         g.op("Mul", logits, g.scales((config.logits_scale,)), name="logits")
     return g.model({"logits": ("batch", config.seq, config.vocab)})
 
@@ -70,6 +75,11 @@ def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
         case "pre":
             x = added(x, "attn_residual", attend(norm(x, "attn_norm", names.attention_norm)))
             return added(x, "mlp_residual", feed(norm(x, "mlp_norm", names.mlp_norm)))
+        case "both":
+            y = norm(attend(norm(x, "attn_norm", names.attention_norm)), "attn_post_norm", names.post_norms[0])
+            x = added(x, "attn_residual", y)
+            y = norm(feed(norm(x, "mlp_norm", names.mlp_norm)), "mlp_post_norm", names.post_norms[1])
+            return added(x, "mlp_residual", y)
         case "post":
             x = added(x, "attn_residual", norm(attend(x), "attn_norm", names.attention_norm))
             return added(x, "mlp_residual", norm(feed(x), "mlp_norm", names.mlp_norm))

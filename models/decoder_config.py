@@ -50,6 +50,10 @@ class Attention:
         scale: Factor of the scores; None for the inverse root of the head size.
         rope: Rotary positions; None without.
         transposed: Whether the checkpoint has [out, in].
+        window: Last keys that a query sees, its own included; 0 for all.
+        chunk: Positions per chunk, beyond which no query sees a key; 0 without chunks.
+        softcap: Limit that scores approach as `softcap tanh(score / softcap)`; 0 without.
+        sinks: Whether each head has a logit of its own in the denominator of the softmax.
     """
 
     heads: int
@@ -62,6 +66,10 @@ class Attention:
     scale: float | None = None
     rope: Rope | None = None
     transposed: bool = True
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -139,7 +147,7 @@ class Experts:
         top_k: Experts of a token.
         width: Elements inside an expert.
         activation: Nonlinearity of experts.
-        scores: What turns router logits into scores.
+        scores: What turns router logits into scores: a softmax or a sigmoid of each, or a softmax of those chosen.
         normalized: Whether the weights of the chosen experts are divided by their sum.
         scale: Factor of the weights.
         correction: Whether a bias that is no parameter is added to the scores for the choice (Wang et al. 2024).
@@ -149,6 +157,9 @@ class Experts:
         shared: Elements inside the experts that every token uses; 0 without.
         shared_gate: Whether what they make is scaled by a sigmoid of its own.
         names: Names of the router, the matrices of gate and up, those of down, the shared experts, and their gate.
+        bias: Whether router and experts have biases.
+        limit: Most that gate and up, and least that up may be, as gpt-oss clips them; 0 without.
+        interleaved: Whether the checkpoint holds [in, out], and columns of gate and up in turn.
         imbalance: Rows of the fullest device relative to an even load.
     """
 
@@ -156,7 +167,7 @@ class Experts:
     top_k: int
     width: int
     activation: Activation = "silu"
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "chosen"] = "softmax"
     normalized: bool = True
     scale: float = 1.0
     correction: bool = False
@@ -168,6 +179,9 @@ class Experts:
     names: tuple[str, str, str, str, str] = (
         "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.shared_experts", "mlp.shared_expert_gate"
     )  # fmt: skip
+    bias: bool = False
+    limit: float = 0.0
+    interleaved: bool = False
     imbalance: float = 1.0
 
     def __post_init__(self) -> None:
@@ -218,6 +232,7 @@ class Names:
         head: Output projection, where it is not the token embedding.
         positions: Table of learned positions.
         qk_norm: Norms of queries and keys.
+        post_norms: Norms behind attention and MLP, of blocks that have norms before and behind.
     """
 
     embed: str
@@ -231,6 +246,7 @@ class Names:
     head: str = "lm_head"
     positions: str = ""
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    post_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +260,7 @@ class DecoderConfig:
         vocab: Tokens in the vocabulary.
         norm: Of every block and before the head.
         arrangement: Where norms stand: before attention and MLP; behind them, before what they add is added; before
-            both, which run side by side; or one norm before both.
+            and behind; before both, which run side by side; or one norm before both.
         names: Names of the weights.
         tied: Whether the head is the token embedding.
         head_bias: Whether the head has a bias.
@@ -253,6 +269,7 @@ class DecoderConfig:
         embedding_scale: Factor of the embedding.
         residual_scale: Factor of what attention and MLP add.
         logits_scale: Factor of the logits.
+        logits_cap: Limit that logits approach as `cap tanh(logit / cap)`; 0 without.
     """
 
     blocks: tuple[Block, ...]
@@ -260,7 +277,7 @@ class DecoderConfig:
     seq: int
     vocab: int
     norm: Norm
-    arrangement: Literal["pre", "post", "parallel", "parallel-shared"]
+    arrangement: Literal["pre", "post", "both", "parallel", "parallel-shared"]
     names: Names
     tied: bool = False
     head_bias: bool = False
@@ -269,6 +286,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    logits_cap: float = 0.0
 
     def __post_init__(self) -> None:
         if self.positions and self.first_position + self.seq > self.positions:

@@ -27,14 +27,18 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     rows = g.op("autopar::ExpertDispatch", x_BSd, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill)
 
     def product(x: str, which: str, matrix: str, num_in: int, num_out: int) -> str:
-        held = g.parameter(
-            f"{weights}.{matrix}{TRANSPOSED}", (part.count, num_in, num_out), f"normal {num_in**-0.5:.6g}"
-        )
-        return g.op("autopar::GroupedMatMul", x, held, name=f"{name}.{which}", fill=part.fill)
+        of = f".{which}" if matrix == fused else ""
+        end = "" if part.interleaved else TRANSPOSED
+        held = g.parameter(f"{weights}.{matrix}{of}{end}", (part.count, num_in, num_out), f"normal {num_in**-0.5:.6g}")
+        if not part.bias:
+            return g.op("autopar::GroupedMatMul", x, held, name=f"{name}.{which}", fill=part.fill)
+        y = g.op("autopar::GroupedMatMul", x, held, name=f"{name}.{which}.matmul", fill=part.fill)
+        bias = g.parameter(f"{weights}.{matrix}_bias{of}", (part.count, num_out), "constant 0")
+        column = g.op("Unsqueeze", bias, g.constant((1, 2)), name=f"{name}.{which}.bias")
+        return g.op("Add", y, column, name=f"{name}.{which}")
 
-    gate = w.activated(product(rows, "gate", f"{fused}.gate", hidden, part.width), name, part.activation)
-    up = product(rows, "up", f"{fused}.up", hidden, part.width)
-    made = product(g.op("Mul", gate, up, name=f"{name}.gated"), "down", down, part.width, hidden)
+    gate, up = (product(rows, which, fused, hidden, part.width) for which in ("gate", "up"))
+    made = product(_inner(w, gate, up, name, part), "down", down, part.width, hidden)
     routed = name if not part.shared else f"{name}.routed"
     y = g.op("autopar::ExpertCombine", made, weight_BSK, expert_BSK, numbers, name=routed, fill=part.fill)
     if not part.shared:
@@ -47,6 +51,20 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     return g.op("Add", y, own, name=name)
 
 
+def _inner(w: Writer, gate: str, up: str, name: str, part: Experts) -> str:
+    """Return what gate and up make together."""
+    g = w.g
+    if not part.limit:
+        return g.op("Mul", w.activated(gate, name, part.activation), up, name=f"{name}.gated")
+    low, high = g.scalar(-part.limit), g.scalar(part.limit)
+    gate = g.op("Clip", gate, "", high, name=f"{name}.gate.clipped")
+    up = g.op("Clip", up, low, high, name=f"{name}.up.clipped")
+    active = g.op("Swish", gate, name=f"{name}.swish", alpha=_GPT_OSS_ALPHA)
+    return g.op("Mul", active, g.op("Add", up, g.scales((1.0,)), name=f"{name}.up.raised"), name=f"{name}.gated")
+
+
+_GPT_OSS_ALPHA = 1.702
+"""Factor within the sigmoid of gpt-oss's activation (`swiglu_alpha`)."""
 _SHARED = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -54,13 +72,17 @@ def _routed(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> tu
     """Return the weights of the chosen experts and their numbers, both [B, S, K]."""
     g = w.g
     router = f"{weights}.{part.names[0]}"
-    logits = w.linear(x_BSd, f"{name}.logits", router, w.config.hidden, part.count)
-    if part.scores == "softmax":
-        scores = g.op("Softmax", logits, name=f"{name}.scores", axis=-1)
-    else:
-        scores = g.op("Sigmoid", logits, name=f"{name}.scores")
+    logits = w.linear(x_BSd, f"{name}.logits", router, w.config.hidden, part.count, bias=part.bias)
     names = f"{name}.chosen", f"{name}.expert"
     k = g.constant((part.top_k,))
+    match part.scores:
+        case "chosen":
+            best, expert = g.ops("TopK", logits, k, names=names, axis=-1)
+            return g.op("Softmax", best, name=f"{name}.weight", axis=-1), expert
+        case "softmax":
+            scores = g.op("Softmax", logits, name=f"{name}.scores", axis=-1)
+        case "sigmoid":
+            scores = g.op("Sigmoid", logits, name=f"{name}.scores")
     if not part.correction and part.groups == 1:
         weight, expert = g.ops("TopK", scores, k, names=names, axis=-1)
     else:

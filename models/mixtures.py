@@ -21,7 +21,7 @@ def _with_experts(config: DecoderConfig, experts: Experts, dense: frozenset[int]
 
 
 def _mixtral(fields: Fields, seq: int) -> DecoderConfig:
-    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, window=True, width=14336, theta=1e6)
+    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, window=lambda index: True, width=14336, theta=1e6)
     experts = Experts(
         fields.size("num_local_experts", "num_experts", default=8), fields.size("num_experts_per_tok", default=2),
         fields.size("intermediate_size", default=14336), activation(fields, "hidden_act", default="silu"),
@@ -63,12 +63,18 @@ def _qwen_moe(config: DecoderConfig, fields: Fields, **parts: object) -> Decoder
 
 
 def _qwen2_moe(fields: Fields, seq: int) -> DecoderConfig:
-    config = llama(fields, seq, qkv_bias=fields.flag("qkv_bias", True), width=5632)
+    used, last = fields.flag("use_sliding_window", False), fields.get("max_window_layers", default=28)
+    config = llama(
+        fields, seq, qkv_bias=fields.flag("qkv_bias", True), width=5632,
+        window=lambda index: used and index % 2 == 0 and index < last,
+    )  # fmt: skip
     shared = fields.size("shared_expert_intermediate_size", default=5632)
     return _qwen_moe(config, fields, count=60, top_k=4, width=1408, shared=shared, shared_gate=True, names=_QWEN_SHARED)
 
 
 def _qwen3_moe(fields: Fields, seq: int) -> DecoderConfig:
+    if fields.flag("use_sliding_window", False):
+        raise UnknownError("use_sliding_window=True")
     config = llama(fields, seq, kv_heads=4, qk_norm="head", width=6144)
     return _qwen_moe(config, fields, count=128, top_k=8, width=768)
 
@@ -190,11 +196,41 @@ def _deepseek_v3(fields: Fields, seq: int) -> DecoderConfig:
     return _deepseek(fields, seq, experts, sizes=(7168, 18432, 61, 128), dense=3, interleaved=interleaved)
 
 
+def _gpt_oss(fields: Fields, seq: int) -> DecoderConfig:
+    if fields.number("swiglu_alpha", default=1.702) != 1.702:
+        raise UnknownError(f"swiglu_alpha={fields.get('swiglu_alpha')!r}")
+    fields.presume(
+        {
+            "sliding_window": 128, "head_dim": 64, "num_attention_heads": 64, "hidden_size": 2880,
+            "attention_bias": True,
+        }
+    )  # fmt: skip
+    if not fields.table("rope_parameters"):
+        fields.presume({"rope_scaling": _GPT_OSS_ROPE})
+    config = llama(
+        fields, seq, kv_heads=8, epsilon=1e-5, width=2880, theta=150000.0, window=lambda index: index % 2 == 0,
+        sinks=True,
+    )  # fmt: skip
+    experts = Experts(
+        fields.size("num_local_experts", "num_experts", default=128), fields.size("num_experts_per_tok", default=4),
+        fields.size("intermediate_size", default=2880), activation(fields, "hidden_act", default="silu"),
+        scores="chosen", bias=True, limit=fields.number("swiglu_limit", default=7.0), interleaved=True,
+        names=("mlp.router", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "", ""),
+    )  # fmt: skip
+    return _with_experts(config, experts)
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
 MIXTURES: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "kimi_k2": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe,

@@ -60,6 +60,25 @@ _NEMOTRON = {
     "model_type": "nemotron", "vocab_size": 256000, "num_key_value_heads": 8, "partial_rotary_factor": 0.5,
     "hidden_act": "relu2", "max_position_embeddings": 4096,
 }  # fmt: skip
+_GPT_OSS = {
+    "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4,
+    "sliding_window": 128, "swiglu_limit": 7.0, "rope_theta": 150000, "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+_GEMMA2 = {
+    "model_type": "gemma2", "vocab_size": 256000, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0, "max_position_embeddings": 8192,
+}  # fmt: skip
+_GEMMA3 = {
+    "model_type": "gemma3_text", "vocab_size": 262208, "sliding_window": 1024, "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "max_position_embeddings": 131072,
+}  # fmt: skip
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8b": {
@@ -114,6 +133,24 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         **_GLM, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
         "num_hidden_layers": 46, "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False,
         "routed_scaling_factor": 1.0,
+    },
+    "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
+    "gemma2-9b": {
+        **_GEMMA2, "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 256, "query_pre_attn_scalar": 256,
+    },
+    "gemma2-27b": {
+        **_GEMMA2, "hidden_size": 4608, "intermediate_size": 36864, "num_hidden_layers": 46, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 144,
+    },
+    "gemma3-12b": {
+        **_GEMMA3, "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 256, "query_pre_attn_scalar": 256,
+    },
+    "gemma3-27b": {
+        **_GEMMA3, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168,
     },
     "nemotron4-15b": {
         **_NEMOTRON, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 32,
@@ -282,6 +319,12 @@ SPECS = (
     _spec("kimi-k2", 1_026_408_209_408, 16384, 4096, "moonshotai/Kimi-K2-Instruct"),
     _spec("glm-4.5", 352_797_814_784, 1024, 4096, "zai-org/GLM-4.5"),
     _spec("glm-4.5-air", 106_852_245_504, 1024, 4096, "zai-org/GLM-4.5-Air"),
+    _spec("gpt-oss-20b", 20_914_757_184, 1024, 4096, "openai/gpt-oss-20b"),
+    _spec("gpt-oss-120b", 116_829_156_672, 1024, 4096, "openai/gpt-oss-120b"),
+    _spec("gemma2-9b", 9_241_705_984, 1024, 4096, "google/gemma-2-9b"),
+    _spec("gemma2-27b", 27_227_128_320, 1024, 4096, "google/gemma-2-27b"),
+    _spec("gemma3-12b", 11_766_034_176, 1024, 4096, "google/gemma-3-12b-pt, without its vision tower"),
+    _spec("gemma3-27b", 27_009_346_304, 1024, 4096, "google/gemma-3-27b-pt, without its vision tower"),
     _spec("nemotron4-15b", 15_628_775_424, 1024, 4096, "Parmar et al. 2024 (Nemotron-4 15B), Table 1"),
     _spec("nemotron4-340b", 341_029_195_776, 2304, 4096, "nvidia/Nemotron-4-340B-Base"),
 )

@@ -187,7 +187,8 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
             elif len(graph.values[name].shape) > 1:
                 add("used", name, text)
     for state in block.states:
-        add("stored", state.value, state.placement, split_in_use.get(states.owners.get(state.value, state.value), frozenset()))
+        owner = states.owners.get(state.value, state.value)
+        add("stored", state.value, state.placement, split_in_use.get(owner, frozenset()))
     for departure in block.departures:
         if departure.value in activations:  # gradients of shared parameters leave blocks as well
             add("boundaries", departure.value, departure.placement)

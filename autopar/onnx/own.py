@@ -1,6 +1,7 @@
 """Ops of domain `autopar` in a model file: which are read, their form, and the types of what they make."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 
 import onnx
 from onnx import AttributeProto
@@ -65,7 +66,28 @@ def _grouped(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return (((experts, samples, positions, weight.shape[2]), rows.dtype),)
 
 
+def _attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    q, k, v = inputs[:3]
+    same = len({value.dtype for value in inputs}) == 1 and q.is_float
+    _require(same and all(len(value.shape) == 4 for value in (q, k, v)), "all are float [samples, heads, length, size]")
+    (samples, heads, length, size), (_, key_heads, keys, _) = q.shape, k.shape
+    _require(k.shape == (samples, key_heads, keys, size) and key_heads > 0, "keys have the samples and size of queries")
+    _require(
+        v.shape[:3] == k.shape[:3] and heads % key_heads == 0, "keys and values have heads that divide those of queries"
+    )
+    _require(0 < length <= keys, "queries are the last positions of the keys")
+    return (((samples, heads, length, v.shape[3]), q.dtype),)
+
+
+def _sink_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    found = _attention(inputs)
+    _require(inputs[3].shape == inputs[0].shape[1:2], "there is one sink per head of queries")
+    return found
+
+
 _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
+    f"{DOMAIN}::CausalAttention": _attention,
+    f"{DOMAIN}::SinkAttention": _sink_attention,
     f"{DOMAIN}::ExpertDispatch": _dispatch,
     f"{DOMAIN}::ExpertCombine": _combine,
     f"{DOMAIN}::GroupedMatMul": _grouped,
@@ -90,10 +112,18 @@ def check_own(node: onnx.NodeProto, what: str) -> None:
     for given, known, slots in ((node.input, proto.input, "inputs"), (node.output, proto.output, "outputs")):
         if len(given) != len(known) or not all(given):
             raise ModelError(f"{what} has not all of its {len(known)} {slots}", hint=_CHECK)
-    known_attributes = {item.name: item.type for item in proto.attribute_proto}
+    kinds = {item.name: item.type for item in proto.attribute_proto}
+    kinds |= dict.fromkeys(proto.attribute, AttributeProto.FLOAT)  # those without a default
+    missing = sorted(set(proto.attribute) - {attribute.name for attribute in node.attribute})
+    if missing:
+        raise ModelError(f"{what} lacks attribute {missing[0]!r}", hint=_CHECK)
     for attribute in node.attribute:
-        if known_attributes.get(attribute.name) != attribute.type:
+        if kinds.get(attribute.name) != attribute.type:
             raise ModelError(f"{what} has an attribute {attribute.name!r} that its op does not have", hint=_CHECK)
+        if attribute.type == AttributeProto.FLOAT and not isfinite(attribute.f):
+            raise ModelError(f"{what} has {attribute.name}={attribute.f}", hint=_CHECK)
+        if attribute.type == AttributeProto.INT and attribute.i < 0:
+            raise ModelError(f"{what} has {attribute.name}={attribute.i}", hint=_CHECK)
         if attribute.type == AttributeProto.FLOAT and attribute.name == "fill" and not 0 < attribute.f <= 1:
             raise ModelError(f"{what} has fill={attribute.f:g}, not a share above 0 and up to 1", hint=_CHECK)
 
