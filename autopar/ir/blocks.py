@@ -6,7 +6,7 @@ where few values are alive.
 """
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -84,8 +84,8 @@ def find_blocks(graph: Graph) -> Graph:
     """Return the graph with ops in canonical order and `op.block` set.
 
     Blocks are numbered along the chain. Equal layers become one block each; the ops before, between and after them
-    become blocks of their own. Ops without a trained tensor upstream (masks, tables of angles) belong to block 0;
-    loss ops to the last block.
+    become blocks of their own. Ops without a trained tensor upstream (masks, tables of angles) belong to block 0, but
+    those of constants that one block alone reads (numbers of experts) to that block; loss ops to the last block.
 
     Raises:
         GraphError: If the graph has backward or update ops: blocks are found before a training step is built.
@@ -115,12 +115,25 @@ def cut(graph: Graph) -> Cut:
     work = np.array([work_of(op, graph) for op in line.core], np.float64)
     starts = _starts(work, line.sequence, line.regions)
     blocks = np.searchsorted(starts, np.arange(len(line.core)), side="right") - 1
-    ops = [replace(op, block=0) for op in ordered.early]
-    ops += [replace(op, block=int(block)) for op, block in zip(line.core, blocks, strict=True)]
+    core = [replace(op, block=int(block)) for op, block in zip(line.core, blocks, strict=True)]
+    early = [replace(op, block=block) for op, block in _early_blocks(graph, ordered.early, core)]
+    ops = sorted((*early, *core), key=lambda op: op.block)
     last = ops[-1].block if ops else 0
     ops += [replace(op, block=last) for op in graph.ops if op.phase is Phase.LOSS]
     found = replace(graph, ops=tuple(ops), values=_in_order(graph, ops))
     return Cut(found, tuple(lines), tuple(starts))
+
+
+def _early_blocks(graph: Graph, early: Sequence[Op], core: Sequence[Op]) -> Iterator[tuple[Op, int]]:
+    """Yield ops without a trained tensor upstream, and their block."""
+    readers: dict[str, set[int]] = {}
+    for op in (*(replace(op, block=0) for op in early), *core):
+        for name in op.inputs:
+            readers.setdefault(name, set()).add(op.block)
+    for op in early:
+        blocks = {block for name in op.outputs for block in readers.get(name, ())}
+        is_of_constants = all(name in graph.constants for name in op.inputs if name)
+        yield op, blocks.pop() if is_of_constants and len(blocks) == 1 else 0
 
 
 def _line(graph: Graph, ordered: Ordered) -> Line:
