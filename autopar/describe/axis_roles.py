@@ -1,10 +1,10 @@
 """The role of each mesh axis of a plan: dp, tp, ep, cp, spatial or idle.
 
 The solver places op by op; a role names what an axis does to most elements. An axis that splits the batch dim of most
-activations is data parallel; one that splits most parameters where they are used is tensor parallel, or expert parallel
-where it splits the experts of a mixture; one that splits the sequence dim of most activations is context parallel; one
-that splits height or width of most activations is spatially parallel. The batch dim is dim 0 and the sequence dim is
-dim 1, or dim 0 where the batch is another dim. Any other axis that splits some of the parameters, or splits or leaves
+activations is data parallel; one that splits most parameters outside experts where they are used is tensor parallel; one
+that splits the sequence dim of most activations is context parallel; one that splits height or width of most
+activations is spatially parallel; one that splits the experts of a mixture and nothing else is expert parallel. The
+batch dim is dim 0 and the sequence dim is dim 1, or dim 0 where the batch is another dim. Any other axis that splits some of the parameters, or splits or leaves
 partial most activations, is tensor parallel in part of the model: the head by the vocabulary, for example, where the
 weight it shares with an embedding is replicated.
 
@@ -86,14 +86,14 @@ class AxisTallies:
         """The role of the axis."""
         if self.activations.is_majority(self.activations.batch):
             return "dp"
-        if self.experts.is_majority(self.experts.batch) and not self.used.is_majority(self.used.split):
-            return "ep"
         if self.used.is_majority(self.used.split):
             return "tp"
         if self.activations.is_majority(self.activations.sequence):
             return "cp"
         if self.activations.is_majority(self.activations.spatial):
             return "spatial"
+        if self.experts.is_majority(self.experts.batch):
+            return "ep"
         # All parameters of a stage may be shared with other stages and replicated, with only products split.
         shared = self.activations.split + self.activations.terms
         some = any(tally.split > _SOME * tally.total for tally in (self.used, self.experts))
