@@ -1,12 +1,12 @@
 """The role of each mesh axis of a plan: dp, tp, ep, cp, spatial or idle.
 
 The solver places op by op; a role names what an axis does to most elements. An axis that splits the batch dim of most
-activations is data parallel; one that splits most parameters outside experts where they are used is tensor parallel; one
-that splits the sequence dim of most activations is context parallel; one that splits height or width of most
+activations is data parallel; one that splits most parameters outside experts where they are used is tensor parallel;
+one that splits the sequence dim of most activations is context parallel; one that splits height or width of most
 activations is spatially parallel; one that splits the experts of a mixture and nothing else is expert parallel. The
-batch dim is dim 0 and the sequence dim is dim 1, or dim 0 where the batch is another dim. Any other axis that splits some of the parameters, or splits or leaves
-partial most activations, is tensor parallel in part of the model: the head by the vocabulary, for example, where the
-weight it shares with an embedding is replicated.
+batch dim is dim 0 and the sequence dim is dim 1, or dim 0 where the batch is another dim. Any other axis that splits
+some of the parameters, or splits or leaves partial most activations, is tensor parallel in part of the model: the head
+by the vocabulary, for example, where the weight it shares with an embedding is replicated.
 
 An axis of any role may split experts besides, as frameworks do with data-parallel devices.
 """
