@@ -70,6 +70,9 @@ class Outcome:
 _CLASSED = frozenset({"Gather", "MatMul", "Gemm", "Einsum", "Transpose"})
 """Ops that read a table of classes: look-ups, and products with it."""
 
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "autopar::GroupedMatMul"})
+"""Ops of which two make a pair for tensor parallelism."""
+
 
 class Applier:
     """Applies tactics to a state.
@@ -468,7 +471,7 @@ class Applier:
         """Return the parameters that forward products read, in the order of the graph."""
         found: dict[str, None] = {}
         for op in self.topology.ops.values():
-            if op.phase is Phase.FORWARD and op.kind in ("MatMul", "Gemm", "Einsum"):
+            if op.phase is Phase.FORWARD and op.kind in _PRODUCTS:
                 for name in op.inputs[1:]:
                     if name and self.topology.of(name) in self.topology.trained and self.topology.rank(name) >= 2:
                         found[self.topology.of(name)] = None
