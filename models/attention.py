@@ -39,7 +39,13 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
     q, k = project("q", 0, part.heads), project("k", 1, part.kv_heads)
     v = project("v", 2, part.kv_heads)
     if part.rope is not None:
-        q, k = w.rotated(name, part.rope, part.size, {"q": q, "k": k})
+        q, k = w.rotated(name, part.rope, part.size, {"q": q, "k": k}, interleaved=part.interleaved)
+    if part.qk_norm == "unit":
+        q, k = (w.unit_norm(value, f"{name}.{which}.unit", part.size) for which, value in (("q", q), ("k", k)))
+    if part.temperature is not None:
+        step, growth = part.temperature
+        table = g.buffer(f"{weights}.self_attn.temperature", (seq, 1), f"temperature {step!r}:{growth!r}")
+        q = g.op("Mul", q, table, name=f"{name}.q.tempered")
     y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part)
     width = part.heads * part.size
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)

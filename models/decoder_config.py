@@ -46,13 +46,17 @@ class Attention:
             group by group, the queries, keys and values of each. It changes names only.
         qkv_bias: Whether queries, keys and values have a bias.
         out_bias: Whether the output projection has one.
-        qk_norm: Whether queries and keys are normalised: each head by itself, or all heads together.
+        qk_norm: Whether queries and keys are normalised: each head by itself, all heads together, or each head by
+            itself behind the rotation and without a scale.
         scale: Factor of the scores; None for the inverse root of the head size.
         rope: Rotary positions; None without.
         transposed: Whether the checkpoint has [out, in].
         window: Last keys that a query sees, its own included; 0 for all.
         chunk: Positions per chunk, beyond which no query sees a key; 0 without chunks.
         softcap: Limit that scores approach as `softcap tanh(score / softcap)`; 0 without.
+        interleaved: Whether neighbours are rotated as pairs, not the halves of the rotated part.
+        temperature: Positions per step by which the scores of later queries grow, and the growth: a query at position
+            p has its scores times `1 + growth ln(1 + floor((p + 1) / positions))`; None without.
         sinks: Whether each head has a logit of its own in the denominator of the softmax.
     """
 
@@ -62,13 +66,15 @@ class Attention:
     fused: Literal["", "blocks", "heads", "groups"] = ""
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["", "head", "width"] = ""
+    qk_norm: Literal["", "head", "width", "unit"] = ""
     scale: float | None = None
     rope: Rope | None = None
     transposed: bool = True
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    interleaved: bool = False
+    temperature: tuple[float, float] | None = None
     sinks: bool = False
 
     def __post_init__(self) -> None:
@@ -159,7 +165,9 @@ class Experts:
         names: Names of the router, the matrices of gate and up, those of down, the shared experts, and their gate.
         bias: Whether router and experts have biases.
         limit: Most that gate and up, and least that up may be, as gpt-oss clips them; 0 without.
-        interleaved: Whether the checkpoint holds [in, out], and columns of gate and up in turn.
+        transposed: Whether the checkpoint has [out, in].
+        interleaved: Whether the checkpoint holds columns of gate and up in turn.
+        scaled_input: Whether weights of experts scale what goes into them, not what comes out.
         imbalance: Rows of the fullest device relative to an even load.
     """
 
@@ -181,7 +189,9 @@ class Experts:
     )  # fmt: skip
     bias: bool = False
     limit: float = 0.0
+    transposed: bool = True
     interleaved: bool = False
+    scaled_input: bool = False
     imbalance: float = 1.0
 
     def __post_init__(self) -> None:

@@ -24,11 +24,12 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     _, fused, down, shared, shared_gate = part.names
     weight_BSK, expert_BSK = _routed(w, x_BSd, f"{name}.router", weights, part)
     numbers = g.constant(tuple(range(part.count)))
-    rows = g.op("autopar::ExpertDispatch", x_BSd, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill)
+    given = g.op("Mul", x_BSd, weight_BSK, name=f"{name}.scaled") if part.scaled_input else x_BSd
+    rows = g.op("autopar::ExpertDispatch", given, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill)
 
     def product(x: str, which: str, matrix: str, num_in: int, num_out: int) -> str:
         of = f".{which}" if matrix == fused else ""
-        end = "" if part.interleaved else TRANSPOSED
+        end = TRANSPOSED if part.transposed else ""
         held = g.parameter(f"{weights}.{matrix}{of}{end}", (part.count, num_in, num_out), f"normal {num_in**-0.5:.6g}")
         if not part.bias:
             return g.op("autopar::GroupedMatMul", x, held, name=f"{name}.{which}", fill=part.fill)
@@ -40,7 +41,10 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     gate, up = (product(rows, which, fused, hidden, part.width) for which in ("gate", "up"))
     made = product(_inner(w, gate, up, name, part), "down", down, part.width, hidden)
     routed = name if not part.shared else f"{name}.routed"
-    y = g.op("autopar::ExpertCombine", made, weight_BSK, expert_BSK, numbers, name=routed, fill=part.fill)
+    if part.scaled_input:
+        y = g.op("autopar::ExpertSum", made, expert_BSK, numbers, name=routed, fill=part.fill)
+    else:
+        y = g.op("autopar::ExpertCombine", made, weight_BSK, expert_BSK, numbers, name=routed, fill=part.fill)
     if not part.shared:
         return y
     own = mlp(w, x_BSd, f"{name}.shared", f"{weights}.{shared}", Mlp(part.shared, part.activation), _SHARED)

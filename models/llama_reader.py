@@ -26,7 +26,7 @@ def llama(
     kv_heads: int | None = None,
     epsilon: float = 1e-6,
     qkv_bias: bool | None = None,
-    window: Callable[[int], bool] = lambda index: False,
+    window: Callable[[int], bool] | None = lambda index: False,
     width: int = 11008,
     rotated: float = 1.0,
     theta: float = 1e4,
@@ -41,7 +41,8 @@ def llama(
         epsilon: Default of the norm's epsilon.
         qkv_bias: Whether queries, keys and values have a bias and the output has none; None for `attention_bias`,
             which speaks of all four.
-        window: Whether a block has a sliding window, where one is stated, by default.
+        window: Whether a block has a sliding window, where one is stated, by default; None if the caller reads what
+            blocks attend to.
         width: Default of `intermediate_size`.
         rotated: Rotated part of a head unless the configuration says another.
         theta: Base of the rotary frequencies unless the configuration says another.
@@ -78,7 +79,7 @@ def llama(
         tied=fields.flag("tie_word_embeddings", parts.pop("tied", False)),
         **parts,
     )  # fmt: skip
-    return with_windows(config, windows(fields, config.num_layers, window))
+    return config if window is None else with_windows(config, windows(fields, config.num_layers, window))
 
 
 def with_windows(config: DecoderConfig, sizes: Sequence[int]) -> DecoderConfig:

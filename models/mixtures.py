@@ -4,8 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autopar.errors import ModelError
-from autopar.models.config_fields import Fields, UnknownError, activation, rope
-from autopar.models.decoder_config import Block, DecoderConfig, Experts, LatentAttention, Mlp, Norm, uniform
+from autopar.models.config_fields import Fields, UnknownError, activation, layer_kinds, rope
+from autopar.models.decoder_config import (
+    Attention,
+    Block,
+    DecoderConfig,
+    Experts,
+    LatentAttention,
+    Mlp,
+    Names,
+    Norm,
+    uniform,
+)
 from autopar.models.llama_reader import LLAMA, llama
 from autopar.models.rotary import yarn_amplitude
 
@@ -214,12 +224,69 @@ def _gpt_oss(fields: Fields, seq: int) -> DecoderConfig:
     experts = Experts(
         fields.size("num_local_experts", "num_experts", default=128), fields.size("num_experts_per_tok", default=4),
         fields.size("intermediate_size", default=2880), activation(fields, "hidden_act", default="silu"),
-        scores="chosen", bias=True, limit=fields.number("swiglu_limit", default=7.0), interleaved=True,
+        scores="chosen", bias=True, limit=fields.number("swiglu_limit", default=7.0),
+        transposed=False, interleaved=True,
         names=("mlp.router", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "", ""),
     )  # fmt: skip
     return _with_experts(config, experts)
 
 
+def _llama4(fields: Fields, seq: int) -> DecoderConfig:
+    fields.presume(
+        {
+            "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 48, "head_dim": 128,
+            "vocab_size": 202048, "intermediate_size_mlp": 16384,
+        }
+    )  # fmt: skip
+    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, theta=500000.0, width=8192, names=_LLAMA4, window=None)
+    count = config.num_layers
+    interval, every = (fields.size(name, default=size) for name, size in (
+        ("no_rope_layer_interval", 4), ("interleave_moe_layer_step", 1)
+    ))  # fmt: skip
+    turned = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
+    mixed = fields.get("moe_layers", default=list(range(every - 1, count, every)))
+    for name, stated in (("no_rope_layers", turned), ("moe_layers", mixed)):
+        if not isinstance(stated, list) or (name == "no_rope_layers" and len(stated) < count):
+            raise ModelError(f"{name} of the configuration is {stated!r}, not a list of layers", hint="correct it")
+    chunked = "attention_chunk_size" not in fields.values or fields.get("attention_chunk_size") is not None
+    chunk = fields.size("attention_chunk_size", default=8192) if chunked else 0
+    kinds = layer_kinds(
+        fields, count, lambda index: "chunked_attention" if turned[index] and chunk else "full_attention"
+    )
+    if "sliding_attention" in kinds:
+        raise UnknownError("layer_types with 'sliding_attention'")
+    tempered = fields.flag("attn_temperature_tuning", True)
+    growth = fields.number("floor_scale", default=8192.0), fields.number("attn_scale", default=0.1)
+    normed = fields.flag("use_qk_norm", True)
+    if fields.size("num_experts_per_tok", default=1) != 1:
+        raise UnknownError(f"num_experts_per_tok={fields.get('num_experts_per_tok')}")
+    width = fields.size("intermediate_size", default=8192)
+    nonlinearity = activation(fields, "hidden_act", default="silu")
+    experts = Experts(
+        fields.size("num_local_experts", "num_experts", default=16), 1, width, nonlinearity, scores="sigmoid",
+        normalized=False, shared=width, transposed=False, scaled_input=True,
+        names=(
+            "feed_forward.router", "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj",
+            "feed_forward.shared_expert", "",
+        ),
+    )  # fmt: skip
+    dense = Mlp(fields.size("intermediate_size_mlp", default=16384), nonlinearity)
+    blocks = []
+    for index, block in enumerate(config.blocks):
+        assert isinstance(block.attention, Attention), "Llama 4 has grouped attention"
+        attention = replace(
+            block.attention, chunk=chunk if kinds[index] == "chunked_attention" else 0, interleaved=True,
+            rope=block.attention.rope if turned[index] else None, qk_norm="unit" if normed and turned[index] else "",
+            temperature=growth if tempered and not turned[index] and seq >= growth[0] else None,
+        )  # fmt: skip
+        blocks.append(Block(attention, experts if index in mixed else dense))
+    return replace(config, blocks=tuple(blocks))
+
+
+_LLAMA4 = Names(
+    LLAMA.embed, LLAMA.layer, LLAMA.attention_norm, LLAMA.mlp_norm, LLAMA.qkv, LLAMA.out,
+    ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"), LLAMA.final_norm,
+)  # fmt: skip
 _GPT_OSS_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -231,6 +298,7 @@ MIXTURES: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     "glm4_moe": _glm4_moe,
     "kimi_k2": _deepseek_v3,
     "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe,

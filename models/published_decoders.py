@@ -70,6 +70,11 @@ _GPT_OSS = {
         "original_max_position_embeddings": 4096,
     },
 }  # fmt: skip
+_LLAMA4 = {
+    "model_type": "llama4_text", "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "head_dim": 128, "attention_chunk_size": 8192, "rope_theta": 5e5, "num_experts_per_tok": 1,
+}  # fmt: skip
 _GEMMA2 = {
     "model_type": "gemma2", "vocab_size": 256000, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0, "max_position_embeddings": 8192,
@@ -136,6 +141,8 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
+    "llama4-scout": {**_LLAMA4, "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True},
+    "llama4-maverick": {**_LLAMA4, "num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     "gemma2-9b": {
         **_GEMMA2, "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 256, "query_pre_attn_scalar": 256,
@@ -321,6 +328,10 @@ SPECS = (
     _spec("glm-4.5-air", 106_852_245_504, 1024, 4096, "zai-org/GLM-4.5-Air"),
     _spec("gpt-oss-20b", 20_914_757_184, 1024, 4096, "openai/gpt-oss-20b"),
     _spec("gpt-oss-120b", 116_829_156_672, 1024, 4096, "openai/gpt-oss-120b"),
+    _spec("llama4-scout", 107_769_861_120, 1024, 4096, "meta-llama/Llama-4-Scout-17B-16E, without its vision tower"),
+    _spec(
+        "llama4-maverick", 400_711_848_960, 1024, 4096, "meta-llama/Llama-4-Maverick-17B-128E, without its vision tower"
+    ),
     _spec("gemma2-9b", 9_241_705_984, 1024, 4096, "google/gemma-2-9b"),
     _spec("gemma2-27b", 27_227_128_320, 1024, 4096, "google/gemma-2-27b"),
     _spec("gemma3-12b", 11_766_034_176, 1024, 4096, "google/gemma-3-12b-pt, without its vision tower"),

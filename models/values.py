@@ -48,6 +48,14 @@ def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.fl
     return scale * (np.cos(angles) if function == "cos" else np.sin(angles))
 
 
+def _temperature(text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return factors of queries by position, [S, 1] (`decoder_config.Attention.temperature`)."""
+    step, growth = (float(number) for number in text.split(":"))
+    positions = np.arange(1.0, shape[0] + 1.0).reshape(shape)
+    factors: NDArray[np.float64] = 1.0 + growth * np.log1p(np.floor(positions / step))
+    return factors
+
+
 def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Return start values for every weight and buffer of a zoo model, in memory: for models that fit there.
 
@@ -66,6 +74,8 @@ def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray
                 array = np.full(shape, float(text))
             case "rope-cos" | "rope-sin" | "angles-cos" | "angles-sin":
                 array = _rotary_table(kind, text, shape)
+            case "temperature":
+                array = _temperature(text, shape)
             case _:
                 raise AssertionError(f"weight {tensor.name} has the unknown initialisation {kind!r}")
         values[tensor.name] = array.astype(np.float32)

@@ -21,6 +21,7 @@ class Writer:
         self.config = config
         self._tables: dict[Rope, tuple[str, str]] = {}
         self._shape = ""
+        self._ones = ""
 
     def declare_tables(self, tokens: str, ropes: list[Rope]) -> None:
         """Declare the rotary tables, one of each kind for all blocks."""
@@ -93,6 +94,13 @@ class Writer:
             return g.op("RMSNormalization", x, scale, name=name, axis=-1, epsilon=norm.epsilon)
         bias = (g.parameter(f"{weight}.bias", shape, "constant 0"),) if norm.bias else ()
         return g.op("LayerNormalization", x, scale, *bias, name=name, axis=-1, epsilon=norm.epsilon)
+
+    def unit_norm(self, x: str, name: str, width: int) -> str:
+        """Return `x` divided by its root mean square over its last dim, of `width` elements."""
+        if not self._ones:
+            self._ones = self.g.buffer("norm.ones", (width,), "constant 1")
+        epsilon = self.config.norm.epsilon
+        return self.g.op("RMSNormalization", x, self._ones, name=name, axis=-1, epsilon=epsilon)
 
     def activated(self, x: str, name: str, activation: Activation) -> str:
         """Return `x` behind a nonlinearity."""

@@ -84,6 +84,11 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
     },
     "gpt_oss": {**_MOE, "num_local_experts": 6, "sliding_window": 5, "swiglu_limit": 0.7, "head_dim": 16},
+    "llama4_text": {
+        **_MOE, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16,
+        "intermediate_size_mlp": 36, "attention_chunk_size": 5, "floor_scale": 4, "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0, 1, 1],
+    },
     "gemma": {**_TINY, "num_key_value_heads": 2, "head_dim": 16},
     "gemma2": {
         **_TINY, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 12,
@@ -117,9 +122,11 @@ def config_of(name: str) -> dict[str, Any]:
 
 def part_of_weight(weight: Array, name: str, config: DecoderConfig) -> Array:
     """Return the rows of a fused weight [..., out, in] that a weight of ours stands for, `name` ending in its part."""
-    part, attention, mlp = name.rpartition(".")[2], config.blocks[0].attention, config.blocks[0].mlp
+    part, attention, mlp = name.rpartition(".")[2], config.blocks[0].attention, config.blocks[-1].mlp
     if isinstance(mlp, Experts) and mlp.interleaved:
         return weight[..., ["gate", "up"].index(part) :: 2]
+    if isinstance(mlp, Experts) and not mlp.transposed and weight.ndim == 3:
+        return np.split(weight, 2, axis=-1)[part == "up"]
     if part in ("gate", "up"):
         return np.split(weight, 2, axis=weight.ndim - 2)[part == "up"]
     if isinstance(attention, LatentAttention):

@@ -11,7 +11,7 @@ _WRITERS = frozenset(
     f"autopar::{kind}" for kind in ("ExpertDispatch", "ExpertCombineGrad", "GroupedMatMul", "GroupedMatMulGrad")
 )
 """Kinds whose first output has the fill that the op states."""
-_READERS = frozenset(f"autopar::{kind}" for kind in ("ExpertCombine", "ExpertDispatchGrad", "GroupedMatMulWeightGrad"))
+_READERS = frozenset(f"autopar::{kind}" for kind in ("ExpertCombine", "ExpertSum", "GroupedMatMulWeightGrad"))
 """Kinds that read partly filled rows and write whole tensors."""
 _ROW_DIMS = 3
 """Leading dims of rows: experts, samples, positions."""

@@ -48,6 +48,14 @@ def _dispatch(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return (((_numbers(numbers), *x.shape), x.dtype),)
 
 
+def _sum(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    rows, expert, numbers = inputs
+    experts, samples, positions, width = _rows(rows)
+    _choice(expert, samples, positions, "choice of experts")
+    _require(not expert.is_float and _numbers(numbers) == experts, "choices are integers, and there is one number each")
+    return (((samples, positions, width), rows.dtype),)
+
+
 def _combine(inputs: Sequence[Value]) -> tuple[Type, ...]:
     rows, weight, expert, numbers = inputs
     experts, samples, positions, width = _rows(rows)
@@ -90,10 +98,11 @@ _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::SinkAttention": _sink_attention,
     f"{DOMAIN}::ExpertDispatch": _dispatch,
     f"{DOMAIN}::ExpertCombine": _combine,
+    f"{DOMAIN}::ExpertSum": _sum,
     f"{DOMAIN}::GroupedMatMul": _grouped,
 }
 
-NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::ExpertCombine": 3}
+NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::ExpertSum": 2, f"{DOMAIN}::ExpertCombine": 3}
 """Kinds that read the numbers of experts, and at which input."""
 
 

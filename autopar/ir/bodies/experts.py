@@ -24,16 +24,16 @@ ExpertDispatch <fill: float = 1.0> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
     rows_EBSd = Mul (chosen_EBS1, x_BSd)
 }
 
-ExpertDispatchGrad <fill: float = 1.0> (drows_EBSd, expert_BSK, numbers_E) => (dx_BSd)
+ExpertSum <fill: float = 1.0> (rows_EBSd, expert_BSK, numbers_E) => (y_BSd)
 {
     last = Constant <value_ints = [-1]> ()
     choice = Constant <value_ints = [2]> ()
     expert_BSK1 = Unsqueeze (expert_BSK, last)
     expert_like = CastLike (expert_BSK1, numbers_E)
     is_chosen = Equal (expert_like, numbers_E)
-    chosen_BSKE = CastLike (is_chosen, drows_EBSd)
+    chosen_BSKE = CastLike (is_chosen, rows_EBSd)
     chosen_BSE = ReduceMax <keepdims = 0> (chosen_BSKE, choice)
-    dx_BSd = Einsum <equation = "bse,ebsd->bsd"> (chosen_BSE, drows_EBSd)
+    y_BSd = Einsum <equation = "bse,ebsd->bsd"> (chosen_BSE, rows_EBSd)
 }
 
 ExpertCombine <fill: float = 1.0> (rows_EBSd, weight_BSK, expert_BSK, numbers_E) => (y_BSd)

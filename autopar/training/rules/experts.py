@@ -11,7 +11,13 @@ from autopar.training.tape import Tape
 def _dispatch(t: Tape, op: Op, grads: Grads) -> Grads:
     x, expert, numbers = op.inputs
     inputs = [grad_of(grads), expert, t.row_numbers(*t.shape(numbers))]
-    return (t.emit("autopar::ExpertDispatchGrad", inputs, t.shape(x), t.dtype(x), fill=fill_of(op)),)
+    return (t.emit("autopar::ExpertSum", inputs, t.shape(x), t.dtype(x), fill=fill_of(op)),)
+
+
+def _sum(t: Tape, op: Op, grads: Grads) -> Grads:
+    rows, expert, numbers = op.inputs
+    inputs = [grad_of(grads), expert, t.row_numbers(*t.shape(numbers))]
+    return (t.emit("autopar::ExpertDispatch", inputs, t.shape(rows), t.dtype(rows), fill=fill_of(op)),)
 
 
 def _combine(t: Tape, op: Op, grads: Grads) -> Grads:
@@ -34,6 +40,7 @@ def _grouped_matmul(t: Tape, op: Op, grads: Grads) -> Grads:
 
 EXPERTS: Mapping[str, Rule] = {
     "autopar::ExpertDispatch": _dispatch,
+    "autopar::ExpertSum": _sum,
     "autopar::ExpertCombine": _combine,
     "autopar::GroupedMatMul": _grouped_matmul,
 }
