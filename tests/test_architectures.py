@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar import huggingface, models
+from autopar.cli import main
 from autopar.errors import ModelError
 from autopar.execute import run_graph
 from autopar.models.architectures import READERS
@@ -364,3 +365,31 @@ def test_a_configuration_opens_without_torch(tmp_path: Path, monkeypatch: pytest
     graph = open_workload(f"hf:{tmp_path}", dims={"seq": SEQ}).forward(4)
 
     assert graph.values[graph.outputs[0]].shape == (4, SEQ, VOCAB)
+
+
+def test_the_graph_of_a_configuration_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the model that `hf:` opens, experts and all."""
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3_moe")))
+
+    code = main(["model", "--from", str(tmp_path), "--set", f"seq={SEQ}", "-o", str(tmp_path / "model.onnx")])
+
+    assert code == 0, capsys.readouterr().err
+    written = open_workload(str(tmp_path / "model.onnx")).forward(4)
+    opened = open_workload(f"hf:{tmp_path}", dims={"seq": SEQ}).forward(4)
+    assert [op.kind for op in written.ops] == [op.kind for op in opened.ops]
+    assert written.num_parameters == opened.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "a token cannot choose 9 of 6 experts"),
+        ({"num_experts": "many"}, "num_experts of the configuration is 'many'"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers of the configuration is 3, not a list"),
+        ({"layer_types": ["full_attention"]}, "not a list of 2 kinds"),
+    ],
+)
+def test_an_impossible_mixture_gets_one_error(change: dict[str, Any], message: str) -> None:
+    """It names the field."""
+    with pytest.raises(ModelError, match=re.escape(message)):
+        models.read_architecture({**config_of("qwen3_moe"), **change}, SEQ)

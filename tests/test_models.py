@@ -60,7 +60,8 @@ EXACT = {
 """Counts of the released checkpoints."""
 
 ROUNDED = {
-    "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "kimi-k2": (1026, 0), "glm-4.5": (353, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
+    "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "kimi-k2": (1026, 0),
+    "glm-4.5": (353, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
     "gpt3-125m": (0.125, 3), "gpt3-350m": (0.36, 2), "gpt3-760m": (0.76, 2), "gpt3-xl": (1.3, 1), "gpt3-2.7b": (2.7, 1),
     "gpt3-6.7b": (6.7, 1), "gpt3-13b": (13, 0), "gpt3-175b": (174.6, 1),
     "megatron-1.7b": (1.7, 1), "megatron-3.6b": (3.6, 1), "megatron-7.5b": (7.5, 1), "megatron-18b": (18.4, 1),

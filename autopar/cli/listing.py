@@ -55,21 +55,37 @@ def rules(
 @click.option("-o", "--output", type=file_path(), metavar="FILE.onnx", help="Where to write the model.")
 @dims_option("Size in the model's configuration that shall differ, e.g. num_layers=4")
 @click.option("--list", "list_all", is_flag=True, help="List the models of the zoo.")
+@click.option(
+    "--from",
+    "configuration",
+    type=file_path(),
+    metavar="CONFIG",
+    help="Write the model of a Hugging Face config.json, or of a folder with one.",
+)
 @json_option
 def write_model(
-    name: str | None, output: Path | None, dims: dict[str, int | float], list_all: bool, as_json: bool
+    name: str | None,
+    output: Path | None,
+    dims: dict[str, int | float],
+    list_all: bool,
+    configuration: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write a model of the zoo, or list it.
+    """Write a model of the zoo or of a Hugging Face configuration, or list the zoo.
 
     The file is ONNX without weights, so that it is small however large the model is.
     """
     if list_all:
-        if name is not None or output is not None or dims:
-            raise click.UsageError("--list takes neither a name nor -o nor --set")
+        if name is not None or output is not None or dims or configuration is not None:
+            raise click.UsageError("--list takes neither a name nor -o nor --set nor --from")
         _list_models(as_json)
         return
-    if name is None or output is None:
-        raise click.UsageError("give a name and -o FILE.onnx, or --list")
+    if output is None or (name is None) == (configuration is None):
+        raise click.UsageError("give a name or --from CONFIG, and -o FILE.onnx, or --list")
+    if configuration is not None:
+        _write_configuration(configuration, output, dims, as_json)
+        return
+    assert name is not None, "a name or a configuration was given"
     from autopar import models
 
     entry = models.spec(name.removeprefix("zoo:"))
@@ -82,6 +98,23 @@ def write_model(
         return
     changed = ", ".join(f"{key}={value}" for key, value in dims.items()) or f"{entry.num_parameters:,} parameters"
     click.echo(f"wrote {output}: {entry.name}, {changed}, {format_bytes(size)} without weights")
+
+
+def _write_configuration(source: Path, output: Path, dims: dict[str, int | float], as_json: bool) -> None:
+    """Write the model of a Hugging Face configuration."""
+    import onnx
+
+    from autopar import huggingface, models
+
+    prepare_file(output)
+    built = huggingface.build(source, dims)
+    model = onnx.load(built, load_external_data=False) if isinstance(built, Path) else built
+    models.save(model, output)
+    size = output.stat().st_size
+    if as_json:
+        echo_json({"name": model.graph.name, "set": dims, "file": str(output), "bytes": size})
+    else:
+        click.echo(f"wrote {output}: {model.graph.name}, {format_bytes(size)} without weights")
 
 
 def _list_models(as_json: bool) -> None:
