@@ -90,6 +90,8 @@ FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
 NBITS = {"bits": 4, "block_size": 4}
 BYTES = np.random.default_rng(0).integers(0, 256, (3, 2, 2)).astype(np.uint8)
 PICKS = np.asarray([[2, 0, 1, 3], [1, 3, 2, 0]])
+EXPERT = np.asarray([[[0, 3], [1, 0], [4, 2], [3, 1]], [[2, 4], [0, 1], [2, 3], [4, 0]]])
+ROWS = _random(5, 2, 4, 3)
 PLACES = np.asarray([[[2, 3], [0, 1]], [[1, 0], [1, 0]]])
 TRANSPOSED = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
 V6 = _random(6, low=0.5)
@@ -134,6 +136,10 @@ CASES = [
     Case("autopar::MatMulNBits", [_random(2, 8), BYTES, _random(3, 2)], NBITS, trained=(0,)),
     Case("autopar::MatMulNBitsPacked", [_random(2, 8), BYTES, _random(3, 2), BYTES[:, 0, :1]], NBITS, trained=(0,)),
     Case("autopar::MatMulNBitsShifted", [_random(2, 8), BYTES, _random(3, 2), _random(3, 2)], NBITS, trained=(0,)),
+    Case("autopar::ExpertDispatch", [_random(2, 4, 3), EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),
+    Case("autopar::ExpertSum", [ROWS, EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),
+    Case("autopar::ExpertCombine", [ROWS, _random(2, 4, 2), EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),
+    Case("autopar::GroupedMatMul", [ROWS, _random(5, 3, 2)], {"fill": 0.4}),
     Case("LSTM", [_random(4, 2, 3), _random(1, 20, 3), _random(1, 20, 5), _random(1, 40)], {"hidden_size": 5}, 3),
     Case(
         "LSTM",
