@@ -13,12 +13,14 @@ import onnx
 import pytest
 
 import autopar
+from autopar import models
 from autopar.cli import main
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks import facts, known, megatron, targets
 from autopar.frameworks.configurations import read_configuration
 from autopar.frameworks.jax import partition_spec
+from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.frameworks.onnx_devices import LOST, sharding_spec
 from autopar.plan import Plan, StagePlan
 from autopar.sharding import Mesh, Replicate, Shard
@@ -516,6 +518,46 @@ def test_sizes_of_hugging_face_decoders() -> None:
     }  # fmt: skip
     gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 32}
 
-    assert facts.config_sizes(llama, {}) == facts.Sizes(2, 64, 4, 2, 128, 32, 96, family="llama")
+    assert facts.config_sizes(llama, {}) == facts.Sizes(2, 64, 4, 2, 128, 32, 96, family="llama", rope_theta=1e4)
     assert facts.config_sizes(gpt2, {"seq": 8}) == facts.Sizes(2, 64, 4, 4, 256, 8, 96, family="gpt", tied=True)
     assert facts.config_sizes({"model_type": "vit", "hidden_size": 64}, {}) is None
+
+
+def test_layers_of_a_published_mixture_are_asked_for() -> None:
+    """Latent attention, dense layers first, shared experts, and how the router chooses."""
+    sizes = facts.sizes_of("published", models.spec("deepseek-v3").config)
+    assert sizes is not None
+    assert sizes.decoder is not None
+    lost: list[str] = []
+
+    found = dict(layer_arguments(sizes.decoder, lost))
+
+    assert found.items() >= {
+        "--multi-latent-attention": True, "--q-lora-rank": 1536, "--kv-lora-rank": 512, "--qk-head-dim": 128,
+        "--qk-pos-emb-head-dim": 64, "--v-head-dim": 128, "--qk-layernorm": True, "--moe-ffn-hidden-size": 2048,
+        "--moe-layer-freq": "'([0]*3+[1]*58)'", "--moe-shared-expert-intermediate-size": 2048,
+        "--moe-router-score-function": "sigmoid", "--moe-router-enable-expert-bias": True,
+        "--moe-router-topk-scaling-factor": 2.5, "--moe-router-num-groups": 8, "--moe-router-group-topk": 4,
+    }.items()  # fmt: skip
+    assert lost == ["scaled rotary positions (yarn): set the tokenizer's and the model's context"]
+
+
+@pytest.mark.parametrize(
+    ("name", "phrase"),
+    [
+        ("gpt-oss-20b", "sinks of the softmax"),
+        ("gemma2-9b", "soft caps"),
+        ("gemma3-12b", "rotary positions that differ between layers"),
+        ("llama4-maverick", "weights that scale what goes into experts"),
+    ],
+)
+def test_what_megatron_has_no_argument_for_is_said(name: str, phrase: str) -> None:
+    """Of each family of today."""
+    sizes = facts.sizes_of("published", models.spec(name).config)
+    assert sizes is not None
+    assert sizes.decoder is not None
+    lost: list[str] = []
+
+    list(layer_arguments(sizes.decoder, lost))
+
+    assert any(phrase in sentence for sentence in lost)

@@ -6,7 +6,7 @@ into the other, and writes down what is lost on the way.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
@@ -18,9 +18,11 @@ from autopar.errors import ExportError
 from autopar.folding.fold import Folded
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
+from autopar.models.decoder_config import DecoderConfig, Experts, LatentAttention
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
+from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
 from autopar.plan import DimSize, Plan
 from autopar.recompute import Recompute
@@ -55,6 +57,7 @@ class Sizes:
         tied: Whether the head is the token embedding.
         rope_theta: Base of the rotary frequencies; 0 if it is not known or there are none.
         head_size: Width of a head; 0 for `hidden / heads`.
+        decoder: All that is known of a decoder that autopar builds from its configuration.
     """
 
     layers: int
@@ -70,6 +73,7 @@ class Sizes:
     tied: bool = False
     rope_theta: float = 0.0
     head_size: int = 0
+    decoder: DecoderConfig | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +310,8 @@ def sizes_of(family: str, config: Config) -> Sizes | None:
                 config.num_layers, config.hidden, config.heads, config.heads, 4 * config.hidden, config.seq,
                 config.vocab, family=family, tied=config.tied,
             )  # fmt: skip
+        case PublishedConfig():
+            return config_sizes(config.configuration, {"seq": config.seq})
         case LlamaConfig():
             return Sizes(
                 config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
@@ -341,7 +347,24 @@ def _stated(plan: Plan, model: onnx.ModelProto) -> Sizes | None:
 
 
 _USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-_GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
+
+
+def _decoder_sizes(family: str, decoder: DecoderConfig) -> Sizes:
+    """Return the sizes of a decoder."""
+    attention = decoder.blocks[0].attention
+    mixtures = [block.mlp for block in decoder.blocks if isinstance(block.mlp, Experts)]
+    dense = [block.mlp.width for block in decoder.blocks if not isinstance(block.mlp, Experts)]
+    latent = isinstance(attention, LatentAttention)
+    size = attention.plain + attention.rope.size if isinstance(attention, LatentAttention) else attention.size
+    theta = next((block.attention.rope.theta for block in decoder.blocks if block.attention.rope is not None), 0.0)
+    return Sizes(
+        decoder.num_layers, decoder.hidden, attention.heads,
+        attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads,
+        dense[0] if dense else mixtures[0].width, decoder.seq, decoder.vocab,
+        experts=mixtures[0].count if mixtures else 0, top_k=mixtures[0].top_k if mixtures else 0,
+        family="gpt" if family == "gpt2" else family, tied=decoder.tied, rope_theta=theta,
+        head_size=0 if latent or size * attention.heads == decoder.hidden else size, decoder=decoder,
+    )  # fmt: skip
 
 
 def config_sizes(config: Mapping[str, Any], dims: Mapping[str, DimSize]) -> Sizes | None:
@@ -349,10 +372,9 @@ def config_sizes(config: Mapping[str, Any], dims: Mapping[str, DimSize]) -> Size
     family = str(config["model_type"])
     given = dims.get("seq")
     seq = given if isinstance(given, int) else default_seq(config)
-    if family == "gpt2" and all(isinstance(config.get(name), int) for name in _GPT2):
-        layers, hidden, heads, vocab = (config[name] for name in _GPT2)
-        ffn = config.get("n_inner") or 4 * hidden
-        return Sizes(layers, hidden, heads, heads, ffn, seq, vocab, family="gpt", tied=True)
+    native = models.read_architecture(config, seq)
+    if isinstance(native, DecoderConfig):
+        return _decoder_sizes(family, native)
     if "rms_norm_eps" not in config or not all(isinstance(config.get(name), int) for name in _USUAL):
         return None
     layers, hidden, heads, vocab = (config[name] for name in _USUAL)

@@ -30,7 +30,8 @@ def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tupl
     if facts.ep > 1:
         found.append(EXPERTS_BY_ALL_TO_ALL)
     if facts.sizes is not None and facts.sizes.experts:
-        found.append("an expert takes a limited number of tokens (the zoo's capacity factor) and drops the others")
+        limited = "an expert takes a limited number of tokens (the zoo's capacity factor) and drops the others"
+        found.append(limited if facts.sizes.decoder is None else "tokens choose all experts equally often")
     if job_stack(facts.plan.job).attention == "fused":
         found.append("attention is one kernel that keeps no scores (flash attention)")
     if facts.pp > 1:

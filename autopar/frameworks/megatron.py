@@ -16,6 +16,7 @@ from autopar.frameworks.granted import (
 )
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_SOURCE
+from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
 from autopar.plan import Exported
 from autopar.recompute import Recompute
@@ -225,7 +226,8 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if sizes is None:
         lost.append("sizes of the model: it is no decoder of known sizes; add --num-layers, --hidden-size and the like")
         return
-    if sizes.family not in _FAMILIES:
+    decoder = sizes.decoder
+    if decoder is None and sizes.family not in _FAMILIES:
         lost.append(f"what is special about {sizes.family} layers: check activation, biases, norms and size of heads")
     yield "--num-layers", sizes.layers
     yield "--hidden-size", sizes.hidden
@@ -242,7 +244,9 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if sizes.kv_heads != sizes.heads:
         yield "--group-query-attention", True
         yield "--num-query-groups", sizes.kv_heads
-    if sizes.family != "gpt":
+    if decoder is not None:
+        yield from layer_arguments(decoder, lost)
+    elif sizes.family != "gpt":
         yield "--swiglu", True
         yield "--normalization", "RMSNorm"
         yield "--position-embedding-type", "rope"
@@ -254,7 +258,8 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if sizes.experts:
         yield "--num-experts", sizes.experts
         yield "--moe-router-topk", sizes.top_k
-        yield "--moe-ffn-hidden-size", sizes.ffn
+        if decoder is None:
+            yield "--moe-ffn-hidden-size", sizes.ffn
         if facts.plan.job.precision in ("mixed", "fsdp"):
             yield "--moe-grouped-gemm", True  # of bfloat16 only
         if facts.ep > 1:
