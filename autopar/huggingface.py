@@ -16,6 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
+from autopar.models.decoder_config import packed
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
@@ -48,7 +49,8 @@ _WHOLE = {
 """Fields that are whole numbers, or lists of them, with the least that makes a model."""
 _UNSET = -1
 """What some families write for a size that is not set."""
-SETTINGS = ("seq",)
+DOCUMENTS = "docs_per_sequence"
+SETTINGS = ("seq", DOCUMENTS)
 """What `--set` may name on such a model."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 """Fields in which configurations state the experts of a layer."""
@@ -130,7 +132,7 @@ def build(
 
     Args:
         source: A `config.json`, or a folder with one.
-        settings: `seq`: tokens per sequence.
+        settings: `seq`: tokens per sequence; `docs_per_sequence`: documents that share one, of equal length.
         cache_dir: Folder of the cache; None to keep nothing and return the model itself.
 
     Raises:
@@ -143,12 +145,19 @@ def build(
             sizes[name] = int(value)
         else:
             raise ModelError(
-                f"{name}={value} cannot be set on a Hugging Face model", hint="--set seq=2048, tokens per sequence"
+                f"{name}={value} cannot be set on a Hugging Face model",
+                hint="--set seq=2048, tokens per sequence, or --set docs_per_sequence=4",
             )
     seq = sizes.get("seq") or default_seq(config)
     native = models.read_architecture(config, seq)
+    documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
-        return models.build_config("decoder", native, str(config["model_type"]))
+        return models.build_config("decoder", packed(native, documents), str(config["model_type"]))
+    if documents > 1:
+        raise ModelError(
+            f"{DOCUMENTS} cannot be set on a model that PyTorch exports: its attention is that of whole sequences",
+            hint=f"leave {DOCUMENTS} out",
+        )
     check_dense(config, seq)
     if seq > _MOST_TOKENS:
         raise ModelError(f"seq={seq} is more than PyTorch can trace", hint=f"--set seq={_MOST_TOKENS}, or less")

@@ -111,8 +111,8 @@ def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Laten
     k_all = g.op("Expand", k_turned, g.constant((1, heads, 1, 1)), name=f"{name}.k.all_heads")
     q = g.op("Concat", q_plain, q_turned, name=f"{name}.q.whole", axis=-1)
     k = g.op("Concat", k_plain, k_all, name=f"{name}.k.whole", axis=-1)
-    scale = {} if part.scale is None else {"scale": part.scale}
-    y_BHSD = g.op("Attention", q, k, v, name=f"{name}.core", is_causal=1, **scale)
+    core = Attention(heads, heads, part.plain + rope.size, scale=part.scale, chunk=part.chunk)
+    y_BHSD = _core(w, q, k, v, f"{name}.core", weights, core)
     width = heads * part.value
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
     return w.linear(merged, f"{name}.out", f"{of}.o_proj", width, hidden, bias=part.bias)

@@ -7,7 +7,7 @@ can be sharded by its own dims; `.q`, `.k`, `.v`, `.gate` and `.up` behind its n
 [in, out] here where the checkpoint has [out, in] ends in `TRANSPOSED`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autopar.errors import ModelError
@@ -107,6 +107,7 @@ class LatentAttention:
         scale: Factor of the scores; None for the inverse root of the size of a query.
         bias: Whether the projections from and to the model width have one.
         interleaved: Whether neighbours are rotated as pairs, not the halves of the rotated part.
+        chunk: Positions per chunk, beyond which no query sees a key; 0 without chunks.
     """
 
     heads: int
@@ -118,6 +119,7 @@ class LatentAttention:
     scale: float | None = None
     bias: bool = False
     interleaved: bool = True
+    chunk: int = 0
 
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu-squared"]
@@ -320,3 +322,15 @@ class DecoderConfig:
 def uniform(num_layers: int, attention: Attention | LatentAttention, mlp: Mlp | Experts, **parts: Any) -> DecoderConfig:
     """Return a decoder of equal blocks; `parts` are the other fields of `DecoderConfig`."""
     return DecoderConfig((Block(attention, mlp),) * num_layers, **parts)
+
+
+def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
+    """Return a decoder whose sequences hold several documents of equal length, which do not see each other."""
+    if documents == 1:
+        return decoder
+    length = -(-decoder.seq // documents)
+    blocks = (
+        replace(own, attention=replace(own.attention, chunk=min(length, own.attention.chunk or length)))
+        for own in decoder.blocks
+    )
+    return replace(decoder, blocks=tuple(blocks))

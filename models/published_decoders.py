@@ -12,6 +12,7 @@ from autopar.errors import ModelError
 from autopar.models import decoder
 from autopar.models.architectures import read_architecture
 from autopar.models.config_fields import Unbuilt
+from autopar.models.decoder_config import packed
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class PublishedConfig:
         plain: Elements of a head's query and key that are not rotated, of latent attention.
         rotated: Those that are.
         value: Elements of a head's value.
+        docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
     """
 
     model: str
@@ -247,6 +249,7 @@ class PublishedConfig:
     plain: int = _size()
     rotated: int = _size()
     value: int = _size()
+    docs_per_sequence: int = 1
 
     def __post_init__(self) -> None:
         if self.model not in CONFIGURATIONS:
@@ -299,7 +302,7 @@ def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
     """
     native = read_architecture(config.configuration, config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
-    return decoder.build(name, native)
+    return decoder.build(name, packed(native, config.docs_per_sequence))
 
 
 def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec:

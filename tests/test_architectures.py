@@ -15,7 +15,7 @@ from autopar.cli import main
 from autopar.errors import ModelError
 from autopar.execute import run_graph
 from autopar.models.architectures import READERS
-from autopar.models.decoder_config import TRANSPOSED, Attention, DecoderConfig, Experts, LatentAttention
+from autopar.models.decoder_config import TRANSPOSED, Attention, DecoderConfig, Experts, LatentAttention, packed
 from autopar.onnx import load
 from autopar.training import training_step
 from autopar.workload import open_workload
@@ -393,3 +393,33 @@ def test_an_impossible_mixture_gets_one_error(change: dict[str, Any], message: s
     """It names the field."""
     with pytest.raises(ModelError, match=re.escape(message)):
         models.read_architecture({**config_of("qwen3_moe"), **change}, SEQ)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gemma2"])
+def test_documents_of_a_sequence_do_not_see_each_other(name: str) -> None:
+    """Packed into one sequence they give what each gives alone."""
+    config = config_of(name)
+    alone = models.read_architecture(config, SEQ // 2)
+    whole = models.read_architecture(config, SEQ)
+    assert isinstance(alone, DecoderConfig)
+    assert isinstance(whole, DecoderConfig)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, SEQ))
+
+    def logits(own: DecoderConfig, given: Array) -> Array:
+        model = models.build_config("decoder", own)
+        weights = {key: value.astype(np.float64) for key, value in models.initial_values(model).items()}
+        found = run_graph(as_float64(load(model, batch=len(given))), {**weights, "input_ids": given})
+        return found["logits"]
+
+    one = logits(packed(whole, 2), tokens).reshape(4, SEQ // 2, VOCAB)
+    each = logits(alone, tokens.reshape(4, SEQ // 2))
+
+    np.testing.assert_allclose(one, each, rtol=1e-5, atol=1e-5)  # rotary tables are float32
+    assert not np.allclose(logits(whole, tokens).reshape(each.shape), each)
+
+
+def test_documents_cannot_be_packed_into_an_export(tmp_path: Path) -> None:
+    """Its attention is fixed."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "unheard-of"}))
+    with pytest.raises(ModelError, match="docs_per_sequence cannot be set on a model that PyTorch exports"):
+        open_workload(f"hf:{tmp_path}", dims={"seq": SEQ, "docs_per_sequence": 2}).forward(4)
