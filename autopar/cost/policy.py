@@ -34,7 +34,8 @@ class DtypePolicy:
         numbers: Class of numbers matrix products run in, a key of `Device.peaks`.
         activation: Bytes of an element of data, activations and their gradients, and of buffers.
         parameter: Bytes of an element of a parameter as the forward and backward pass read it.
-        stored: Bytes of an element of a parameter as it is kept between them.
+        stored: Bytes of an element of a trained parameter as it is kept between them; a frozen one is kept as it is
+            read.
         gradient: Bytes of an element of the buffer in which gradients are summed.
         moment: Bytes of an element of one optimizer moment.
         master: Bytes of an element of the optimizer's own copies, of the parameter and of its gradient; 0 where the
@@ -95,21 +96,25 @@ class DtypePolicy:
     def graph_element_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the resident bytes of one element of every value of a graph, persistent tensors by their role.
 
-        In a graph with gradient buffers a parameter without moments carries its master copy.
+        A trained parameter without moments carries its master copy. In a graph with gradient buffers a parameter
+        without one is frozen: it is kept as it is read.
         """
         moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
         sizes = self._by_dtype(graph, self.element_bytes)
         known: dict[tuple[str, Role, int, bool], float] = {}  # there are few kinds of states, and many of each
         for state in graph.states:
-            count = moments[state.owner]
-            masters = state.role is Role.PARAMETER and state.owner in trained and not count
+            count, is_trained = moments[state.owner], state.owner in trained
             for name in (state.input, state.output):
                 value = graph.values[name]
-                key = value.dtype, state.role, count, masters
+                key = value.dtype, state.role, count, is_trained
                 if key not in known:
                     size = self.element_bytes(value, state.role, max(1, count))
-                    known[key] = size + self.master if masters else size
+                    if state.role is Role.PARAMETER and value.is_float and is_trained and not count:
+                        size += self.master
+                    elif state.role is Role.PARAMETER and value.is_float and trained and not is_trained:
+                        size = self.parameter
+                    known[key] = size
                 sizes[name] = known[key]
         return sizes
 
