@@ -87,6 +87,13 @@ training_options = together(
         help="Batch normalisation in training with statistics of the whole batch; else each device has those of its own"
         " samples, as frameworks do by default.",
     ),
+    click.option(
+        "--lora",
+        metavar="rank=R,...|FILE",
+        help="Train low-rank adapters beside a frozen model: rank=16,alpha=32,targets=attention|mlp|all|NAME:NAME, with"
+        " base=nf4 on 4-bit weights; or peft's adapter_config.json. Default: the one in the folder of an hf: model;"
+        " none for none.",
+    ),
 )
 
 # What it runs on.

@@ -16,13 +16,14 @@ The optimizer's own copies lie where the moments lie: each of k moments counts 1
 they lie with the parameter.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
 from autopar.ir.fills import fills
-from autopar.ir.graph import ITEM_BYTES, Graph, Role, Value
+from autopar.ir.graph import ITEM_BYTES, PACKED, Graph, Role, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class DtypePolicy:
         """Return the resident bytes of one element of every value of a graph, persistent tensors by their role.
 
         A trained parameter without moments carries its master copy. In a graph with gradient buffers a parameter
-        without one is frozen: it is kept as it is read.
+        without one is frozen: it is kept as it is read. Scales of packed weights keep the size their file has.
         """
         moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
@@ -116,17 +117,18 @@ class DtypePolicy:
                         size = self.parameter
                     known[key] = size
                 sizes[name] = known[key]
-        return sizes
+        return sizes | self._packed_sizes(graph)
 
     def graph_read_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph as forward and backward ops read it."""
         parameters = (
             name for state in graph.states if state.role is Role.PARAMETER for name in (state.input, state.output)
         )
-        return self.graph_element_bytes(graph) | {
+        read = {
             name: self.element_bytes(graph.values[name]) if not graph.values[name].is_float else self.parameter
             for name in parameters
         }
+        return self.graph_element_bytes(graph) | read | self._packed_sizes(graph)
 
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph while it travels."""
@@ -138,7 +140,13 @@ class DtypePolicy:
                 if key not in known:
                     known[key] = self.wire_bytes(graph.values[name], state.role)
                 sizes[name] = known[key]
-        return sizes
+        return sizes | self._packed_sizes(graph)
+
+    @staticmethod
+    def _packed_sizes(graph: Graph) -> dict[str, float]:
+        """Return the bytes of one element of packed weights and their scales: no precision of the job is theirs."""
+        packed = json.loads(graph.metadata.get(PACKED, "{}"))
+        return {name: float(ITEM_BYTES[graph.values[name].dtype]) for name in packed if name in graph.values}
 
     @staticmethod
     def _by_dtype(graph: Graph, size: Callable[[Value], float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.errors import JobError
-from autopar.ir.graph import Graph, Op, Phase, Role, State
+from autopar.ir.graph import FROZEN, Graph, Op, Phase, Role, State
 from autopar.training.backward import backward, needed_values
 from autopar.training.batch_norm import use_batch_statistics
 from autopar.training.experts import check_experts
@@ -56,7 +56,7 @@ def training_step(
     check_experts(graph)
     output, write_loss = choose_loss(graph, loss)
     graph = use_batch_statistics(_used_for(graph, output), synchronised=sync_batchnorm)
-    frozen = set(json.loads(graph.metadata.get("frozen", "[]")))
+    frozen = set(json.loads(graph.metadata.get(FROZEN, "[]")))
     trained = [value.name for value in graph.parameters if value.is_float and value.name not in frozen]
 
     tape = Tape(graph)

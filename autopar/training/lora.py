@@ -1,0 +1,251 @@
+"""Low-rank adapters on a forward graph (LoRA: Hu et al. 2021, arXiv:2106.09685), on a base of 16 or 4 bits (QLoRA).
+
+Of every product y = x W with a targeted parameter W [in, out]:
+
+    y = x W + (alpha / rank) (x A) B        A [in, rank], B [rank, out]
+
+A and B are trained, all parameters of the model are frozen: norms, biases, embeddings and the head too. Names are those
+of peft: `q_proj.weight` gets `q_proj.lora_A.weight` and `q_proj.lora_B.weight`. Parts of one matrix of a checkpoint
+(`qkv_proj.weight.q`) share its A, as in peft. Matrices per expert [experts, in, out] get an adapter per expert.
+
+With `base=nf4` (Dettmers et al. 2023, arXiv:2305.14314) the matrices of the layers are stored in 4 bits with a float32
+scale per block of 64 along `in`: 0.5625 bytes per element. Each product unpacks them on the way, as
+`autopar::MatMulNBits` does. Matrices whose `in` is no multiple of 64, matrices per expert and whatever lies outside the
+layers stay as they are.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
+
+from autopar.errors import JobError
+from autopar.ir.graph import FROZEN, PACKED, Graph, Op, Role, State, Value
+from autopar.training.tape import Shape, Tape
+
+NF4 = "nf4"
+BLOCK = 64
+"""Weights that share a scale, as in bitsandbytes."""
+_BITS = 4
+GROUPS = ("attention", "mlp", "all")
+"""Targets that are no names: products of layers with "attn" or "attention" in the weight's name, the others, both."""
+_ATTENTION = ("attn", "attention")
+_A, _B = "lora_A", "lora_B"
+_PRODUCTS = frozenset({"MatMul", "Gemm", *(f"autopar::MatMulNBits{zeros}" for zeros in ("", "Packed", "Shifted"))})
+_SHOWN = 12
+"""Names of modules that an error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Adapters to be trained in place of a model.
+
+    Attributes:
+        rank: Columns of A.
+        alpha: The adapter counts alpha / rank times; 8 by default, as in peft.
+        targets: Parts of the names of weights, whole words between dots ("q_proj", "self_attn.q_proj"), or some of
+            `GROUPS`.
+        rank_stabilised: Whether it counts alpha / sqrt(rank) times (rsLoRA).
+        base: "" for a base stored as the job's precision has it, "nf4" for 4 bits.
+
+    Raises:
+        JobError: If a number is not positive, there is no target, or the base is unknown.
+    """
+
+    rank: int = 8
+    alpha: float = 8.0
+    targets: tuple[str, ...] = ("all",)
+    rank_stabilised: bool = False
+    base: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise JobError(f"LoRA of rank {self.rank}", hint="rank takes a whole number from 1 on")
+        if not (isfinite(self.alpha) and self.alpha > 0):
+            raise JobError(f"LoRA with alpha {self.alpha}", hint="alpha takes a number above 0")
+        if not self.targets or not all(self.targets):
+            raise JobError("LoRA without targets", hint=f"targets takes {', '.join(GROUPS)}, or names of weights")
+        if self.base not in ("", NF4):
+            raise JobError(f"LoRA on a base in {self.base!r}", hint=f"base takes {NF4}; leave it out for 16 bits")
+
+    @property
+    def scale(self) -> float:
+        """How often the adapter counts."""
+        return self.alpha / (sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+    def __str__(self) -> str:
+        """Return the adapters as `--lora` takes them.
+
+        >>> str(Lora(16, targets=("q", "v"), base="nf4"))
+        'rank=16,alpha=8,targets=q:v,base=nf4'
+        """
+        stabilised = ",rslora=true" if self.rank_stabilised else ""
+        base = f",base={self.base}" if self.base else ""
+        return f"rank={self.rank},alpha={self.alpha:g},targets={':'.join(self.targets)}{stabilised}{base}"
+
+
+def add_adapters(graph: Graph, lora: Lora) -> Graph:
+    """Return a forward graph with adapters, in which everything else is frozen.
+
+    Args:
+        graph: The forward graph, before blocks are found.
+        lora: The adapters.
+
+    Raises:
+        JobError: If a target is no product of the graph.
+    """
+    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+    products = {op.name: op.inputs[1] for op in graph.ops if _is_product(graph, op, parameters)}
+    layers = _in_layers(products.values())
+    targeted = _targeted(products.values(), layers, lora.targets)
+    packed = _packable(graph, products, layers) if lora.base else frozenset()
+    writer = _Writer(graph, lora)
+    for op in graph.ops:
+        weight = products.get(op.name, "")
+        base = writer.packed(op) if weight in packed else op
+        if weight in targeted:
+            writer.write(op, base, graph.values[weight].shape[:-2])
+        else:
+            writer.tape.ops.append(base)
+    return writer.graph()
+
+
+class _Writer:
+    """Writes a graph with adapters, op by op.
+
+    Attributes:
+        tape: The graph so far.
+    """
+
+    def __init__(self, graph: Graph, lora: Lora) -> None:
+        self.tape = Tape(replace(graph, ops=()))
+        self._graph, self._lora = graph, lora
+        self._adapters: dict[str, None] = {}
+        self._halves: dict[tuple[str, str], str] = {}
+        self._packed: dict[str, int] = {}
+
+    def graph(self) -> Graph:
+        """Return the graph as it is now."""
+        scales = [name for name, size in self._packed.items() if not size]
+        added = tuple(State(name, name, Role.PARAMETER, name) for name in (*scales, *self._adapters))
+        frozen = [state.input for state in self._graph.states if state.role is Role.PARAMETER] + scales
+        packed: dict[str, int] = {**json.loads(self._graph.metadata.get(PACKED, "{}")), **self._packed}
+        metadata = {**self._graph.metadata, FROZEN: json.dumps(frozen)}
+        return replace(
+            self._graph,
+            values=self.tape.values,
+            constants=self.tape.constants,
+            states=(*self._graph.states, *added),
+            ops=tuple(self.tape.ops),
+            metadata={**metadata, PACKED: json.dumps(packed)} if packed else metadata,
+        )
+
+    def packed(self, op: Op) -> Op:
+        """Return a product whose weight is stored in 4 bits, with a scale per block."""
+        tape, weight = self.tape, op.inputs[1]
+        scales = f"{weight}.absmax"
+        if weight not in self._packed:
+            rows, columns = tape.shape(weight)
+            blocks, dtype = rows // BLOCK, tape.dtype(weight)
+            self._packed |= {weight: rows * columns, scales: 0}
+            tape.values[weight] = Value(weight, (columns, blocks, BLOCK * _BITS // 8), "uint8")
+            tape.define(scales, (columns, blocks), dtype)
+        attrs = (("bits", _BITS), ("block_size", BLOCK))
+        return replace(op, kind="autopar::MatMulNBits", inputs=(op.inputs[0], weight, scales), attrs=attrs)
+
+    def write(self, op: Op, base: Op, experts: Shape) -> None:
+        """Write a product with its adapter.
+
+        Args:
+            op: The product as it was.
+            base: The product as it is stored.
+            experts: Dims of the weight before [in, out].
+        """
+        tape, lora, (x, weight, *_), (y,) = self.tape, self._lora, op.inputs, op.outputs
+        dtype, rank = tape.dtype(y), lora.rank
+        a, b = adapter_names(weight)
+        for name, shape in ((a, (tape.shape(x)[-1], rank)), (b, (rank, tape.shape(y)[-1]))):
+            if name not in self._adapters:
+                tape.define(name, (*experts, *shape), dtype)
+                self._adapters[name] = None
+        plain = tape.define(f"{y}.base", tape.shape(y), dtype)
+        tape.ops.append(replace(base, outputs=(plain,)))
+        tape.write_for(op.phase, op.block, stem=f"{op.name}.lora")
+        if (a, x) not in self._halves:
+            self._halves[a, x] = tape.emit("MatMul", (x, a), (*tape.shape(y)[:-1], rank), dtype)
+        change = tape.emit("MatMul", (self._halves[a, x], b), tape.shape(y), dtype)
+        tape.append("Add", (plain, tape.times(change, lora.scale)), (y,), f"{op.name}.lora.sum")
+
+
+def adapter_names(weight: str) -> tuple[str, str]:
+    """Return the names of A and B of a weight.
+
+    >>> adapter_names("layers.0.attn.q.weight")
+    ('layers.0.attn.q.lora_A.weight', 'layers.0.attn.q.lora_B.weight')
+    >>> adapter_names("h.0.attn.c_attn.weight.q")
+    ('h.0.attn.c_attn.lora_A.weight', 'h.0.attn.c_attn.lora_B.weight.q')
+    """
+    module, dot, part = weight.partition(".weight")
+    if not dot or (part and not part.startswith(".")):
+        return f"{weight}.{_A}", f"{weight}.{_B}"
+    turned = ".T" if part.endswith(".T") else ""
+    return f"{module}.{_A}.weight{turned}", f"{module}.{_B}.weight{part}"
+
+
+def _is_product(graph: Graph, op: Op, parameters: Set[str]) -> bool:
+    """Whether an op is a product of data with a parameter, which an adapter can stand beside."""
+    if op.kind not in _PRODUCTS or op.attr("transA", 0) or op.attr("alpha", 1.0) != 1.0:
+        return False
+    x, weight, *_ = op.inputs
+    return weight in parameters and x not in parameters and len(graph.values[weight].shape) > 1
+
+
+def _in_layers(weights: Iterable[str]) -> frozenset[str]:
+    """Return the weights with a number in their name, which those of layers have; all of them if none has."""
+    found = frozenset(weights)
+    return frozenset(name for name in found if any(part.isdigit() for part in name.split("."))) or found
+
+
+def _packable(graph: Graph, products: Mapping[str, str], layers: Set[str]) -> frozenset[str]:
+    """Return the weights of layers that can be stored in 4 bits: read by products alone, of whole blocks."""
+    found = set()
+    for op in graph.ops:
+        weight = products.get(op.name, "")
+        shape = graph.values[weight].shape if weight else ()
+        if op.kind == "MatMul" and weight in layers and len(shape) == 2 and not shape[0] % BLOCK:
+            found.add(weight)
+    for op in graph.ops:
+        found.difference_update(name for name in op.inputs if op.kind != "MatMul" or name != products.get(op.name))
+    return frozenset(found)
+
+
+def _targeted(weights: Collection[str], layers: Set[str], targets: Sequence[str]) -> frozenset[str]:
+    """Return the weights that get an adapter.
+
+    Raises:
+        JobError: If a target is none of `GROUPS` and in no name, or a group has no weight.
+    """
+    attention = {name for name in layers if any(word in name.lower() for word in _ATTENTION)}
+    groups = {"all": layers, "attention": attention, "mlp": layers - attention}
+    found: set[str] = set()
+    for target in targets:
+        wanted = f".{target}."
+        own = groups[target] if target in groups else {name for name in weights if wanted in f".{name}."}
+        if not own:
+            modules = dict.fromkeys(_module(name) for name in weights)
+            known = ", ".join([*GROUPS, *list(modules)[:_SHOWN]])
+            raise JobError(
+                f"LoRA target {target!r} is in the name of no weight of a product",
+                hint=f"targets takes {known}" + (", ..." if len(modules) > _SHOWN else ""),
+            )
+        found |= own
+    return frozenset(found)
+
+
+def _module(weight: str) -> str:
+    """Return the last word of the name of the module that has a weight.
+
+    >>> _module("layers.0.attn.q.weight"), _module("h.0.mlp.c_fc.weight.T"), _module("w")
+    ('q', 'c_fc', 'w')
+    """
+    return weight.partition(".weight")[0].rpartition(".")[2]
