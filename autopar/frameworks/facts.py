@@ -185,6 +185,12 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
     lost += _order(used) + _against_roles(plan, folded, axes)
+    if plan.model.trained:
+        adapters = f", adapters of LoRA {plan.job.lora}" if plan.job.lora else ""
+        lost.append(
+            f"only {plan.model.trained} of {plan.model.num_parameters} parameters are trained{adapters}: "
+            "the framework trains what its own settings say"
+        )
     layers = _layers(plan, folded)
     flavours = tuple(_flavours(plan, layers))
     groups = len({stage.devices for stage in plan.stages})
