@@ -15,12 +15,13 @@ layers stay as they are.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from autopar.errors import JobError
 from autopar.ir.graph import FROZEN, PACKED, Graph, Op, Role, State, Value
+from autopar.training.layer_weights import in_layers, product_weights
 from autopar.training.tape import Shape, Tape
 
 NF4 = "nf4"
@@ -31,7 +32,6 @@ GROUPS = ("attention", "mlp", "all")
 """Targets that are no names: products of layers with "attn" or "attention" in the weight's name, the others, both."""
 _ATTENTION = ("attn", "attention")
 _A, _B = "lora_A", "lora_B"
-_PRODUCTS = frozenset({"MatMul", "Gemm", *(f"autopar::MatMulNBits{zeros}" for zeros in ("", "Packed", "Shifted"))})
 _SHOWN = 12
 """Names of modules that an error lists."""
 
@@ -94,9 +94,8 @@ def add_adapters(graph: Graph, lora: Lora) -> Graph:
     Raises:
         JobError: If a target is no product of the graph.
     """
-    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
-    products = {op.name: op.inputs[1] for op in graph.ops if _is_product(graph, op, parameters)}
-    layers = _in_layers(products.values())
+    products = product_weights(graph)
+    layers = in_layers(products.values())
     targeted = _targeted(products.values(), layers, lora.targets)
     packed = _packable(graph, products, layers) if lora.base else frozenset()
     writer = _Writer(graph, lora)
@@ -190,20 +189,6 @@ def adapter_names(weight: str) -> tuple[str, str]:
         return f"{weight}.{_A}", f"{weight}.{_B}"
     turned = ".T" if part.endswith(".T") else ""
     return f"{module}.{_A}.weight{turned}", f"{module}.{_B}.weight{part}"
-
-
-def _is_product(graph: Graph, op: Op, parameters: Set[str]) -> bool:
-    """Whether an op is a product of data with a parameter, which an adapter can stand beside."""
-    if op.kind not in _PRODUCTS or op.attr("transA", 0) or op.attr("alpha", 1.0) != 1.0:
-        return False
-    x, weight, *_ = op.inputs
-    return weight in parameters and x not in parameters and len(graph.values[weight].shape) > 1
-
-
-def _in_layers(weights: Iterable[str]) -> frozenset[str]:
-    """Return the weights with a number in their name, which those of layers have; all of them if none has."""
-    found = frozenset(weights)
-    return frozenset(name for name in found if any(part.isdigit() for part in name.split("."))) or found
 
 
 def _packable(graph: Graph, products: Mapping[str, str], layers: Set[str]) -> frozenset[str]:

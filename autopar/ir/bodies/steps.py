@@ -1,5 +1,19 @@
 """Losses and optimizers."""
 
+_NEWTON_SCHULZ = "".join(
+    f"""
+    gram_{step} = Einsum <equation = "...ij,...kj->...ik"> (x_{step}, x_{step})
+    square_{step} = MatMul (gram_{step}, gram_{step})
+    linear_{step} = Mul (b, gram_{step})
+    cubic_{step} = Mul (c, square_{step})
+    both_{step} = Add (linear_{step}, cubic_{step})
+    bent_{step} = MatMul (both_{step}, x_{step})
+    kept_{step} = Mul (a, x_{step})
+    x_{step + 1} = Add (kept_{step}, bent_{step})"""
+    for step in range(5)
+)
+"""Five iterations x' = a x + (b (x x^T) + c (x x^T)^2) x, after which all singular values are near 1."""
+
 LOSS = """
 CrossEntropyStats (logits, row_max, labels, classes) => (sum_exp, picked)
 {
@@ -92,4 +106,73 @@ SGD <learning_rate, momentum> (p, m, g) => (p_next, m_next)
     change = Mul (rate, m_next)
     p_next = Sub (p, change)
 }
-"""
+
+Lion <learning_rate, beta1, beta2, weight_decay> (p, m, g) => (p_next, m_next)
+{
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, p)
+    rate_f = Constant <value_float: float = @learning_rate> ()
+    rate = CastLike (rate_f, p)
+    beta1_f = Constant <value_float: float = @beta1> ()
+    beta1 = CastLike (beta1_f, p)
+    beta2_f = Constant <value_float: float = @beta2> ()
+    beta2 = CastLike (beta2_f, p)
+    decay_f = Constant <value_float: float = @weight_decay> ()
+    decay = CastLike (decay_f, p)
+    fresh1 = Sub (one, beta1)
+    fresh2 = Sub (one, beta2)
+    m_seen = Mul (beta1, m)
+    g_seen = Mul (fresh1, g)
+    mixed = Add (m_seen, g_seen)
+    direction = Sign (mixed)
+    m_old = Mul (beta2, m)
+    m_new = Mul (fresh2, g)
+    m_next = Add (m_old, m_new)
+    decayed = Mul (decay, p)
+    full = Add (direction, decayed)
+    change = Mul (rate, full)
+    p_next = Sub (p, change)
+}
+
+Muon <learning_rate, momentum, epsilon, weight_decay> (p, m, g) => (p_next, m_next)
+{
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, p)
+    a_f = Constant <value_float = 3.4445> ()
+    a = CastLike (a_f, p)
+    b_f = Constant <value_float = -4.775> ()
+    b = CastLike (b_f, p)
+    c_f = Constant <value_float = 2.0315> ()
+    c = CastLike (c_f, p)
+    rate_f = Constant <value_float: float = @learning_rate> ()
+    rate = CastLike (rate_f, p)
+    momentum_f = Constant <value_float: float = @momentum> ()
+    momentum = CastLike (momentum_f, p)
+    epsilon_f = Constant <value_float: float = @epsilon> ()
+    epsilon = CastLike (epsilon_f, p)
+    decay_f = Constant <value_float: float = @weight_decay> ()
+    decay = CastLike (decay_f, p)
+    fresh = Sub (one, momentum)
+    m_old = Mul (momentum, m)
+    m_new = Mul (fresh, g)
+    m_next = Add (m_old, m_new)
+    ahead = Mul (momentum, m_next)
+    wanted = Add (m_new, ahead)
+    matrix = Constant <value_ints = [-2, -1]> ()
+    norm = ReduceL2 <keepdims = 1> (wanted, matrix)
+    length = Max (norm, epsilon)
+    x_0 = Div (wanted, length)NEWTON_SCHULZ
+    sides = Shape <start = -2> (p)
+    longest_i = ReduceMax <keepdims = 0> (sides)
+    longest = CastLike (longest_i, p)
+    root = Sqrt (longest)
+    fifth_f = Constant <value_float = 0.2> ()
+    fifth = CastLike (fifth_f, p)
+    scale = Mul (fifth, root)
+    direction = Mul (scale, x_5)
+    decayed = Mul (decay, p)
+    full = Add (direction, decayed)
+    change = Mul (rate, full)
+    p_next = Sub (p, change)
+}
+""".replace("NEWTON_SCHULZ", _NEWTON_SCHULZ)
