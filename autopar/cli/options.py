@@ -80,7 +80,9 @@ model_options = together(
 )
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
-    click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer."),
+    click.option(
+        "--optimizer", default="adam", show_default=True, metavar="NAME", help="adam, adamw, sgd, lion or muon."
+    ),
     click.option(
         "--sync-batchnorm",
         is_flag=True,
