@@ -97,21 +97,32 @@ class DtypePolicy:
     def graph_element_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the resident bytes of one element of every value of a graph, persistent tensors by their role.
 
-        A trained parameter without moments carries its master copy. In a graph with gradient buffers a parameter
+        The master copy lies with the moments that have the shape of the parameter, also where these are bytes; a
+        trained parameter without such moments carries it itself. In a graph with gradient buffers a parameter
         without one is frozen: it is kept as it is read. Scales of packed weights keep the size their file has.
         """
-        moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
+        values = graph.values
+        moments = Counter(
+            state.owner
+            for state in graph.states
+            if state.role is Role.MOMENT and values[state.input].shape == values[state.owner].shape
+        )
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
         sizes = self._by_dtype(graph, self.element_bytes)
-        known: dict[tuple[str, Role, int, bool], float] = {}  # there are few kinds of states, and many of each
+        known: dict[tuple[str, Role, int, bool, bool], float] = {}  # there are few kinds of states, and many of each
         for state in graph.states:
             count, is_trained = moments[state.owner], state.owner in trained
+            is_like = values[state.input].shape == values[state.owner].shape
             for name in (state.input, state.output):
                 value = graph.values[name]
-                key = value.dtype, state.role, count, is_trained
+                key = value.dtype, state.role, count, is_trained, is_like
                 if key not in known:
                     size = self.element_bytes(value, state.role, max(1, count))
-                    if state.role is Role.PARAMETER and value.is_float and is_trained and not count:
+                    if state.role is Role.MOMENT and not is_like:
+                        size = self.moment
+                    elif state.role is Role.MOMENT and not value.is_float:
+                        size += self.master / count
+                    elif state.role is Role.PARAMETER and value.is_float and is_trained and not count:
                         size += self.master
                     elif state.role is Role.PARAMETER and value.is_float and trained and not is_trained:
                         size = self.parameter

@@ -120,7 +120,7 @@ def _update(
     """Write the update ops; return the states of the step and the inputs the updates read."""
     chosen = OPTIMIZERS[optimizer]
     methods = {
-        parameter: OPTIMIZERS[chosen.others] if chosen.others and parameter not in matrices else chosen
+        parameter: chosen if chosen.takes(tape.values[parameter], matrices) else OPTIMIZERS[chosen.others]
         for parameter in blocks
     }
     updated: list[State] = []
@@ -132,10 +132,13 @@ def _update(
             updated.append(state)
             continue
         value, method = tape.values[parameter], methods[parameter]
-        moments = [f"{parameter}.{suffix}" for suffix in method.moments]
+        moments = [f"{parameter}.{moment.suffix}" for moment in method.moments]
         outputs = [f"{name}.new" for name in (parameter, *moments)]
-        for name in (*moments, *outputs):
-            tape.define(name, value.shape, value.dtype)
+        types = [moment.of(value) for moment in method.moments]
+        for name, (shape, dtype) in zip(
+            (*moments, *outputs), (*types, (value.shape, value.dtype), *types), strict=True
+        ):
+            tape.define(name, shape, dtype)
         tape.write_for(Phase.UPDATE, blocks[parameter], stem=parameter, origin=parameter)
         inputs = [parameter, *moments, f"{parameter}.grad.sum", *(count if method.counts else ())]
         tape.append(method.kind, inputs, outputs, f"{parameter}.update", **method.attrs)
