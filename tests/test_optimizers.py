@@ -22,7 +22,7 @@ from autopar.program.records import Category
 from autopar.sharding import Mesh, Shard
 from autopar.training import OPTIMIZERS, training_step
 from autopar.workload import open_workload
-from tests.executions import EXECUTOR, TINY, Execution, model_feeds, random_plan, solved_plan
+from tests.executions import EXECUTOR, TINY, Execution, model_feeds, random_feeds, random_plan, solved_plan
 from tests.gradients import as_float64
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ def step_of(name: str, optimizer: str, samples: int = 4) -> Graph:
     )
 
 
-def update(optimizer: str, *inputs: Array) -> list[Array]:
+def update(optimizer: str, *inputs: NDArray[Any]) -> list[Array]:
     """Run the update op of an optimizer."""
     method = OPTIMIZERS[optimizer]
     outputs = tuple(f"y{index}" for index in range(1 + len(method.moments)))
@@ -103,6 +103,62 @@ def test_muon_trains_the_matrices_of_layers_and_adamw_the_rest() -> None:
         for name in ("layers.0.attn.q.weight", "embed.weight")
     }
     assert held == {"layers.0.attn.q.weight": 14, "embed.weight": 18}
+
+
+def test_moments_in_8_bits_are_within_a_step_of_adamw() -> None:
+    """The parameter is updated with exact moments of this step; what is kept of them is rounded to a step."""
+    rng = np.random.default_rng(0)
+    p, g = rng.normal(size=(2, 4, 512))
+    m_bytes, v_bytes = rng.integers(1, 256, (4, 512), np.uint8), rng.integers(0, 256, (4, 512), np.uint8)
+    m_scale, v_scale = rng.uniform(0.5, 2.0, (2, 4, 2))
+    m = (m_bytes.astype(float) - 128) * np.repeat(m_scale, 256, axis=1) / 127
+    v = v_bytes.astype(float) * np.repeat(v_scale, 256, axis=1) / 255
+
+    found = update("adamw-8bit", p, m_bytes.astype(np.uint8), m_scale, v_bytes, v_scale, g, np.asarray(3.0))
+
+    p_next, m_next, v_next = update("adamw", p, m, v, g, np.asarray(3.0))
+    np.testing.assert_allclose(found[0], p_next, rtol=1e-12)
+    m_units, v_units = (np.abs(own).reshape(4, 2, 256).max(axis=2) for own in (m_next, v_next))
+    np.testing.assert_allclose(found[2], m_units, rtol=1e-12)
+    np.testing.assert_allclose(found[4], v_units, rtol=1e-12)
+    kept_m = (found[1].astype(float) - 128) * np.repeat(found[2], 256, axis=1) / 127
+    kept_v = found[3].astype(float) * np.repeat(found[4], 256, axis=1) / 255
+    assert (np.abs(kept_m - m_next) <= np.repeat(m_units, 256, axis=1) / 254 * (1 + 1e-9)).all()
+    assert (np.abs(kept_v - v_next) <= np.repeat(v_units, 256, axis=1) / 510 * (1 + 1e-9)).all()
+
+
+def test_moments_in_8_bits_take_a_byte_and_a_scale_per_256() -> None:
+    """Beside 2 of parameter, 4 of gradient and 4 of master copy; small tensors and parts of blocks keep float32."""
+    model = models.build("gpt2", num_layers=1, hidden=512, heads=8, seq=8, vocab=200)
+    step = training_step(find_blocks(load(model, batch=2)), optimizer="adamw-8bit")
+
+    sizes = MIXED.graph_element_bytes(step)
+
+    def held(name: str) -> float:
+        own = [state.input for state in step.states if state.owner == name]
+        return sum(sizes[state] * step.values[state].size for state in own) / step.values[name].size
+
+    assert held("layers.0.attn.q.weight") == 2 + 4 + 4 + 2 * (1 + 4 / 256)
+    assert held("layers.0.attn_norm.weight") == 18
+
+
+def test_partitioned_moments_in_8_bits_are_those_of_the_model(cache_dir: Path) -> None:
+    """Shards of whole blocks."""
+    dims: dict[str, Any] = {"num_layers": 2, "hidden": 256, "heads": 4, "seq": 4, "vocab": 24}
+
+    def step(samples: int) -> Graph:
+        forward = as_float64(find_blocks(load(models.build("gpt2", **dims), batch=samples)))
+        return training_step(forward, optimizer="adamw-8bit")
+
+    graph = step(4)
+    assert sum(op.kind == "autopar::Adam8Bit" for op in graph.ops) == 13
+    microbatches, states = random_feeds(graph, 2, {})
+    for name in states:
+        if graph.values[name].dtype == "uint8":
+            states[name] = np.random.default_rng(0).integers(0, 256, graph.values[name].shape, np.uint8)
+    execution = Execution.of_graph(graph, microbatches, states)
+
+    execution.check(random_plan(execution.folded, discover(step(10), cache_dir=cache_dir), SPACE[0], 4, 0))
 
 
 def test_adamw_is_adam_with_decay() -> None:

@@ -81,7 +81,11 @@ model_options = together(
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
     click.option(
-        "--optimizer", default="adam", show_default=True, metavar="NAME", help="adam, adamw, sgd, lion or muon."
+        "--optimizer",
+        default="adam",
+        show_default=True,
+        metavar="NAME",
+        help="adam, adamw, adamw-8bit, sgd, lion or muon.",
     ),
     click.option(
         "--sync-batchnorm",

@@ -165,7 +165,7 @@ class Estimator:
         """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.
 
         What a group reduces that shares is reduced once more by all groups, each its part: so as many share as in the
-        plan. As many share as well if the optimizer updates whole matrices: that part is the same on any number.
+        plan. As many share as well if an update reads more than an element: such a part does not scale.
         """
         workload = self.predictor.workload
         if workload.mode == "train" and degrees.zero and OPTIMIZERS[workload.optimizer].whole:

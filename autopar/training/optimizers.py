@@ -34,11 +34,11 @@ class Moment:
     Attributes:
         suffix: Ends its name, after that of the parameter.
         form: "" for a tensor like the parameter; "bytes" for one of bytes; "scales" for a number per `BLOCK` elements
-            of the last dim; "rows" and "columns" for a number per row or column of a matrix.
+            of the last dim.
     """
 
     suffix: str
-    form: Literal["", "bytes", "scales", "rows", "columns"] = ""
+    form: Literal["", "bytes", "scales"] = ""
 
     def of(self, parameter: Value) -> tuple[tuple[int, ...], str]:
         """Return the shape and dtype of the moment of a parameter.
@@ -52,10 +52,6 @@ class Moment:
                 return shape, "uint8"
             case "scales":
                 return (*shape[:-1], shape[-1] // BLOCK), dtype
-            case "rows":
-                return shape[:-1], dtype
-            case "columns":
-                return (*shape[:-2], shape[-1]), dtype
             case _:
                 return shape, dtype
 
@@ -70,9 +66,9 @@ class Optimizer:
         moments: What it keeps, in the order of the op's inputs.
         counts: Whether the op reads the number of the step.
         attrs: Hyperparameters.
-        whole: Whether the update reads whole matrices, so that devices cannot share one.
-        trains: Which parameters it is for: "all", the "layer matrices" (weights of products in layers), "matrices", or
-            tensors of whole "blocks" of the last dim.
+        whole: Whether an update reads more than the element it changes: a matrix, a block. Devices cannot share that.
+        trains: Which parameters it is for: "all", the "layer matrices" (weights of products in layers), or tensors of whole
+            "blocks" along the last dim.
         others: Name of the optimizer of the others; "" if there are none.
     """
 
@@ -81,7 +77,7 @@ class Optimizer:
     counts: bool
     attrs: Mapping[str, Attr]
     whole: bool = False
-    trains: Literal["all", "layer matrices", "matrices", "blocks"] = "all"
+    trains: Literal["all", "layer matrices", "blocks"] = "all"
     others: str = ""
 
     def takes(self, parameter: Value, layer_matrices: Set[str]) -> bool:
@@ -94,8 +90,6 @@ class Optimizer:
         match self.trains:
             case "layer matrices":
                 return parameter.name in layer_matrices
-            case "matrices":
-                return len(parameter.shape) > 1
             case "blocks":
                 return parameter.size >= _LEAST and not parameter.shape[-1] % BLOCK
             case _:
@@ -112,6 +106,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         (Moment("m", "bytes"), Moment("m.scale", "scales"), Moment("v", "bytes"), Moment("v.scale", "scales")),
         counts=True,
         attrs={**_ADAM, "weight_decay": 0.01},
+        whole=True,
         trains="blocks",
         others="adamw",
     ),
