@@ -4,7 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from autopar.ir.graph import Graph, Op, Role
 
-_PRODUCTS = frozenset({"MatMul", "Gemm", *(f"autopar::MatMulNBits{zeros}" for zeros in ("", "Packed", "Shifted"))})
+GROUPED = "autopar::GroupedMatMul"
+"""Kind of the products of rows per expert with a matrix per expert."""
+_PRODUCTS = frozenset(
+    {"MatMul", "Gemm", GROUPED, *(f"autopar::MatMulNBits{zeros}" for zeros in ("", "Packed", "Shifted"))}
+)
 
 
 def product_weights(graph: Graph) -> Mapping[str, str]:

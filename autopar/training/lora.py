@@ -21,7 +21,7 @@ from math import isfinite, sqrt
 
 from autopar.errors import JobError
 from autopar.ir.graph import FROZEN, PACKED, Graph, Op, Role, State, Value
-from autopar.training.layer_weights import in_layers, product_weights
+from autopar.training.layer_weights import GROUPED, in_layers, product_weights
 from autopar.training.tape import Shape, Tape
 
 NF4 = "nf4"
@@ -170,9 +170,10 @@ class _Writer:
         plain = tape.define(f"{y}.base", tape.shape(y), dtype)
         tape.ops.append(replace(base, outputs=(plain,)))
         tape.write_for(op.phase, op.block, stem=f"{op.name}.lora")
+        kind, attrs = (GROUPED, dict(op.attrs)) if op.kind == GROUPED else ("MatMul", {})
         if (a, x) not in self._halves:
-            self._halves[a, x] = tape.emit("MatMul", (x, a), (*tape.shape(y)[:-1], rank), dtype)
-        change = tape.emit("MatMul", (self._halves[a, x], b), tape.shape(y), dtype)
+            self._halves[a, x] = tape.emit(kind, (x, a), (*tape.shape(y)[:-1], rank), dtype, **attrs)
+        change = tape.emit(kind, (self._halves[a, x], b), tape.shape(y), dtype, **attrs)
         tape.append("Add", (plain, tape.times(change, lora.scale)), (y,), f"{op.name}.lora.sum")
 
 

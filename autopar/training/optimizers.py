@@ -67,8 +67,8 @@ class Optimizer:
         counts: Whether the op reads the number of the step.
         attrs: Hyperparameters.
         whole: Whether an update reads more than the element it changes: a matrix, a block. Devices cannot share that.
-        trains: Which parameters it is for: "all", the "layer matrices" (weights of products in layers), or tensors of whole
-            "blocks" along the last dim.
+        trains: Which parameters it is for: "all", the "layer matrices" (weights of products in layers), or tensors of
+            whole "blocks" along the last dim.
         others: Name of the optimizer of the others; "" if there are none.
     """
 
