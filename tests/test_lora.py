@@ -10,8 +10,10 @@ import pytest
 from autopar import models
 from autopar.api import solve
 from autopar.cli import main
+from autopar.cluster import load_cluster
 from autopar.configuration import Configuration
 from autopar.cost import MIXED
+from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.errors import JobError
 from autopar.execute import run_graph
@@ -21,11 +23,12 @@ from autopar.ir.verify import verify
 from autopar.models.builder import Builder
 from autopar.onnx import load
 from autopar.plan import Plan
+from autopar.prediction import Predictor
 from autopar.sharding import Mesh
 from autopar.training import ADAPTER_CONFIG, Lora, add_adapters, read_lora, training_step
 from autopar.training.lora import adapter_names
 from autopar.workload import open_plan, open_workload
-from tests.executions import EXECUTOR, TINY, Execution, model_feeds, random_feeds, random_plan, solved_plan
+from tests.executions import EXECUTOR, TINY, Execution, model_feeds, random_plan, solved_plan
 from tests.gradients import as_float64
 
 SPACE = (
@@ -107,24 +110,19 @@ def test_partitioned_adapters_train_like_the_model(name: str, lora: Lora, cache_
             execution.check(solved_plan(execution.folded, rules, configuration, 4))
 
 
-def test_a_base_of_4_bits_trains_like_the_unpartitioned_one(cache_dir: Path) -> None:
-    """Packed weights are sharded as the rules of the product with them allow."""
-    lora = Lora(4, base="nf4")
-    dims: dict[str, Any] = {"hidden": 128, "ffn": 128, "num_layers": 2}
-    rules = discover(lora_step(10, lora, **dims), cache_dir=cache_dir)
-    graph = lora_step(4, lora, **dims)
-    assert sum(op.kind == "autopar::MatMulNBits" for op in graph.ops) == 14
-    rng = np.random.default_rng(0)
-    microbatches, states = random_feeds(graph, 2, {})
-    for name in states:
-        value = graph.values[name]
-        if value.dtype == "uint8":
-            states[name] = rng.integers(0, 256, value.shape, np.uint8)
-        elif name.endswith(".absmax"):
-            states[name] = rng.uniform(0.01, 0.02, value.shape)
-    execution = Execution.of_graph(graph, microbatches, states)
+@pytest.mark.parametrize("dp", [1, 8])
+def test_a_base_of_4_bits_takes_as_long(dp: int) -> None:
+    """Products are split as those of 16 bits are; less of them is read."""
+    dims = {"num_layers": 4}
+    whole, packed = (
+        Predictor(open_workload("zoo:llama2-7b", lora=f"rank=16{base}", dims=dims)).predict(
+            Degrees(dp=dp, microbatch=1, global_batch=dp), load_cluster("h100")
+        )
+        for base in ("", ",base=nf4")
+    )
 
-    execution.check(random_plan(execution.folded, rules, SPACE[0], 4, 0))
+    assert packed.timeline.step_seconds == pytest.approx(whole.timeline.step_seconds, rel=0.02)
+    assert packed.timeline.peak_bytes < whole.timeline.peak_bytes - 1.4 * 4 * 202e6  # elements of a layer
 
 
 def test_a_base_of_4_bits_takes_half_a_byte_and_a_scale_per_64() -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
 from autopar.ir.fills import fills
-from autopar.ir.graph import ITEM_BYTES, PACKED, Graph, Role, Value
+from autopar.ir.graph import ITEM_BYTES, PACKED, STORED, Graph, Role, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,14 @@ class DtypePolicy:
 
     @staticmethod
     def _packed_sizes(graph: Graph) -> dict[str, float]:
-        """Return the bytes of one element of packed weights and their scales: no precision of the job is theirs."""
-        packed = json.loads(graph.metadata.get(PACKED, "{}"))
-        return {name: float(ITEM_BYTES[graph.values[name].dtype]) for name in packed if name in graph.values}
+        """Return the bytes of one element of parameters that no precision of the job is for.
+
+        Those are packed weights with their scales, and what the graph says how it is stored.
+        """
+        packed: dict[str, int] = json.loads(graph.metadata.get(PACKED, "{}"))
+        stored: dict[str, float] = json.loads(graph.metadata.get(STORED, "{}"))
+        sizes = {name: float(ITEM_BYTES[graph.values[name].dtype]) for name in packed if name in graph.values}
+        return sizes | {name: size for name, size in stored.items() if name in graph.values}
 
     @staticmethod
     def _by_dtype(graph: Graph, size: Callable[[Value], float]) -> dict[str, float]:

@@ -33,6 +33,9 @@ FROZEN = "frozen"
 PACKED = "packed"
 """Metadata of a graph: JSON of the number of weights by parameter, where a byte holds several; 0 for their scales."""
 
+STORED = "stored"
+"""Metadata of a graph: JSON of the bytes per element by parameter, where that is not what the job's precision says."""
+
 
 class Phase(StrEnum):
     """When an op runs: `UPDATE` once per step, the others once per microbatch."""

@@ -9,9 +9,8 @@ of peft: `q_proj.weight` gets `q_proj.lora_A.weight` and `q_proj.lora_B.weight`.
 (`qkv_proj.weight.q`) share its A, as in peft. Matrices per expert [experts, in, out] get an adapter per expert.
 
 With `base=nf4` (Dettmers et al. 2023, arXiv:2305.14314) the matrices of the layers are stored in 4 bits with a float32
-scale per block of 64 along `in`: 0.5625 bytes per element. Each product unpacks them on the way, as
-`autopar::MatMulNBits` does. Matrices whose `in` is no multiple of 64, matrices per expert and whatever lies outside the
-layers stay as they are.
+scale per block of 64: 0.5625 bytes per element, in memory, on the wire and as products read them. The graph computes
+with whole numbers all the same. Matrices per expert and whatever lies outside the layers stay as they are.
 """
 
 import json
@@ -20,14 +19,13 @@ from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from autopar.errors import JobError
-from autopar.ir.graph import FROZEN, PACKED, Graph, Op, Role, State, Value
+from autopar.ir.graph import FROZEN, STORED, Graph, Op, Role, State
 from autopar.training.layer_weights import GROUPED, in_layers, product_weights
-from autopar.training.tape import Shape, Tape
+from autopar.training.tape import Tape
 
 NF4 = "nf4"
-BLOCK = 64
-"""Weights that share a scale, as in bitsandbytes."""
-_BITS = 4
+NF4_BYTES = 4 / 8 + 4 / 64
+"""Bytes of a weight: 4 bits, and a float32 scale per 64 weights, as in bitsandbytes without double quantisation."""
 GROUPS = ("attention", "mlp", "all")
 """Targets that are no names: products of layers with "attn" or "attention" in the weight's name, the others, both."""
 _ATTENTION = ("attn", "attention")
@@ -97,16 +95,14 @@ def add_adapters(graph: Graph, lora: Lora) -> Graph:
     products = product_weights(graph)
     layers = in_layers(products.values())
     targeted = _targeted(products.values(), layers, lora.targets)
-    packed = _packable(graph, products, layers) if lora.base else frozenset()
     writer = _Writer(graph, lora)
     for op in graph.ops:
         weight = products.get(op.name, "")
-        base = writer.packed(op) if weight in packed else op
         if weight in targeted:
-            writer.write(op, base, graph.values[weight].shape[:-2])
+            writer.write(op)
         else:
-            writer.tape.ops.append(base)
-    return writer.graph()
+            writer.tape.ops.append(op)
+    return writer.graph(_quantised(graph, products, layers) if lora.base else frozenset())
 
 
 class _Writer:
@@ -121,54 +117,35 @@ class _Writer:
         self._graph, self._lora = graph, lora
         self._adapters: dict[str, None] = {}
         self._halves: dict[tuple[str, str], str] = {}
-        self._packed: dict[str, int] = {}
 
-    def graph(self) -> Graph:
-        """Return the graph as it is now."""
-        scales = [name for name, size in self._packed.items() if not size]
-        added = tuple(State(name, name, Role.PARAMETER, name) for name in (*scales, *self._adapters))
-        frozen = [state.input for state in self._graph.states if state.role is Role.PARAMETER] + scales
-        packed: dict[str, int] = {**json.loads(self._graph.metadata.get(PACKED, "{}")), **self._packed}
+    def graph(self, quantised: Set[str]) -> Graph:
+        """Return the graph as it is now, with these weights in 4 bits."""
+        added = tuple(State(name, name, Role.PARAMETER, name) for name in self._adapters)
+        frozen = [state.input for state in self._graph.states if state.role is Role.PARAMETER]
         metadata = {**self._graph.metadata, FROZEN: json.dumps(frozen)}
+        if quantised:
+            metadata[STORED] = json.dumps(dict.fromkeys(sorted(quantised), NF4_BYTES))
         return replace(
             self._graph,
             values=self.tape.values,
             constants=self.tape.constants,
             states=(*self._graph.states, *added),
             ops=tuple(self.tape.ops),
-            metadata={**metadata, PACKED: json.dumps(packed)} if packed else metadata,
+            metadata=metadata,
         )
 
-    def packed(self, op: Op) -> Op:
-        """Return a product whose weight is stored in 4 bits, with a scale per block."""
-        tape, weight = self.tape, op.inputs[1]
-        scales = f"{weight}.absmax"
-        if weight not in self._packed:
-            rows, columns = tape.shape(weight)
-            blocks, dtype = rows // BLOCK, tape.dtype(weight)
-            self._packed |= {weight: rows * columns, scales: 0}
-            tape.values[weight] = Value(weight, (columns, blocks, BLOCK * _BITS // 8), "uint8")
-            tape.define(scales, (columns, blocks), dtype)
-        attrs = (("bits", _BITS), ("block_size", BLOCK))
-        return replace(op, kind="autopar::MatMulNBits", inputs=(op.inputs[0], weight, scales), attrs=attrs)
-
-    def write(self, op: Op, base: Op, experts: Shape) -> None:
-        """Write a product with its adapter.
-
-        Args:
-            op: The product as it was.
-            base: The product as it is stored.
-            experts: Dims of the weight before [in, out].
-        """
+    def write(self, op: Op) -> None:
+        """Write a product with its adapter."""
         tape, lora, (x, weight, *_), (y,) = self.tape, self._lora, op.inputs, op.outputs
         dtype, rank = tape.dtype(y), lora.rank
+        experts = tape.shape(weight)[:-2] if tape.values[weight].is_float else ()  # packed ones have dims of their own
         a, b = adapter_names(weight)
         for name, shape in ((a, (tape.shape(x)[-1], rank)), (b, (rank, tape.shape(y)[-1]))):
             if name not in self._adapters:
                 tape.define(name, (*experts, *shape), dtype)
                 self._adapters[name] = None
         plain = tape.define(f"{y}.base", tape.shape(y), dtype)
-        tape.ops.append(replace(base, outputs=(plain,)))
+        tape.ops.append(replace(op, outputs=(plain,)))
         tape.write_for(op.phase, op.block, stem=f"{op.name}.lora")
         kind, attrs = (GROUPED, dict(op.attrs)) if op.kind == GROUPED else ("MatMul", {})
         if (a, x) not in self._halves:
@@ -192,16 +169,12 @@ def adapter_names(weight: str) -> tuple[str, str]:
     return f"{module}.{_A}.weight{turned}", f"{module}.{_B}.weight{part}"
 
 
-def _packable(graph: Graph, products: Mapping[str, str], layers: Set[str]) -> frozenset[str]:
-    """Return the weights of layers that can be stored in 4 bits: read by products alone, of whole blocks."""
-    found = set()
+def _quantised(graph: Graph, products: Mapping[str, str], layers: Set[str]) -> frozenset[str]:
+    """Return the weights of layers that are stored in 4 bits: matrices of floats that products alone read."""
+    values = graph.values
+    found = {name for name in layers if len(values[name].shape) == 2 and values[name].is_float}
     for op in graph.ops:
-        weight = products.get(op.name, "")
-        shape = graph.values[weight].shape if weight else ()
-        if op.kind == "MatMul" and weight in layers and len(shape) == 2 and not shape[0] % BLOCK:
-            found.add(weight)
-    for op in graph.ops:
-        found.difference_update(name for name in op.inputs if op.kind != "MatMul" or name != products.get(op.name))
+        found.difference_update(name for name in op.inputs if name != products.get(op.name))
     return frozenset(found)
 
 
