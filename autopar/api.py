@@ -31,6 +31,7 @@ from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, program_costs, rules_for
 from autopar.task_search import search_plans
+from autopar.training import Lora
 from autopar.verdict import conclude, searching, simulated
 from autopar.workload import job_stack, open_plan, open_workload
 
@@ -50,6 +51,7 @@ def solve(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
     cache_dir: str | Path | None = None,
@@ -81,9 +83,12 @@ def solve(
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
-        optimizer: "adam" or "sgd".
+        optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
+            "lion" or "muon".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
+        lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
+            `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing. A plan found before for
@@ -129,6 +134,7 @@ def solve(
         loss=loss,
         optimizer=optimizer,
         sync_batchnorm=sync_batchnorm,
+        lora=lora,
         stack=stack,
         precision=precision,
         pins=pins,
@@ -349,9 +355,17 @@ def rules(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
 ) -> Rules:
     """Return the sharding rules discovered for the ops of a model, and of its training step in training mode."""
     workload = open_workload(
-        model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm, cache_dir=cache_dir
+        model,
+        mode=mode,
+        dims=dims,
+        loss=loss,
+        optimizer=optimizer,
+        sync_batchnorm=sync_batchnorm,
+        lora=lora,
+        cache_dir=cache_dir,
     )
     return workload.rules(cache_dir=cache_dir)

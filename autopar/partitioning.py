@@ -20,6 +20,7 @@ from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.reading import tactics_of
 from autopar.tactics.records import Pipeline, Tactic
 from autopar.task import check_request, make_job, rules_for
+from autopar.training import Lora
 from autopar.units import parse_whole
 from autopar.verdict import simulated
 from autopar.workload import Workload, default_batch, open_plan, open_workload
@@ -57,6 +58,7 @@ def partition(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
     cache_dir: str | Path | None = None,
 ) -> Plan:
     """Return the plan that a schedule of tactics makes.
@@ -76,6 +78,8 @@ def partition(
         optimizer: Optimizer of the training step.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
+        lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
+            `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
@@ -85,7 +89,7 @@ def partition(
     return partition_steps(
         model, mesh, schedule, cluster=cluster, stack=stack, mode=mode, global_batch=global_batch, dims=dims,
         memory_limit=memory_limit, trips=trips, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
-        cache_dir=cache_dir,
+        lora=lora, cache_dir=cache_dir,
     ).plan  # fmt: skip
 
 
@@ -104,6 +108,7 @@ def partition_steps(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
     cache_dir: str | Path | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> Partition:
@@ -119,7 +124,7 @@ def partition_steps(
     check_request(gpus, machine, global_batch, memory_limit)
     workload = open_workload(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
-        fusion=software.fusion,
+        fusion=software.fusion, lora=lora, cache_dir=cache_dir,
     )  # fmt: skip
     batch = global_batch or default_batch(workload, gpus)
     count = _microbatches(schedule, workload, batch)

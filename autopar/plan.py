@@ -54,6 +54,7 @@ class ModelInfo:
         num_parameters: Elements of all parameters; weights of a few bits count one each, their scales nothing.
         dims: Dynamic dims, or fields of a zoo model's configuration, that were set by the user.
         tokens: Tokens of one sample; 0 if the model does not read tokens.
+        trained: Elements of the parameters that are not frozen; 0 if none is.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ModelInfo:
     num_parameters: int
     dims: tuple[tuple[str, DimSize], ...] = ()
     tokens: int = 0
+    trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Job:
         pins: What the user pinned or forbade, as a file of pins has it.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it; plans that do not
             say were made so. True where nothing is normalised over the batch.
+        lora: Adapters that are trained in place of the model, as `--lora` takes them; "" without.
     """
 
     mode: str
@@ -94,6 +97,7 @@ class Job:
     precision: str = "mixed"
     pins: Mapping[str, Any] = field(default_factory=dict)
     sync_batchnorm: bool = True
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -732,6 +736,9 @@ def _written(plan: dict[str, Any]) -> dict[str, Any]:
                 del record[name]
     if plan["job"]["sync_batchnorm"]:
         del plan["job"]["sync_batchnorm"]
+    for record, name in ((plan["job"], "lora"), (plan["model"], "trained")):
+        if not record[name]:
+            del record[name]
     for other in plan["alternatives"]:
         _written(other)
     return plan

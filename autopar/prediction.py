@@ -34,6 +34,7 @@ from autopar.tactics.by_degrees import (
 )
 from autopar.tactics.draft import Draft
 from autopar.task import check_request, job_machine, make_job, rules_for
+from autopar.training import Lora
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -241,6 +242,7 @@ def predict(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
     precision: str = "mixed",
     first_layers: int = 0,
     cache_dir: str | Path | None = None,
@@ -263,6 +265,8 @@ def predict(
         optimizer: Optimizer of the training step.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
+        lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
+            `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -280,6 +284,7 @@ def predict(
         loss=loss,
         optimizer=optimizer,
         sync_batchnorm=sync_batchnorm,
+        lora=lora,
         precision=precision,
         cache_dir=cache_dir,
     )
@@ -334,6 +339,7 @@ def open_setting(
     loss: str = "auto",
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
+    lora: str | Path | Lora | None = None,
     precision: str = "mixed",
     cache_dir: str | Path | None = None,
 ) -> Setting:
@@ -342,7 +348,7 @@ def open_setting(
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     workload = open_workload(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
-        fusion=software.fusion, cache_dir=cache_dir,
+        fusion=software.fusion, lora=lora, cache_dir=cache_dir,
     )  # fmt: skip
     return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
 

@@ -8,6 +8,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, Stack, load_stack
 from autopar.pins import Pins
 from autopar.plan import DimSize
+from autopar.training import Lora
 from autopar.workload import Workload, open_workload
 
 
@@ -24,9 +25,12 @@ class JobRequest:
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
-        optimizer: "adam" or "sgd".
+        optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
+            "lion" or "muon".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
+        lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
+            `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
@@ -44,6 +48,7 @@ class JobRequest:
     loss: str = "auto"
     optimizer: str = "adam"
     sync_batchnorm: bool = False
+    lora: str | Path | Lora | None = None
     stack: str | Path | Stack = DEFAULT
     precision: str = "mixed"
     pins: str | Path | Pins | Mapping[str, object] | None = None
@@ -75,5 +80,6 @@ class JobRequest:
             optimizer=self.optimizer,
             sync_batchnorm=self.sync_batchnorm,
             fusion=self.load_stack().fusion,
+            lora=self.lora,
             cache_dir=self.cache_dir,
         )

@@ -319,6 +319,7 @@ def make_job(
         stored_stack(stack),
         policy.name,
         sync_batchnorm=workload.synchronises_batchnorm,
+        lora="" if workload.lora is None else str(workload.lora),
     )
 
 

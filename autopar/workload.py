@@ -27,7 +27,7 @@ from autopar.onnx.importer import import_model
 from autopar.onnx.reader import Source, read
 from autopar.plan import DimSize, Job, ModelInfo, Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
-from autopar.training import training_step
+from autopar.training import ADAPTER_CONFIG, NO_LORA, Lora, add_adapters, read_lora, training_step
 from autopar.training.batch_norm import NORMALIZATION
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Workload:
         optimizer: Optimizer of the training step.
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training.
         fusion: What the stack fuses of element-wise ops; fused kernels keep less for the backward.
+        lora: Adapters beside the model, whose own parameters are then frozen; None without.
         should_stop: Polled while a graph is made; once true, that ends in an `InterruptedSearchError`.
     """
 
@@ -67,6 +68,7 @@ class Workload:
     optimizer: str
     sync_batchnorm: bool = False
     fusion: Fusion = "chains"
+    lora: Lora | None = None
     should_stop: StopCallback = never
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
     _built: "list[_Built]" = field(default_factory=list, repr=False)
@@ -76,8 +78,13 @@ class Workload:
 
         Raises:
             ModelError: If the model cannot be imported, or not with that number.
+            JobError: If adapters are to be beside what is not there.
         """
-        return load(self.model, dims=self.bound, batch=samples, should_stop=self.should_stop)
+        return self.adapted(load(self.model, dims=self.bound, batch=samples, should_stop=self.should_stop))
+
+    def adapted(self, forward: Graph) -> Graph:
+        """Return a forward graph with the adapters of the job."""
+        return forward if self.lora is None else add_adapters(forward, self.lora)
 
     @contextmanager
     def stoppable(self, should_stop: StopCallback) -> Iterator[None]:
@@ -265,7 +272,9 @@ class Workload:
         graph = next(iter(self._folded.values())).graph
         dims = tuple(sorted((name, _recorded(value)) for name, value in self.dims.items()))
         sha256 = graph.metadata["sha256"]
-        return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
+        trained = graph.num_trained
+        part = 0 if trained == graph.num_parameters else trained
+        return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph), part)
 
 
 @dataclass(eq=False)
@@ -316,7 +325,8 @@ class _Built:
         if self.source is None or self.excerpt is None:
             return None
         try:
-            graph = import_model(self.source, self.workload.bound, samples, self.workload.should_stop)
+            imported = import_model(self.source, self.workload.bound, samples, self.workload.should_stop)
+            graph = self.workload.adapted(imported)
             forward = place_blocks(graph, self.cut.graph, self.excerpt.kept)
             return None if forward is None else SizedExcerpt(forward, self.workload.step(forward))
         except (ModelError, UnsupportedOpError):
@@ -372,6 +382,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: str | P
         optimizer=job.optimizer,
         sync_batchnorm=job.sync_batchnorm,
         fusion=job_stack(job).fusion,
+        lora=job.lora or NO_LORA,
         cache_dir=cache_dir,
     )
     folded = workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
@@ -393,6 +404,7 @@ def open_workload(
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
     fusion: Fusion = "chains",
+    lora: str | Path | Lora | None = None,
     cache_dir: str | Path | None = None,
 ) -> Workload:
     """Return the workload of a model file, of a zoo model, or of a Hugging Face configuration.
@@ -406,22 +418,32 @@ def open_workload(
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
         fusion: What the stack fuses of element-wise ops.
+        lora: Adapters to be trained in place of the model, as `autopar.training.read_lora` takes them; None for those
+            of an `adapter_config.json` in the folder of a Hugging Face model, if there is one.
         cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
-        JobError: If the mode is unknown.
+        JobError: If the mode is unknown, or the adapters are not described as they have to be.
         ModelError: If there is no such zoo model, or the configuration cannot be exported.
     """
     if mode not in ("train", "infer"):
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
     source, bound = str(model), _tuples(dims or {})
+    adapters = read_lora(_beside(source) if lora is None else lora)
     if source.startswith(ZOO):
         model = models.build(source.removeprefix(ZOO), **bound)
-        return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm, fusion)
+        return Workload(source, model, mode, bound, loss, optimizer, sync_batchnorm, fusion, adapters)
     if source.startswith(HUGGING_FACE):
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
-        return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm, fusion)
-    return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm, fusion)
+        return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm, fusion, adapters)
+    return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm, fusion, adapters)
+
+
+def _beside(source: str) -> Path | None:
+    """Return the configuration of adapters in the folder of a Hugging Face model, None if there is none."""
+    folder = Path(source.removeprefix(HUGGING_FACE))
+    file = folder / ADAPTER_CONFIG
+    return file if source.startswith(HUGGING_FACE) and folder.is_dir() and file.exists() else None
 
 
 def _tuples(dims: Mapping[str, DimSize | list[int]]) -> dict[str, DimSize]:

@@ -10,6 +10,7 @@ from autopar.plan import Plan
 from autopar.progress import ProgressCallback, silent
 from autopar.request import JobRequest
 from autopar.task import Task, prepare
+from autopar.training import NO_LORA
 from autopar.workload import job_stack
 
 
@@ -44,6 +45,7 @@ def task_of(
         loss=job.loss,
         optimizer=job.optimizer,
         sync_batchnorm=job.sync_batchnorm,
+        lora=job.lora or NO_LORA,
         stack=job_stack(job),
         precision=job.precision,
         cache_dir=cache_dir,

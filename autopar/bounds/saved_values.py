@@ -15,7 +15,7 @@ from autopar.folding.graph_facts import element_bytes, global_shapes
 from autopar.folding.selective_recompute import selective_ops
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.tables import Memory
-from autopar.ir.graph import Phase, Role
+from autopar.ir.graph import Phase, Role, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ShardedState:
 def sharded_states(folded: Folded, costs: CostModel) -> tuple[ShardedState, ...]:
     """Return what is communicated in every microbatch if a data-parallel axis shards it.
 
-    Every pass reads whole parameters.
+    Every pass reads whole parameters, frozen ones too.
     """
     kind, graph = main_kind(folded), folded.graph
     outputs = {name for op in kind.ops for name in op.outputs}
@@ -195,33 +195,44 @@ def sharded_states(folded: Folded, costs: CostModel) -> tuple[ShardedState, ...]
             for name in op.inputs:
                 readers.setdefault(name, set()).add(Phase.BACKWARD if op.phase is Phase.BACKWARD else Phase.FORWARD)
     entries = []
+    sharded = [(value, True) for value in _unwritten_parameters(folded, kind)]
     for state in graph.states:
-        if state.output not in outputs or state.role not in (Role.PARAMETER, Role.GRADIENT):
-            continue
-        is_parameter = state.role is Role.PARAMETER
-        name = state.input if is_parameter else state.output
-        value = graph.values[name]
+        if state.output in outputs and state.role in (Role.PARAMETER, Role.GRADIENT):
+            is_parameter = state.role is Role.PARAMETER
+            sharded.append((graph.values[state.input if is_parameter else state.output], is_parameter))
+    for value, is_parameter in sharded:
         entries.append(
             ShardedState(
-                Storage(frozenset({value.shape}), value.size * resident[name]),
-                value.size * wire[name],
+                Storage(frozenset({value.shape}), value.size * resident[value.name]),
+                value.size * wire[value.name],
                 Collective.ALL_GATHER if is_parameter else Collective.REDUCE_SCATTER,
-                len(readers.get(name, ())) if is_parameter else 1,
+                len(readers.get(value.name, ())) if is_parameter else 1,
             )
         )
     return tuple(entries)
+
+
+def _unwritten_parameters(folded: Folded, kind: BlockKind) -> list[Value]:
+    """Return the parameters no update writes of which every block of a kind has its own, in the representative."""
+    written = {state.input for state in folded.graph.states if state.output != state.input}
+    own = (item for item in folded.parameters if item.producer.kind == kind.id and item.count >= kind.count)
+    return [item.value for item in own if item.value.name not in written]
 
 
 @lru_cache(maxsize=64)
 def resident_states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple[Storage, ...]:
     """Return parameters, gradient sums and moments of a block of the most frequent kind.
 
-    With `offload` the moments are left out.
+    With `offload` the moments are left out. Of the parameters that no update writes (frozen ones, and all of them in
+    inference) those count that every block of the kind has of its own.
     """
     kind, graph = main_kind(folded), folded.graph
     outputs = {name for op in kind.ops for name in op.outputs}
     resident, _ = element_bytes(folded, costs.policy)
-    entries = []
+    entries = [
+        Storage(frozenset({value.shape}), value.size * resident[value.name])
+        for value in _unwritten_parameters(folded, kind)
+    ]
     for state in graph.states:
         if state.output in outputs and not (offload and state.role is Role.MOMENT):
             name = state.input if state.role is Role.PARAMETER else state.output

@@ -80,12 +80,25 @@ model_options = together(
 )
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
-    click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer."),
+    click.option(
+        "--optimizer",
+        default="adam",
+        show_default=True,
+        metavar="NAME",
+        help="adam, adamw, adamw-8bit, sgd, lion or muon.",
+    ),
     click.option(
         "--sync-batchnorm",
         is_flag=True,
         help="Batch normalisation in training with statistics of the whole batch; else each device has those of its own"
         " samples, as frameworks do by default.",
+    ),
+    click.option(
+        "--lora",
+        metavar="rank=R,...|FILE",
+        help="Train low-rank adapters beside a frozen model: rank=16,alpha=32,targets=attention|mlp|all|NAME:NAME, with"
+        " base=nf4 on 4-bit weights; or peft's adapter_config.json. Default: the one in the folder of an hf: model;"
+        " none for none.",
     ),
 )
 

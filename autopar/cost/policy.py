@@ -16,13 +16,14 @@ The optimizer's own copies lie where the moments lie: each of k moments counts 1
 they lie with the parameter.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
 from autopar.ir.fills import fills
-from autopar.ir.graph import ITEM_BYTES, Graph, Role, Value
+from autopar.ir.graph import ITEM_BYTES, PACKED, STORED, Graph, Role, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class DtypePolicy:
         numbers: Class of numbers matrix products run in, a key of `Device.peaks`.
         activation: Bytes of an element of data, activations and their gradients, and of buffers.
         parameter: Bytes of an element of a parameter as the forward and backward pass read it.
-        stored: Bytes of an element of a parameter as it is kept between them.
+        stored: Bytes of an element of a trained parameter as it is kept between them; a frozen one is kept as it is
+            read.
         gradient: Bytes of an element of the buffer in which gradients are summed.
         moment: Bytes of an element of one optimizer moment.
         master: Bytes of an element of the optimizer's own copies, of the parameter and of its gradient; 0 where the
@@ -95,33 +97,49 @@ class DtypePolicy:
     def graph_element_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the resident bytes of one element of every value of a graph, persistent tensors by their role.
 
-        In a graph with gradient buffers a parameter without moments carries its master copy.
+        The master copy lies with the moments that have the shape of the parameter, also where these are bytes; a
+        trained parameter without such moments carries it itself. In a graph with gradient buffers a parameter
+        without one is frozen: it is kept as it is read. Scales of packed weights keep the size their file has.
         """
-        moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
+        values = graph.values
+        moments = Counter(
+            state.owner
+            for state in graph.states
+            if state.role is Role.MOMENT and values[state.input].shape == values[state.owner].shape
+        )
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
         sizes = self._by_dtype(graph, self.element_bytes)
-        known: dict[tuple[str, Role, int, bool], float] = {}  # there are few kinds of states, and many of each
+        known: dict[tuple[str, Role, int, bool, bool], float] = {}  # there are few kinds of states, and many of each
         for state in graph.states:
-            count = moments[state.owner]
-            masters = state.role is Role.PARAMETER and state.owner in trained and not count
+            count, is_trained = moments[state.owner], state.owner in trained
+            is_like = values[state.input].shape == values[state.owner].shape
             for name in (state.input, state.output):
                 value = graph.values[name]
-                key = value.dtype, state.role, count, masters
+                key = value.dtype, state.role, count, is_trained, is_like
                 if key not in known:
                     size = self.element_bytes(value, state.role, max(1, count))
-                    known[key] = size + self.master if masters else size
+                    if state.role is Role.MOMENT and not is_like:
+                        size = self.moment
+                    elif state.role is Role.MOMENT and not value.is_float:
+                        size += self.master / count
+                    elif state.role is Role.PARAMETER and value.is_float and is_trained and not count:
+                        size += self.master
+                    elif state.role is Role.PARAMETER and value.is_float and trained and not is_trained:
+                        size = self.parameter
+                    known[key] = size
                 sizes[name] = known[key]
-        return sizes
+        return sizes | self._packed_sizes(graph)
 
     def graph_read_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph as forward and backward ops read it."""
         parameters = (
             name for state in graph.states if state.role is Role.PARAMETER for name in (state.input, state.output)
         )
-        return self.graph_element_bytes(graph) | {
+        read = {
             name: self.element_bytes(graph.values[name]) if not graph.values[name].is_float else self.parameter
             for name in parameters
         }
+        return self.graph_element_bytes(graph) | read | self._packed_sizes(graph)
 
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph while it travels."""
@@ -133,7 +151,18 @@ class DtypePolicy:
                 if key not in known:
                     known[key] = self.wire_bytes(graph.values[name], state.role)
                 sizes[name] = known[key]
-        return sizes
+        return sizes | self._packed_sizes(graph)
+
+    @staticmethod
+    def _packed_sizes(graph: Graph) -> dict[str, float]:
+        """Return the bytes of one element of parameters that no precision of the job is for.
+
+        Those are packed weights with their scales, and what the graph says how it is stored.
+        """
+        packed: dict[str, int] = json.loads(graph.metadata.get(PACKED, "{}"))
+        stored: dict[str, float] = json.loads(graph.metadata.get(STORED, "{}"))
+        sizes = {name: float(ITEM_BYTES[graph.values[name].dtype]) for name in packed if name in graph.values}
+        return sizes | {name: size for name, size in stored.items() if name in graph.values}
 
     @staticmethod
     def _by_dtype(graph: Graph, size: Callable[[Value], float]) -> dict[str, float]:

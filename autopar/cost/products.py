@@ -152,6 +152,14 @@ def _grouped_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Produc
     return [Product(x[:, 0].astype(np.float64), x[:, 3].astype(np.float64), dy[:, 3].astype(np.float64), rows)]
 
 
+def _muon(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Five iterations of two products over the longer side of a matrix, and one of squares over the shorter one."""
+    sides = np.sort(shape_of(inputs, 0)[:, -2:].astype(np.float64), axis=1)
+    short, long = sides.T
+    batch = num_elements(shape_of(inputs, 0)[:, :-2])
+    return [Product(batch, short, *pair) for pair in 5 * [(short, long), (short, short), (long, short)]]
+
+
 def _recurrent(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     """Inputs of all steps (T * B, I) by (I, G) and, T times, the hidden state (B, H) by (H, G), for each direction."""
     x, w, r = (shape_of(inputs, index).astype(np.float64) for index in range(3))
@@ -186,6 +194,7 @@ _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     "autopar::GroupedMatMul": _grouped,
     "autopar::GroupedMatMulGrad": _grouped,
     "autopar::GroupedMatMulWeightGrad": _grouped_weight_grad,
+    "autopar::Muon": _muon,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     **{f"autopar::{kind}Grad": _recurrent_gradient for kind in ("GRU", "GRUReset", "LSTM", "RNN")},
     **{

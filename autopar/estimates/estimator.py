@@ -33,6 +33,7 @@ from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
 from autopar.task import job_machine
+from autopar.training import OPTIMIZERS
 
 FloatArray = NDArray[np.float64]
 
@@ -126,7 +127,7 @@ class Estimator:
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
         placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
-        key = (*placed, _reference(degrees), SCHEDULES[degrees.schedule].splits, number)
+        key = (*placed, self._reference(degrees), SCHEDULES[degrees.schedule].splits, number)
         if key not in self.tables:
             self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
@@ -140,7 +141,7 @@ class Estimator:
         return self._machines[gpus]
 
     def _make(self, degrees: Degrees, machine: Cluster) -> Table:
-        (data, sharing), schedule = _reference(degrees), SCHEDULES[degrees.schedule]
+        (data, sharing), schedule = self._reference(degrees), SCHEDULES[degrees.schedule]
         devices = data * degrees.ep
         small = replace(
             degrees,
@@ -160,15 +161,18 @@ class Estimator:
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
         return Table(folded, kinds, CostModel(machine, self.policy, self.stack), degrees.zero, sharing)
 
+    def _reference(self, degrees: Degrees) -> tuple[int, int]:
+        """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.
 
-def _reference(degrees: Degrees) -> tuple[int, int]:
-    """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.
-
-    What a group reduces that shares is reduced once more by all groups, each its part: so as many share as in the plan.
-    """
-    if degrees.sharing < degrees.data:
-        return _REFERENCE * degrees.sharing, degrees.sharing
-    return (min(degrees.data, _REFERENCE),) * 2
+        What a group reduces that shares is reduced once more by all groups, each its part: so as many share as in the
+        plan. As many share as well if an update reads more than an element: such a part does not scale.
+        """
+        workload = self.predictor.workload
+        if workload.mode == "train" and degrees.zero and OPTIMIZERS[workload.optimizer].whole:
+            return degrees.data, degrees.sharing
+        if degrees.sharing < degrees.data:
+            return _REFERENCE * degrees.sharing, degrees.sharing
+        return (min(degrees.data, _REFERENCE),) * 2
 
 
 def _estimate(table: Table, degrees: Degrees) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from autopar.cost.overlap import bucket_share, state_buffers
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import Scaled
 from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import layer_kinds
 from autopar.formulate.link_seconds import NUM_LINKS
 from autopar.formulate.offload_costs import HostLinks, with_host
 from autopar.formulate.scheduled_step import StageWork, link_jobs
@@ -178,8 +179,9 @@ class Table:
         totals = self.seconds(degrees).copy()
         if degrees.offload:
             totals[:, Slot.UPDATE] += self._copies(degrees, totals)[:, Slot.STATE]
+        layers = layer_kinds(self.folded)
         for kind in self.folded.kinds:
-            if kind.count <= 1:  # what surrounds layers recomputes nothing
+            if kind.id not in layers:  # what surrounds layers recomputes nothing
                 continue
             if degrees.recompute == Recompute.OFFLOAD:
                 copies = self._copies(degrees, totals)[kind.id]
@@ -291,7 +293,8 @@ class Table:
         """Return what the tasks of a stage need, the first or the last of the pipeline or one in between."""
         key = (kinds, recompute, first, last)
         if key not in self._memory:
-            flavours = [Recompute(recompute) if self.folded.kinds[kind].count > 1 else Recompute.NONE for kind in kinds]
+            layers = layer_kinds(self.folded)
+            flavours = [Recompute(recompute) if kind in layers else Recompute.NONE for kind in kinds]
             receiving = received_bytes(self.segments, kinds, first, last)
             self._memory[key] = stage_memory(self.memories.walk(kinds, flavours), receiving)
         return self._memory[key]

@@ -4,6 +4,7 @@ Each is computed once per graph and cached; properties independent of the microb
 `Folded.pattern`. Cached results must not be changed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,6 +50,31 @@ def _states(folded: Folded) -> States:
         {state.output: state.owner for state in states},
         tuple(own for own in states if own.input in distinct and own.output != own.input),
     )
+
+
+def layer_kinds(folded: Folded) -> frozenset[int]:
+    """Return the kinds of blocks whose forward ops occur more than once in the chain: the layers of a model.
+
+    The backward does not count: nothing passes a gradient on to what lies before the first trained parameter, so that
+    the layer that has it is of a kind of its own.
+    """
+    return _layer_kinds(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _layer_kinds(folded: Folded) -> frozenset[int]:
+    values = folded.graph.values
+    forms: dict[int, object] = {}
+    for kind in folded.kinds:
+        forms[kind.id] = kind.id  # a block without a forward is like none but its own kind
+        forward = [op for op in kind.ops if op.phase is Phase.FORWARD]
+        if forward:
+            forms[kind.id] = tuple(
+                (op.kind, op.attrs, tuple(values[name].shape if name else None for name in (*op.inputs, *op.outputs)))
+                for op in forward
+            )
+    counts = Counter(forms[kind] for kind in folded.chain)
+    return frozenset(kind for kind, form in forms.items() if counts[form] > 1)
 
 
 def gradient_terms(folded: Folded) -> frozenset[Producer]:

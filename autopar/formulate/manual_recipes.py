@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.discover.per_device import PER_DEVICE
 from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import layer_kinds
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.problem import Problem, Recipe
@@ -102,14 +103,10 @@ class GraphFacts:
 def _layers(folded: Folded, parameters: frozenset[str]) -> frozenset[int]:
     """Return the kinds of repeated blocks with matrices, or all kinds with matrices if none of them repeats."""
     matrices = {name for name in parameters if len(folded.graph.values[name].shape) >= _MATRIX_RANK}
-    with_matrices = [
-        (number, kind.count)
-        for number, kind in enumerate(folded.kinds)
-        if any(not matrices.isdisjoint(op.inputs) for op in kind.ops)
-    ]
-    return frozenset(number for number, count in with_matrices if count > 1) or frozenset(
-        number for number, _ in with_matrices
+    with_matrices = frozenset(
+        kind.id for kind in folded.kinds if any(not matrices.isdisjoint(op.inputs) for op in kind.ops)
     )
+    return with_matrices & layer_kinds(folded) or with_matrices
 
 
 class _DifferingDims(Mapping[str, int]):

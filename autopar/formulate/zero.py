@@ -8,10 +8,11 @@
 
 A parameter that is stored and used sharded (tensor parallelism) has no level. Each level is detected by one pair: 3 by
 (stored sharded, used whole), 2 by (accumulated sharded, stored whole), 1 by (accumulated whole, updated sharded), 0 by
-(updated whole, stored whole). A tensor that an axis cannot divide is whole on that axis at any level.
+(updated whole, stored whole). A tensor that an axis cannot divide is whole on that axis at any level. A frozen
+parameter has neither gradient nor update, so levels 0, 1 and 2 are one, detected by (stored whole, used whole).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +41,7 @@ def _forbidden_pairs(tables: Tables, unwanted: frozenset[int], axis: int | None)
     """Yield the forbidden pairs of the unwanted levels."""
     axes = slice(None) if axis is None else slice(axis, axis + 1)
     if 3 in unwanted:
-        yield from _forbidden_gathers(tables, axes)
+        yield from _forbidden_uses(tables, axes, None)
     ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes) if node.options is not None}
     parameters = {node.name: index for index, node in enumerate(tables.nodes) if node.decision is Decision.PARAMETER}
     producers: dict[str, dict[Role, Producer]] = {}
@@ -48,10 +49,11 @@ def _forbidden_pairs(tables: Tables, unwanted: frozenset[int], axis: int | None)
         producer = tables.folded.by_value.get(name)
         if producer is not None and state.owner in parameters:
             producers.setdefault(state.owner, {})[state.role] = producer
-    for name, parameter in parameters.items():
-        own = producers.get(name, {})
-        if not {Role.GRADIENT, Role.PARAMETER} <= own.keys():
-            continue
+    trained = {name for name in parameters if {Role.GRADIENT, Role.PARAMETER} <= producers.get(name, {}).keys()}
+    if LEVELS - {3} <= unwanted:
+        yield from _forbidden_uses(tables, axes, parameters.keys() - trained)
+    for name in sorted(trained):
+        parameter, own = parameters[name], producers[name]
         total, update = own[Role.GRADIENT], own[Role.PARAMETER]
         total_node, update_node = ops[total.kind, total.position], ops[update.kind, update.position]
         rank = _rank(tables, name)
@@ -68,10 +70,17 @@ def _forbidden_pairs(tables: Tables, unwanted: frozenset[int], axis: int | None)
             yield Forbidden(update_node, parameter, _forbid_common_axis(~updates, whole))
 
 
-def _forbidden_gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
-    """Yield the pairs that gather a sharded parameter before an op that reads it whole: level 3."""
+def _forbidden_uses(tables: Tables, axes: slice, frozen: Set[str] | None) -> Iterator[Forbidden]:
+    """Yield the pairs of how a parameter is stored and how a pass uses it: level 3, or the lower ones of frozen ones.
+
+    Args:
+        tables: The placement problem.
+        axes: Axes that are looked at.
+        frozen: Parameters that must not be stored whole where they are used whole; None to forbid that a sharded
+            parameter is gathered before an op that reads it whole.
+    """
     for edge in tables.edges:
-        if edge.slot not in _GATHERS:
+        if edge.slot not in _GATHERS or (frozen is not None and edge.value not in frozen):
             continue
         rank = _rank(tables, edge.value)
         first, second = tables.nodes[edge.first], tables.nodes[edge.second]
@@ -81,8 +90,12 @@ def _forbidden_gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
             placed = second.options.inputs[edge.consumer]
             assert placed is not None, edge.value
             read = placed
-        stored, used = (_is_split(tables, numbers, rank)[:, axes] for numbers in (first.outputs(0), read))
-        yield Forbidden(edge.first, edge.second, _forbid_common_axis(stored, ~used))
+        stored, used = (_is_split(tables, numbers, rank) for numbers in (first.outputs(0), read))
+        if frozen is not None:
+            if first.decision is not Decision.PARAMETER:  # a copy that several ops share has been gathered
+                continue
+            stored = ~stored & _could_be_split(tables, first.outputs(0), rank)
+        yield Forbidden(edge.first, edge.second, _forbid_common_axis(stored[:, axes], ~used[:, axes]))
 
 
 def _rank(tables: Tables, name: str) -> int:

@@ -27,6 +27,7 @@ from autopar.models.spec import Config
 from autopar.plan import DimSize, Plan
 from autopar.recompute import Recompute
 from autopar.sharding import Shard, parse_placements
+from autopar.tactics.stages import layers as layers_of
 from autopar.workload import HUGGING_FACE, ZOO
 
 _FROM_INSIDE = {"tp": 0, "cp": 1, "ep": 2, "dp": 2}
@@ -188,7 +189,13 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
     lost += _order(used) + _against_roles(plan, folded, axes)
-    layers = _layers(plan)
+    if plan.model.trained:
+        adapters = f", adapters of LoRA {plan.job.lora}" if plan.job.lora else ""
+        lost.append(
+            f"only {plan.model.trained} of {plan.model.num_parameters} parameters are trained{adapters}: "
+            "the framework trains what its own settings say"
+        )
+    layers = _layers(plan, folded)
     flavours = tuple(_flavours(plan, layers))
     groups = len({stage.devices for stage in plan.stages})
     samples = plan.microbatch
@@ -267,12 +274,10 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def _layers(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Return the layers of every stage: instances of blocks that occur more than once, all blocks if none does."""
-    repeated = {index for block in plan.blocks if len(block.instances) > 1 for index in block.instances}
-    return tuple(
-        tuple(index for index in range(*stage.blocks) if index in repeated or not repeated) for stage in plan.stages
-    )
+def _layers(plan: Plan, folded: Folded) -> tuple[tuple[int, ...], ...]:
+    """Return the layers of every stage."""
+    own = set(layers_of(folded))
+    return tuple(tuple(index for index in range(*stage.blocks) if index in own) for stage in plan.stages)
 
 
 _RERUN = {Recompute.OFFLOAD: Recompute.NONE}

@@ -27,8 +27,14 @@ ITEM_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 
 
+FROZEN = "frozen"
+"""Metadata of a graph: JSON of the names of parameters that are not trained."""
+
 PACKED = "packed"
 """Metadata of a graph: JSON of the number of weights by parameter, where a byte holds several; 0 for their scales."""
+
+STORED = "stored"
+"""Metadata of a graph: JSON of the bytes per element by parameter, where that is not what the job's precision says."""
 
 
 class Phase(StrEnum):
@@ -171,6 +177,12 @@ class Graph:
         """Elements of all parameters; of packed ones the weights they hold."""
         packed: dict[str, int] = json.loads(self.metadata.get(PACKED, "{}"))
         return sum(packed.get(value.name, value.size) for value in self.parameters)
+
+    @property
+    def num_trained(self) -> int:
+        """Elements of the parameters that are not frozen."""
+        frozen = set(json.loads(self.metadata.get(FROZEN, "[]")))
+        return sum(value.size for value in self.parameters if value.name not in frozen)
 
     @property
     def num_blocks(self) -> int:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from autopar.errors import ModelError, stopped
-from autopar.ir.graph import PACKED, Attr, Graph, Op, Role, State, Value
+from autopar.ir.graph import FROZEN, PACKED, Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
 from autopar.onnx.border import border
@@ -436,7 +436,7 @@ class _Sweep:
         frozen = [name for name in names if self._roles.is_frozen(name)]
         sizes = {name: self._roles.unpacked_size(name) for name in names}
         packed = {name: size for name, size in sizes.items() if size is not None}
-        return ({"frozen": json.dumps(frozen)} if frozen else {}) | ({PACKED: json.dumps(packed)} if packed else {})
+        return ({FROZEN: json.dumps(frozen)} if frozen else {}) | ({PACKED: json.dumps(packed)} if packed else {})
 
     def finish(self, outputs: Sequence[str]) -> Graph:
         """Return the graph of what the outputs need."""

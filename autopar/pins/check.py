@@ -83,9 +83,9 @@ def _differs(plan: Plan, pin: Choices, folded: Folded, roles: Sequence[AxisRole]
                 yield f"block {block} recomputes {flavour}"
     yield from _not_hosted(plan, pin, own_layers)
     if pin.zero:
-        for name, axis, level in levels_of(plan, folded):
-            if level not in pin.zero:
-                yield f"{name} has ZeRO level {level} on axis {axis}"
+        for name, axis, levels in levels_of(plan, folded):
+            if levels.isdisjoint(pin.zero):
+                yield f"{name} has ZeRO level {max(levels)} on axis {axis}"
 
 
 def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]:
@@ -141,6 +141,6 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
                 if stage.offload in own.what:
                     yield f"the {stage.offload} of block {block} lies in host memory"
     if forbid.zero:
-        for name, axis, level in levels_of(plan, folded):
-            if level in forbid.zero:
-                yield f"{name} has ZeRO level {level} on axis {axis}"
+        for name, axis, levels in levels_of(plan, folded):
+            if levels <= set(forbid.zero):
+                yield f"{name} has ZeRO level {max(levels)} on axis {axis}"

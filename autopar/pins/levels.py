@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 
 from autopar.folding.fold import Folded
+from autopar.formulate.zero import LEVELS
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.sharding import Placements, Shard, parse_placements
 
 
-def levels_of(plan: Plan, folded: Folded) -> Iterator[tuple[str, str, int]]:
-    """Yield parameter, axis and level (as `autopar.formulate.zero` has them) of all that could be split on the axis.
+def levels_of(plan: Plan, folded: Folded) -> Iterator[tuple[str, str, frozenset[int]]]:
+    """Yield parameter, axis and levels (as `autopar.formulate.zero` has them) of all that could be split on the axis.
+
+    A trained parameter has one level. A frozen one that is whole has every level below 3, which differ in gradients
+    and optimizer state only.
 
     Args:
         plan: The plan.
@@ -36,18 +40,23 @@ def levels_of(plan: Plan, folded: Folded) -> Iterator[tuple[str, str, int]]:
             outputs.setdefault(state.owner, {})[state.role] = state.output
     for name, placements in stored.items():
         own = outputs.get(name, {})
+        is_trained = {Role.GRADIENT, Role.PARAMETER} <= own.keys()
         for index, axis in enumerate(plan.mesh):
-            if axis.size == 1 or not {Role.GRADIENT, Role.PARAMETER} <= own.keys():
+            if axis.size == 1:
                 continue
+            is_used_whole = not all(isinstance(use[index], Shard) for use in used.get(name, []))
             if isinstance(placements[index], Shard):
-                if not all(isinstance(use[index], Shard) for use in used.get(name, [])):
-                    yield name, axis.name, 3
-            elif isinstance(made[own[Role.GRADIENT]][index], Shard):
-                yield name, axis.name, 2
-            elif isinstance(made[own[Role.PARAMETER]][index], Shard):
-                yield name, axis.name, 1
+                if is_used_whole:
+                    yield name, axis.name, frozenset({3})
+            elif is_trained and isinstance(made[own[Role.GRADIENT]][index], Shard):
+                yield name, axis.name, frozenset({2})
+            elif is_trained and isinstance(made[own[Role.PARAMETER]][index], Shard):
+                yield name, axis.name, frozenset({1})
             elif _could_be_split(folded.graph.values[name].shape, placements, plan, index):
-                yield name, axis.name, 0
+                if is_trained:
+                    yield name, axis.name, frozenset({0})
+                elif is_used_whole:
+                    yield name, axis.name, LEVELS - {3}
 
 
 def _could_be_split(shape: tuple[int, ...], placements: Placements, plan: Plan, axis: int) -> bool:

@@ -73,7 +73,8 @@ def describe_model(plan: Planned) -> str:
     device, name = cluster.device.name, cluster.name
     parameters = format_count(plan.model.num_parameters)
     software = f", software {plan.job.stack['name']}" if plan.job.stack else ""
-    return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name}){software}"
+    part = f", {format_count(plan.model.trained)} trained" if plan.model.trained else ""
+    return f"{plan.model.name} ({parameters} parameters{part}) on {plan.job.gpus} × {device} ({name}){software}"
 
 
 def describe_job(plan: Planned) -> str:
@@ -82,6 +83,7 @@ def describe_job(plan: Planned) -> str:
     what = f"training step with {job.optimizer}" if job.mode == "train" else "forward pass"
     dims = "".join(f", {name}={size}" for name, size in plan.model.dims)
     statistics = "" if job.sync_batchnorm else ", batches normalised per device"
+    what += f", LoRA {job.lora}" if job.lora else ""
     return f"{what}, global batch {job.global_batch}{dims}{statistics}"
 
 

@@ -9,6 +9,7 @@ from typing import assert_never
 from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.folding.expert_parameters import experts_of
+from autopar.folding.graph_facts import layer_kinds
 from autopar.ir.graph import Phase, Role, Value
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.key_heads import copy_key_heads
@@ -506,7 +507,7 @@ class Applier:
         for parameter in folded.parameters:
             shape = parameter.value.shape
             kinds = {self.topology.ops[key].kind for key, _ in self.topology.readers.get(parameter.value.name, ())}
-            if folded.kinds[parameter.producer.kind].count == 1 and len(shape) == 2 and kinds & _CLASSED:
+            if parameter.producer.kind not in layer_kinds(folded) and len(shape) == 2 and kinds & _CLASSED:
                 found += [(parameter.value.name, dim) for dim, size in enumerate(shape) if size in classes][:1]
         return found
 

@@ -9,11 +9,13 @@ from itertools import accumulate, pairwise
 
 from autopar.errors import TacticError
 from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import layer_kinds
 
 
 def layers(folded: Folded) -> list[int]:
-    """Return the places in the chain of the blocks that repeat; of all blocks if none does."""
-    repeated = [index for index, kind in enumerate(folded.chain) if folded.kinds[kind].count > 1]
+    """Return the places in the chain of the blocks whose forward repeats; of all blocks if none does."""
+    kinds = layer_kinds(folded)
+    repeated = [index for index, kind in enumerate(folded.chain) if kind in kinds]
     return repeated or list(range(folded.num_blocks))
 
 

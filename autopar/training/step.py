@@ -1,15 +1,16 @@
 """From a forward graph to a training step: forward, loss, backward, update."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from autopar.errors import JobError
-from autopar.ir.graph import Graph, Op, Phase, Role, State
+from autopar.ir.graph import FROZEN, Graph, Op, Phase, Role, State
 from autopar.training.backward import backward, needed_values
 from autopar.training.batch_norm import use_batch_statistics
 from autopar.training.experts import check_experts
 from autopar.training.fused_again import compute_again
+from autopar.training.layer_weights import in_layers, product_weights
 from autopar.training.losses import LOSS_SCALE, choose_loss
 from autopar.training.optimizers import OPTIMIZERS
 from autopar.training.tape import Tape
@@ -41,7 +42,7 @@ def training_step(
             (`compute_again`).
 
     Returns:
-        The step; its only output is the loss. New states are gradient buffers and moments `p.m`, `p.v`. `metadata`
+        The step; its only output is the loss. New states are gradient buffers and moments (`p.m`, `p.v`). `metadata`
         names the loss, the optimizer and the constant factor of the loss (`LOSS_SCALE`).
 
     Raises:
@@ -50,13 +51,13 @@ def training_step(
         JobError: If the loss or optimizer is unknown, the loss does not apply, or nothing is trained by it.
     """
     if optimizer not in OPTIMIZERS:
-        raise JobError(f"there is no optimizer {optimizer!r}", hint=f"choose {' or '.join(OPTIMIZERS)}")
+        raise JobError(f"there is no optimizer {optimizer!r}", hint=f"choose one of {', '.join(OPTIMIZERS)}")
     if any(op.phase is not Phase.FORWARD for op in graph.ops):
         raise JobError(f"{graph.name!r} is a training step already", hint="plan it with --mode infer, as it is")
     check_experts(graph)
     output, write_loss = choose_loss(graph, loss)
     graph = use_batch_statistics(_used_for(graph, output), synchronised=sync_batchnorm)
-    frozen = set(json.loads(graph.metadata.get("frozen", "[]")))
+    frozen = set(json.loads(graph.metadata.get(FROZEN, "[]")))
     trained = [value.name for value in graph.parameters if value.is_float and value.name not in frozen]
 
     tape = Tape(graph)
@@ -85,7 +86,8 @@ def training_step(
         blocks[parameter] = block
 
     backward(tape, graph.ops, output, seed, accumulate)
-    states, step_inputs = _update(tape, graph.states, blocks, optimizer)
+    matrices = in_layers(product_weights(graph).values())
+    states, step_inputs = _update(tape, graph.states, blocks, optimizer, matrices)
     step = replace(
         graph,
         values=tape.values,
@@ -113,25 +115,32 @@ def _with_batch_inputs(metadata: Mapping[str, str], inputs: tuple[str, ...]) -> 
 
 
 def _update(
-    tape: Tape, states: tuple[State, ...], blocks: dict[str, int], optimizer: str
+    tape: Tape, states: tuple[State, ...], blocks: dict[str, int], optimizer: str, matrices: Set[str]
 ) -> tuple[tuple[State, ...], tuple[str, ...]]:
     """Write the update ops; return the states of the step and the inputs the updates read."""
-    method = OPTIMIZERS[optimizer]
+    chosen = OPTIMIZERS[optimizer]
+    methods = {
+        parameter: chosen if chosen.takes(tape.values[parameter], matrices) else OPTIMIZERS[chosen.others]
+        for parameter in blocks
+    }
     updated: list[State] = []
     added: list[State] = []
-    count = [tape.define(tape.fresh(STEP), (), "float32")] if method.counts else []
+    count = [tape.define(tape.fresh(STEP), (), "float32")] if any(own.counts for own in methods.values()) else []
     for state in states:
         parameter = state.input
         if parameter not in blocks:
             updated.append(state)
             continue
-        value = tape.values[parameter]
-        moments = [f"{parameter}.{suffix}" for suffix in method.moments]
+        value, method = tape.values[parameter], methods[parameter]
+        moments = [f"{parameter}.{moment.suffix}" for moment in method.moments]
         outputs = [f"{name}.new" for name in (parameter, *moments)]
-        for name in (*moments, *outputs):
-            tape.define(name, value.shape, value.dtype)
+        types = [moment.of(value) for moment in method.moments]
+        for name, (shape, dtype) in zip(
+            (*moments, *outputs), (*types, (value.shape, value.dtype), *types), strict=True
+        ):
+            tape.define(name, shape, dtype)
         tape.write_for(Phase.UPDATE, blocks[parameter], stem=parameter, origin=parameter)
-        inputs = [parameter, *moments, f"{parameter}.grad.sum", *count]
+        inputs = [parameter, *moments, f"{parameter}.grad.sum", *(count if method.counts else ())]
         tape.append(method.kind, inputs, outputs, f"{parameter}.update", **method.attrs)
         updated.append(replace(state, output=outputs[0]))
         added.append(State(f"{parameter}.grad", f"{parameter}.grad.sum", Role.GRADIENT, parameter))
