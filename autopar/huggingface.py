@@ -16,7 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models.decoder_config import packed
+from autopar.models.decoder_config import packed, unbalanced
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
@@ -49,8 +49,8 @@ _WHOLE = {
 """Fields that are whole numbers, or lists of them, with the least that makes a model."""
 _UNSET = -1
 """What some families write for a size that is not set."""
-DOCUMENTS = "docs_per_sequence"
-SETTINGS = ("seq", DOCUMENTS)
+DOCUMENTS, IMBALANCE = "docs_per_sequence", "expert_imbalance"
+SETTINGS = ("seq", DOCUMENTS, IMBALANCE)
 """What `--set` may name on such a model."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 """Fields in which configurations state the experts of a layer."""
@@ -132,7 +132,8 @@ def build(
 
     Args:
         source: A `config.json`, or a folder with one.
-        settings: `seq`: tokens per sequence; `docs_per_sequence`: documents that share one, of equal length.
+        settings: `seq`: tokens per sequence; `docs_per_sequence`: documents that share one, of equal length;
+            `expert_imbalance`: tokens of the fullest device, relative to an even load of experts.
         cache_dir: Folder of the cache; None to keep nothing and return the model itself.
 
     Raises:
@@ -140,8 +141,11 @@ def build(
     """
     config = read_config(source)
     sizes: dict[str, int] = {}
+    imbalance = 1.0
     for name, value in settings.items():
-        if name in SETTINGS and not isinstance(value, float | tuple) and value > 0:
+        if name == IMBALANCE and isinstance(value, int | float):
+            imbalance = float(value)
+        elif name in SETTINGS and not isinstance(value, float | tuple) and value > 0:
             sizes[name] = int(value)
         else:
             raise ModelError(
@@ -152,11 +156,12 @@ def build(
     native = models.read_architecture(config, seq)
     documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
-        return models.build_config("decoder", packed(native, documents), str(config["model_type"]))
-    if documents > 1:
+        decoder = unbalanced(packed(native, documents), imbalance)
+        return models.build_config("decoder", decoder, str(config["model_type"]))
+    fixed = {DOCUMENTS: "its attention is that of whole sequences", IMBALANCE: "its experts are not known as such"}
+    for name in settings.keys() & fixed.keys():
         raise ModelError(
-            f"{DOCUMENTS} cannot be set on a model that PyTorch exports: its attention is that of whole sequences",
-            hint=f"leave {DOCUMENTS} out",
+            f"{name} cannot be set on a model that PyTorch exports: {fixed[name]}", hint=f"leave {name} out"
         )
     check_dense(config, seq)
     if seq > _MOST_TOKENS:

@@ -334,3 +334,23 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
         for own in decoder.blocks
     )
     return replace(decoder, blocks=tuple(blocks))
+
+
+def unbalanced(decoder: DecoderConfig, imbalance: float) -> DecoderConfig:
+    """Return a decoder whose fullest device has so many times the tokens of an even load of experts.
+
+    Raises:
+        ModelError: If it is below 1, or above it without experts.
+    """
+    if imbalance == 1.0:
+        return decoder
+    if not imbalance >= 1.0 or not any(isinstance(own.mlp, Experts) for own in decoder.blocks):
+        raise ModelError(
+            f"an expert imbalance of {imbalance:g} is that of no model: it is 1 or more, of a mixture of experts",
+            hint="--expert-imbalance 1.2 gives the fullest device 1.2 times the tokens of an even load",
+        )
+    blocks = (
+        replace(own, mlp=replace(own.mlp, imbalance=imbalance)) if isinstance(own.mlp, Experts) else own
+        for own in decoder.blocks
+    )
+    return replace(decoder, blocks=tuple(blocks))

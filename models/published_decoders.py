@@ -12,7 +12,7 @@ from autopar.errors import ModelError
 from autopar.models import decoder
 from autopar.models.architectures import read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import packed
+from autopar.models.decoder_config import packed, unbalanced
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ class PublishedConfig:
         rotated: Those that are.
         value: Elements of a head's value.
         docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
+        expert_imbalance: Tokens of the fullest device, relative to an even load of experts.
     """
 
     model: str
@@ -250,6 +251,7 @@ class PublishedConfig:
     rotated: int = _size()
     value: int = _size()
     docs_per_sequence: int = 1
+    expert_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         if self.model not in CONFIGURATIONS:
@@ -302,7 +304,7 @@ def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
     """
     native = read_architecture(config.configuration, config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
-    return decoder.build(name, packed(native, config.docs_per_sequence))
+    return decoder.build(name, unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance))
 
 
 def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec:

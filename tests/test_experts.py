@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from autopar import models
+from autopar.cli import main
 from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.cost.flops import op_flops
 from autopar.cost.policy import MIXED
 from autopar.errors import ModelError
 from autopar.execute import run_graph
-from autopar.ir.fills import fills
+from autopar.ir.fills import fill_of, fills
 from autopar.ir.graph import Graph, Phase
 from autopar.onnx import load
 from autopar.training import training_step
@@ -128,3 +129,19 @@ def test_a_function_of_the_same_name_with_another_body_is_inlined() -> None:
 
     assert "autopar::GroupedMatMul" not in kinds
     assert "autopar::ExpertCombine" in kinds
+
+
+def test_an_uneven_load_fills_more_rows() -> None:
+    """Those of the fullest device, and never more than all."""
+    for imbalance, fill in ((1.5, 1.5 * TOP_K / EXPERTS), (100.0, 1.0)):
+        graph = load(models.build("qwen3-30b-a3b", **SIZES, expert_imbalance=imbalance), batch=2)
+        assert {fill_of(op) for op in graph.ops if "Grouped" in op.kind} == {pytest.approx(fill)}
+
+
+@pytest.mark.parametrize("model", ["zoo:gpt2", "zoo:qwen3-8b"])
+def test_a_model_without_experts_has_no_uneven_load(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no option without effect."""
+    code = main(["predict", model, "--global-batch", "8", "--dp", "2", "--gpus", "2", "--expert-imbalance", "1.5"])
+
+    assert code == 2
+    assert "expert" in capsys.readouterr().err

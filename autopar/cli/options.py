@@ -44,7 +44,16 @@ def _as_mapping(
     for name, size in value:
         if dims.setdefault(name, size) != size:
             raise click.BadParameter(f"dim {name!r} is set to {dims[name]} and to {size}", ctx, param)
-    return dims
+    return {**dims, **ctx.meta.get(_MORE_DIMS, {})}
+
+
+_MORE_DIMS = "autopar.dims"
+"""Key of a command's context: sizes of the model that have an option of their own."""
+
+
+def _as_dim(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
+    if value is not None:
+        ctx.meta.setdefault(_MORE_DIMS, {})[param.name] = value
 
 
 def _in_bytes(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -77,6 +86,15 @@ model_options = together(
         "--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True, help="What a step is."
     ),
     dims_option("Size of a dynamic dim of the model, or of a zoo model's configuration"),
+    click.option(
+        "--expert-imbalance",
+        type=positive_number,
+        callback=_as_dim,
+        expose_value=False,
+        is_eager=True,  # before --set, which it adds to
+        metavar="X",
+        help="Tokens of the fullest device of a mixture of experts, relative to an even load; default: 1.",
+    ),
 )
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
