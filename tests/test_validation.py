@@ -11,6 +11,8 @@ import pytest
 from autopar.cli import main
 from autopar.cost.stack import format_stack, load_stack
 from autopar.errors import DataError
+from autopar.models.decoder_config import Attention, DecoderConfig, Experts
+from autopar.models.published_decoders import PublishedConfig
 from autopar.validation.calibrate import fit_prepared, prepare
 from autopar.validation.express import Case, InexpressibleError, express
 from autopar.validation.records import Row, load_rows
@@ -92,12 +94,34 @@ def test_rows_are_expressed_by_rules(changes: dict[str, Any], expected: dict[str
         ({"micro_batch": 3}, "a global batch of 64 does not divide by dp 8 x microbatch 3"),
         ({"heads": 7, "kv_heads": 7}, "hidden size 1024 is not divisible by 7 heads"),
         ({"seq": None, "framework": "other"}, "does not state seq"),
+        ({"model": "DeepSeek-V3", "layers": 4, "hidden": 7168, "heads": 128}, "layers 4, where deepseek-v3 has 61"),
     ],
 )
 def test_what_cannot_be_expressed_has_a_reason(changes: dict[str, Any], reason: str) -> None:
     """No row is dropped silently."""
     with pytest.raises(InexpressibleError, match=reason.replace("(", r"\(")):
         express(_row(**changes))
+
+
+def test_a_named_model_is_the_published_one() -> None:
+    """A row of a table often says no more than the name."""
+    case = express(_row(model="Kimi K2", arch="moe-mla", layers=None, hidden=None, heads=None, kv_heads=None))
+
+    assert isinstance(case.config, PublishedConfig)
+    assert (case.family, case.config.model, case.config.experts) == ("published", "kimi-k2", 384)
+    assert case.config.seq == case.row.seq
+    assert "the published configuration of kimi-k2" in case.assumptions
+
+
+def test_stated_mixtures_drop_no_tokens() -> None:
+    """With heads as wide as the row says."""
+    case = express(_row(arch="moe", num_experts=8, topk=2, moe_ffn=512, head_dim=64))
+
+    assert isinstance(case.config, DecoderConfig)
+    experts, attention = case.config.blocks[0].mlp, case.config.blocks[0].attention
+    assert isinstance(experts, Experts)
+    assert isinstance(attention, Attention)
+    assert (experts.count, experts.top_k, experts.width, attention.size) == (8, 2, 512, 64)
 
 
 def _known(case: Case) -> float:

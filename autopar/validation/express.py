@@ -7,15 +7,19 @@ habits allow it; every assumption is written down. What cannot be expressed gets
 import re
 from dataclasses import dataclass, replace
 
+from autopar import models
 from autopar.cluster import PRESETS, Cluster, networks
 from autopar.cost import Stack
 from autopar.cost.policy import POLICIES, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import AutoparError
 from autopar.models.bert import BertConfig
+from autopar.models.decoder_config import Attention, Experts, Norm, uniform
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
-from autopar.models.mixtral import MixtralConfig
+from autopar.models.llama_reader import LLAMA
+from autopar.models.published_decoders import PublishedConfig
+from autopar.models.rotary import Rope
 from autopar.models.spec import Config
 from autopar.schedule import SCHEDULES
 from autopar.validation.records import Row
@@ -297,8 +301,51 @@ _SEQUENCES = ((r"megatron-lm 2020", 1024),)
 """Tokens per sequence by framework, where its rows do not say: Shoeybi et al. 2019 (Megatron-LM) train with 1024."""
 
 
+_PUBLISHED = (
+    (r"deepseek-?v3(?! width)", "deepseek-v3"),
+    (r"kimi[ _-]?k2", "kimi-k2"),
+    (r"qwen3-235b", "qwen3-235b-a22b"),
+    (r"qwen3-30b", "qwen3-30b-a3b"),
+    (r"gpt-?oss-?\s?120b", "gpt-oss-120b"),
+    (r"gpt-?oss-?\s?20b", "gpt-oss-20b"),
+    (r"llama-?4 maverick", "llama4-maverick"),
+    (r"llama-?4 scout", "llama4-scout"),
+    (r"nemotron-?4-15b", "nemotron4-15b"),
+    (r"nemotron-?4-340b", "nemotron4-340b"),
+)
+"""Pattern of a model's name, and the published configuration that is meant; sizes a row states must be those."""
+_STATED = {
+    "layers": "num_layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "num_experts": "experts",
+    "topk": "top_k", "moe_ffn": "expert_ffn",
+}  # fmt: skip
+"""Fields of a row, and sizes of a published configuration."""
+
+
+def _published(row: Row, degrees: Degrees, notes: _Notes) -> Model | None:
+    """Return the published model that a row names; None if it names none.
+
+    Raises:
+        InexpressibleError: If the row states other sizes: which layers have experts is then unknown.
+    """
+    name = next((zoo for pattern, zoo in _PUBLISHED if re.search(pattern, row.model or "", re.IGNORECASE)), None)
+    if name is None:
+        return None
+    config = models.spec(name).config
+    for own, size in _STATED.items():
+        stated, known = getattr(row, own), getattr(config, size)
+        if stated is not None and known and stated != known:
+            raise InexpressibleError(f"states {own} {stated}, where {name} has {known}")
+    assert isinstance(config, PublishedConfig), name
+    vocab = _padded(config.vocab, degrees.tp)
+    notes.assume(f"the published configuration of {name}")
+    return "published", replace(config, seq=_sequence(row, notes), vocab=vocab)
+
+
 def _model(row: Row, degrees: Degrees, notes: _Notes) -> Model:
     """Return family and configuration; the vocabulary is padded as Megatron-LM does, so that it can be split."""
+    published = _published(row, degrees, notes)
+    if published is not None:
+        return published
     arch = (row.arch or "").lower()
     _need(row, "layers", "hidden", "heads")
     assert row.layers is not None
@@ -313,9 +360,17 @@ def _model(row: Row, degrees: Degrees, notes: _Notes) -> Model:
             ffn = row.moe_ffn or row.ffn
             if ffn is None:
                 raise InexpressibleError("does not state ffn")
-            return "mixtral", MixtralConfig(
-                row.layers, row.hidden, heads, kv_heads, ffn, seq, vocab, row.num_experts, row.topk or 2
+            attention = Attention(
+                heads,
+                kv_heads,
+                row.head_dim or row.hidden // heads,
+                rope=Rope(1e4, row.head_dim or row.hidden // heads),
             )
+            experts = Experts(row.num_experts, row.topk or 2, ffn)
+            return "decoder", uniform(
+                row.layers, attention, experts, hidden=row.hidden, seq=seq, vocab=vocab, norm=Norm("rms", 1e-5),
+                arrangement="pre", names=LLAMA,
+            )  # fmt: skip
         if "llama" in arch:
             _need(row, "ffn")
             assert row.ffn is not None

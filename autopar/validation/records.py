@@ -37,6 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         hidden: Width.
         heads: Attention heads.
         kv_heads: Heads of keys and values.
+        head_dim: Width of a head; None for that of the model by its heads.
         ffn: Width of the MLP.
         vocab: Tokens in the vocabulary.
         seq: Tokens per sequence.
@@ -77,6 +78,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
+    head_dim: int | None = None
     ffn: int | None = None
     vocab: int | None = None
     seq: int | None = None
