@@ -1,6 +1,7 @@
 """Degrees of parallelism: a plan in the words in which people state one, and the arithmetic they have to obey.
 
-devices = dp x cp x tp x pp            ep divides dp: the devices of an expert group are taken from data parallelism
+devices = dp x cp x tp x pp            ep divides dp: the devices of an expert group are taken from data parallelism,
+                                       and with etp 1 from tensor parallelism, too: ep divides dp x tp
 global batch = dp x microbatch x (number of microbatches)
 """
 
@@ -23,7 +24,8 @@ class Degrees:
         tp: Tensor-parallel degree.
         pp: Groups of devices in the pipeline.
         cp: Context-parallel degree: positions of a sequence are split.
-        ep: Expert-parallel degree, a divisor of `dp`.
+        ep: Expert-parallel degree, a divisor of `dp`; with `etp` 1 a multiple of `tp` that divides `dp x tp`.
+        etp: Devices that each expert is split over: 0 for the tensor-parallel ones, or 1.
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
         shard: Data-parallel devices, of those that have the same experts, that share what ZeRO splits; groups of so
@@ -49,6 +51,7 @@ class Degrees:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 0
     zero: int = 0
     shard: int = 0
     sequence_parallel: bool = False
@@ -96,7 +99,18 @@ class Degrees:
                 raise JobError(f"{number} {what} are more than can be planned", hint=f"at most {most} can")
 
     def _check_data(self) -> None:
-        if self.dp % self.ep:
+        if self.etp not in (0, 1, self.tp):
+            raise JobError(
+                f"experts are split over {self.etp} of {self.tp} tensor-parallel devices",
+                hint=f"--etp {self.tp} splits them over all, --etp 1 gives each device whole experts",
+            )
+        if self.whole_experts and (self.ep % self.tp or (self.dp * self.tp) % self.ep):
+            raise JobError(
+                f"with whole experts the expert-parallel degree {self.ep} has to be a multiple of tp {self.tp} that "
+                f"divides dp x tp = {self.dp * self.tp}",
+                hint=f"--ep {gcd(self.dp * self.tp, max(self.ep, self.tp) // self.tp * self.tp)}, or leave --etp out",
+            )
+        if self.dp % self.expert_axis:
             raise JobError(
                 f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
                 hint=f"expert groups are made of data-parallel devices: --ep {gcd(self.dp, self.ep)}",
@@ -125,12 +139,22 @@ class Degrees:
     @property
     def data(self) -> int:
         """Data-parallel devices that have the same experts."""
-        return self.dp // self.ep
+        return self.dp // self.expert_axis
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether tensor-parallel devices have different experts, each a whole one, and not parts of the same."""
+        return self.etp == 1 and self.tp > 1
+
+    @property
+    def expert_axis(self) -> int:
+        """Data-parallel devices that have different experts."""
+        return max(1, self.ep // self.tp) if self.whole_experts else self.ep
 
     @property
     def may_share_apart(self) -> bool:
         """Whether there is an axis left for those that share: of five, reshards are too many to be looked through."""
-        return 1 in (self.cp, self.ep, self.tp)
+        return 1 in (self.cp, self.expert_axis, self.tp)
 
     @property
     def sharing(self) -> int:

@@ -121,14 +121,16 @@ def test_what_megatron_refuses_is_refused(text: str, message: str) -> None:
         read(text)
 
 
-def test_experts_over_tensor_parallel_devices_are_refused_with_the_nearest_groups() -> None:
-    """TP2 PP8 EP32 on 256 devices, with whole experts on each: groups of 32 devices, 16 of them data parallel."""
+def test_experts_over_tensor_parallel_devices_are_whole_or_refused_with_the_nearest_groups() -> None:
+    """TP2 PP8 EP32 on 256 devices: groups of 32 devices, 16 of them data parallel, take whole experts only."""
     text = MOE + "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 8 --expert-model-parallel-size 32 "
 
+    whole = read(text + "--expert-tensor-parallel-size 1", gpus=256).degrees
+    assert (whole.dp, whole.ep, whole.etp, whole.expert_axis) == (16, 32, 1, 16)
     with pytest.raises(ExportError, match="does not divide the data-parallel degree 16") as raised:
-        read(text + "--expert-tensor-parallel-size 1", gpus=256)
+        read(text, gpus=256)
 
-    assert "32 in a group" in str(raised.value)
+    assert "64 devices of any kind in a group" in str(raised.value)
     assert "--expert-model-parallel-size 16 --expert-tensor-parallel-size 2 is the nearest" in str(raised.value)
     nearest = text.replace("size 32 ", "size 16 ") + "--expert-tensor-parallel-size 2"
     assert read(nearest, gpus=256).degrees.ep == 16

@@ -45,10 +45,13 @@ SCHEDULES: dict[str, Sequence[Tactic]] = {
     "context": (D, ContextParallel("m"), P),
     "experts": (D, ExpertParallel("m"), P),
     "experts of whole tokens": (D, ExpertParallel("m", batch=False), P),
+    "experts, whole ones over tensor": (ExpertParallel("b"), ExpertParallel("m", batch=False), M, P),
+    "experts, whole ones over tensor and sequence": (ExpertParallel("b"), ExpertParallel("m", batch=False), M, S),
     "everything by rows": (Shard({lambda value: len(value.shape) > 0: 0}, "m"), D),
     "pinned": (Replicate(lambda value: len(value.shape) == 1), D, M),
 }
-FAMILIES = ("gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "mlp-xs", "resnet50")
+FAMILIES = ("gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "mlp-xs", "resnet50", "qwen3-30b-a3b")
+EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b")
 WITHOUT_PAIRS = ("resnet50",)  # convolutions
 WITHOUT_SEQUENCE = ("mlp-xs", "resnet50")
 TENSOR = tuple(name for name, schedule in SCHEDULES.items() if any(isinstance(tactic, Megatron) for tactic in schedule))
@@ -79,9 +82,9 @@ def _cases() -> list[tuple[str, str]]:
                 continue
             if name in WITHOUT_SEQUENCE and schedule in SEQUENCE:
                 continue
-            if name == "mixtral-8x7b" and schedule == "zero-3 first":
+            if name in EXPERTS and schedule == "zero-3 first":
                 continue  # experts split along rows by ZeRO leave no pair of products whole
-            if schedule.startswith("experts") and name != "mixtral-8x7b":
+            if schedule.startswith("experts") and name not in EXPERTS:
                 continue
             if schedule == "context" and name in (*WITHOUT_SEQUENCE, "vit-b16"):
                 continue

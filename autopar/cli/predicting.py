@@ -72,7 +72,14 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @_degree("tp", "Tensor-parallel degree.")
 @_degree("pp", "Pipeline degree: groups of devices.")
 @_degree("cp", "Context-parallel degree.")
-@_degree("ep", "Expert-parallel degree; divides dp.")
+@_degree("ep", "Expert-parallel degree; divides dp, or with --etp 1 dp x tp.")
+@click.option(
+    "--etp",
+    type=positive_whole(),
+    callback=lambda _context, _option, value: value or 0,
+    metavar="N",
+    help="Devices each expert is split over: the tensor-parallel ones, or 1; default: tp.",
+)
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage over dp.")
 @click.option(
     "--shard",

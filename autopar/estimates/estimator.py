@@ -126,7 +126,8 @@ class Estimator:
         machine, number = self._machine(degrees.gpus)
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
-        placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
+        experts = degrees.ep, degrees.whole_experts
+        placed = (degrees.tp, degrees.cp, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
         key = (*placed, self._reference(degrees), SCHEDULES[degrees.schedule].splits, number)
         if key not in self.tables:
             self.tables[key] = self._make(degrees, machine)
@@ -142,7 +143,7 @@ class Estimator:
 
     def _make(self, degrees: Degrees, machine: Cluster) -> Table:
         (data, sharing), schedule = self._reference(degrees), SCHEDULES[degrees.schedule]
-        devices = data * degrees.ep
+        devices = data * degrees.expert_axis
         small = replace(
             degrees,
             dp=devices,

@@ -91,6 +91,7 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
         pp=facts.pp,
         cp=facts.cp,
         ep=facts.ep,
+        etp=facts.etp,
         zero=min(highest, max(facts.zero, int(bool(facts.hosted)))),
         sequence_parallel=facts.sequence_parallel and to == "nemo",
         recompute="offload" if offloads else "full" if full else str(flavours.most_common(1)[0][0]),

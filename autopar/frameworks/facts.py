@@ -89,6 +89,7 @@ class Facts:
         pp: Groups of devices in the pipeline.
         cp: Context-parallel degree.
         ep: Expert-parallel degree.
+        etp: 1 if tensor-parallel devices have different experts, whole ones; else 0.
         zero: ZeRO level over the data-parallel devices, the highest of the axes.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         interleave: Stages per group of devices.
@@ -108,6 +109,7 @@ class Facts:
     pp: int
     cp: int
     ep: int
+    etp: int
     zero: int
     sequence_parallel: bool
     interleave: int
@@ -161,7 +163,9 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     used = [found for found in axes if found.axis.size > 1]
     lost: list[str] = []
     dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "cp"))
-    ep = prod(found.axis.size for found in used if found.role == "ep" or (found.role == "dp" and found.experts))
+    dealt = [found for found in used if found.role == "ep" or (found.role in ("dp", "tp") and found.experts)]
+    ep = prod(found.axis.size for found in dealt)
+    whole = tp > 1 and prod(found.axis.size for found in dealt if found.role == "tp") == tp
     for found in used:
         name, size = found.axis.name, found.axis.size
         if found.role == "spatial":
@@ -212,6 +216,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         pp=groups,
         cp=cp,
         ep=ep,
+        etp=1 if whole else 0,
         zero=max(levels.values(), default=0),
         sequence_parallel=bool(split_by_sequence),
         interleave=len(plan.stages) // groups,

@@ -91,6 +91,8 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--context-parallel-size", facts.cp
     if facts.ep > 1:
         yield "--expert-model-parallel-size", facts.ep
+    if facts.etp and facts.ep > 1:
+        yield "--expert-tensor-parallel-size", facts.etp
     if facts.sequence_parallel:
         yield "--sequence-parallel", True
     if facts.pp > 1 and facts.plan.schedule not in _SCHEDULES:

@@ -45,7 +45,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         gpus = per_node * (nodes or 1) if per_node else None
     dp = data_parallel_degree(gpus, shape)
     tp, pp, cp = shape["tp"], shape["pp"], shape["cp"]
-    ep = _experts(arguments, dp, tp)
+    ep, etp = _experts(arguments, dp, tp)
     layers, interleave = _stages(arguments, pp)
     recompute, first_layers = _recompute(arguments, layers, pp * interleave)
     zero = _zero(arguments)
@@ -61,6 +61,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         pp=pp,
         cp=cp,
         ep=ep,
+        etp=etp,
         zero=zero,
         shard=shard,
         sequence_parallel=arguments.flag("--sequence-parallel") and tp > 1,
@@ -130,17 +131,16 @@ def _written(name: str, value: str | bool) -> str:
     return name if value is True else f"{name} {value}"
 
 
-def _experts(arguments: Taken, dp: int, tp: int) -> int:
-    """Return the expert-parallel degree.
+def _experts(arguments: Taken, dp: int, tp: int) -> tuple[int, int]:
+    """Return the expert-parallel degree, and the devices that each expert is split over (0 for the tensor-parallel).
 
-    Megatron-LM deals experts out over groups of ep x etp devices, etp the tensor-parallel degree unless stated; here
-    they are dealt out over data-parallel devices, and each is split over the tensor-parallel ones.
+    Megatron-LM deals experts out over groups of ep x etp devices, etp the tensor-parallel degree unless stated.
     """
     ep = arguments.whole("--expert-model-parallel-size") or 1
     split = arguments.whole("--expert-tensor-parallel-size") or tp
     experts = arguments.peek("--num-experts")
     if ep == 1 and (split == tp or experts is None):
-        return ep
+        return ep, 0
     count = (parse_whole(experts) if isinstance(experts, str) else 0) or 0
     if count % ep:
         raise ExportError(
@@ -148,7 +148,9 @@ def _experts(arguments: Taken, dp: int, tp: int) -> int:
             hint=f"--expert-model-parallel-size {gcd(count, ep)}",
         )
     if dp % ep == 0 and split == tp:
-        return ep
+        return ep, 0
+    if split == 1 and ep % tp == 0 and (dp * tp) % ep == 0:
+        return ep, 1
     why = f"--expert-model-parallel-size {ep} does not divide the data-parallel degree {dp}"
     if split != tp:
         why = f"--expert-tensor-parallel-size {split} with --tensor-model-parallel-size {tp}" + (
@@ -157,8 +159,8 @@ def _experts(arguments: Taken, dp: int, tp: int) -> int:
     fits = [size for size in range(1, dp + 1) if dp % size == 0 and count % size == 0 and size * tp <= ep * split]
     nearest = max(fits, default=1)
     raise ExportError(
-        f"{why}: Megatron-LM deals experts out over tensor-parallel devices, too, {ep * split} in a group; plans here "
-        f"deal them out over data-parallel devices only, and split each over the {tp} tensor-parallel ones",
+        f"{why}: Megatron-LM deals experts out over {ep * split} devices of any kind in a group; plans here over "
+        f"data-parallel devices, each expert split over the {tp} tensor-parallel ones, or, whole, over both kinds",
         hint=f"--expert-model-parallel-size {nearest} --expert-tensor-parallel-size {tp} is the nearest here: groups "
         f"of {nearest * tp}",
     )

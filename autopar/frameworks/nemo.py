@@ -33,6 +33,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "trainer.strategy.virtual_pipeline_model_parallel_size": facts.interleave if facts.interleave > 1 else None,
         "trainer.strategy.context_parallel_size": facts.cp,
         "trainer.strategy.expert_model_parallel_size": facts.ep,
+        **({"trainer.strategy.expert_tensor_parallel_size": facts.etp} if facts.etp and facts.ep > 1 else {}),
         "trainer.strategy.sequence_parallel": facts.sequence_parallel,
         "trainer.strategy.ddp.use_distributed_optimizer": facts.zero > 0,
         "data.micro_batch_size": facts.microbatch,

@@ -35,7 +35,7 @@ def mesh_by_degrees(degrees: Degrees) -> Mesh:
     data = {"dp": degrees.data}
     if degrees.sharing < degrees.data:
         data = {"dp": degrees.data // degrees.sharing, SHARD: degrees.sharing}
-    sizes = {**data, "cp": degrees.cp, "ep": degrees.ep, "tp": degrees.tp}
+    sizes = {**data, "cp": degrees.cp, "ep": degrees.expert_axis, "tp": degrees.tp}
     return Mesh.of(**({name: size for name, size in sizes.items() if size > 1} or {"dp": 1}))
 
 
@@ -81,7 +81,8 @@ def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
 def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     """Return the tactics that say where values lie, on the axes of `mesh_by_degrees`.
 
-    Experts are dealt out to the axis `ep`, on which all else is data parallel. The vocabulary is split as Megatron-LM
+    Experts are dealt out to the axis `ep`, on which all else is data parallel, and, where each is to stay whole, to the
+    tensor axis, too. The vocabulary is split as Megatron-LM
     has it. ZeRO takes parameters of any number of dims, over all axes that would copy them but the tensor axis, and but
     `dp` where fewer share.
     """
@@ -89,6 +90,8 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     found: list[Tactic] = []
     if "ep" in copying:
         found.append(ExpertParallel("ep"))
+    if degrees.whole_experts:
+        found.append(ExpertParallel("tp", batch=False))
     found += [ContextParallel(axis) if axis == "cp" else DataParallel(axis) for axis in copying if axis != "ep"]
     if degrees.tp > 1:
         found.append(Megatron("tp", vocabulary=True))

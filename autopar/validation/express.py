@@ -203,6 +203,9 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
     dp = row.dp or row.n_gpus // (tp * pp * cp)
     if dp * tp * pp * cp != row.n_gpus:
         raise InexpressibleError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} are not {row.n_gpus} devices")
+    # More groups than data-parallel devices are only possible with whole experts.
+    stated = (row.as_published or {}).get("etp")
+    whole = tp > 1 and ep % tp == 0 and (dp * tp) % ep == 0 and (stated == 1 or (stated is None and dp % ep > 0))
     schedule = _schedule(row)
     recompute, lighter = _recompute(row, notes)
     try:
@@ -212,7 +215,8 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
                 tp=tp,
                 pp=pp,
                 cp=cp,
-                ep=min(ep, dp),
+                ep=ep if whole else min(ep, dp),
+                etp=1 if whole else 0,
                 zero=_zero(row),
                 sequence_parallel=_sequence_parallel(row, tp),
                 recompute=recompute,

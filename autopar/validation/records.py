@@ -68,6 +68,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_s_per_gpu: Measured throughput.
         memory_gb: Measured memory per device in 1e9 bytes.
         completeness: "full", or what is missing.
+        as_published: What else the source says, in its words.
     """
 
     id: str
@@ -109,6 +110,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s_per_gpu: float | None = None
     memory_gb: float | None = None
     completeness: str | None = None
+    as_published: dict[str, Any] | None = None
 
     @property
     def source(self) -> str:
