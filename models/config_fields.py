@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any
 
 from autopar.errors import ModelError
+from autopar.limits import MAX_SIZE
 from autopar.models.decoder_config import Activation
 from autopar.models.rotary import Rope, longrope_amplitude, yarn_amplitude
 
@@ -84,6 +85,8 @@ class Fields:
             raise self._wrong(names[0], "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(names[0], f"is {value!r}, not a whole number above 0")
+        if value > MAX_SIZE:
+            raise self._wrong(names[0], f"is {value!r}, more than {MAX_SIZE}")
         return value
 
     def number(self, *names: str, default: float) -> float:
@@ -95,6 +98,8 @@ class Fields:
         value = self.get(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or not isfinite(value):
             raise self._wrong(names[0], f"is {value!r}, not a number above 0")
+        if not 1 / _MOST_NUMBER < value < _MOST_NUMBER:
+            raise self._wrong(names[0], f"is {value!r}, which a float32 does not hold")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -150,6 +155,12 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+_MOST_NUMBER = 1e30
+"""Numbers from which on, and below whose inverse, products of two would leave the range of float32."""
+_MOST_ROTATED = 1 << 16
+"""Elements of a head that may be rotated; a table of them is made."""
+
+
 def activation(fields: Fields, *names: str, default: str) -> Activation:
     """Return a nonlinearity.
 
@@ -178,6 +189,13 @@ def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0, theta: floa
     size = int(head * scaling.number("partial_rotary_factor", default=part))
     kind = scaling.get("rope_type", "type", default="default")
     longest = fields.size("max_position_embeddings", default=seq)
+    if not 0 < size <= _MOST_ROTATED:
+        raise ModelError(
+            f"{size} elements of a head of {head} are rotated by the configuration",
+            hint=f"correct head_dim and partial_rotary_factor: from 2 to {_MOST_ROTATED}",
+        )
+    if theta == 1.0 and kind == "yarn":
+        raise ModelError("rope_theta of the configuration is 1: nothing is rotated", hint="correct the config.json")
     if kind == "default" or (kind == "dynamic" and seq <= longest):
         return Rope(theta, size)
     original = scaling.get("original_max_position_embeddings")

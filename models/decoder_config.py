@@ -121,6 +121,12 @@ class LatentAttention:
     interleaved: bool = True
     chunk: int = 0
 
+    def __post_init__(self) -> None:
+        if self.rope.size % 2:
+            raise ModelError(
+                f"{self.rope.size} elements of a key cannot be rotated in pairs", hint="qk_rope_head_dim has to be even"
+            )
+
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu-squared"]
 

@@ -70,7 +70,7 @@ def _gemma3(fields: Fields, seq: int) -> DecoderConfig:
         raise UnknownError(f"attn_logit_softcapping={caps[0]!r}")  # transformers does not apply it
     every = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     tables = fields.table("rope_parameters")
-    local, whole = (dict(tables.get(kind) or {}) for kind in ("sliding_attention", "full_attention"))
+    local, whole = (dict(Fields(tables).table(kind)) for kind in ("sliding_attention", "full_attention"))
     whole = {**fields.table("rope_scaling"), **whole}
     whole.setdefault("rope_theta", fields.number("rope_theta", default=1e6))
     local.setdefault("rope_theta", fields.number("rope_local_base_freq", default=1e4))

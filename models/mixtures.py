@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autopar.errors import ModelError
+from autopar.limits import MAX_LAYERS
 from autopar.models.config_fields import Fields, UnknownError, activation, layer_kinds, rope
 from autopar.models.decoder_config import (
     Attention,
@@ -107,7 +108,7 @@ def _dense_first(fields: Fields, default: int) -> int:
             f"first_k_dense_replace of the configuration is {value!r}, not a number of layers",
             hint="correct the config.json",
         )
-    return value
+    return min(value, MAX_LAYERS)
 
 
 def _sigmoid_experts(fields: Fields, *, count: int, width: int, scale: float, groups: int, chosen: int) -> Experts:
@@ -190,7 +191,7 @@ def _deepseek_v2(fields: Fields, seq: int) -> DecoderConfig:
         raise UnknownError("norm_topk_prob or scoring_func unlike DeepSeek-V2's")
     limited = method == "group_limited_greedy"
     width = fields.size("moe_intermediate_size", default=1407)
-    groups, chosen = fields.get("n_group", default=1), fields.get("topk_group", default=1)
+    groups, chosen = fields.size("n_group", default=1), fields.size("topk_group", default=1)
     experts = Experts(
         fields.size("n_routed_experts", default=64), fields.size("num_experts_per_tok", default=6), width,
         activation(fields, "hidden_act", default="silu"), normalized=False,

@@ -387,6 +387,26 @@ def test_the_graph_of_a_configuration_is_written(tmp_path: Path, capsys: pytest.
         ({"num_experts": "many"}, "num_experts of the configuration is 'many'"),
         ({"mlp_only_layers": 3}, "mlp_only_layers of the configuration is 3, not a list"),
         ({"layer_types": ["full_attention"]}, "not a list of 2 kinds"),
+        ({"vocab_size": 10**30}, "vocab_size of the configuration is 1000000000000000000000000000000, more than"),
+        ({"head_dim": 10**9}, "elements of a head of 1000000000 are rotated"),
+        ({"rms_norm_eps": 1e300}, "which a float32 does not hold"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}},
+            "full_attention of the configuration",
+        ),
+        (
+            {
+                "model_type": "deepseek_v2",
+                "topk_method": "group_limited_greedy",
+                "n_group": [],
+                "norm_topk_prob": False,
+            },
+            "n_group of the configuration is [],",
+        ),
+        (
+            {"model_type": "deepseek_v3", "qk_rope_head_dim": 3, "num_key_value_heads": 4},
+            "3 elements of a key cannot be rotated in pairs",
+        ),
     ],
 )
 def test_an_impossible_mixture_gets_one_error(change: dict[str, Any], message: str) -> None:
