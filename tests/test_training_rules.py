@@ -82,11 +82,25 @@ def _positive(*shape: int) -> Array:
     return _random(*shape, low=0.5, high=2.0)
 
 
+def state_space(heads: int, groups: int) -> list[Array]:
+    """Return the inputs of a scan over 5 tokens: x, dt, a, b, c, d; steps are positive and rates negative."""
+    shared = _random(2, 5, groups, 3, seed=1), _random(2, 5, groups, 3, seed=2)
+    return [_random(2, 5, heads, 2), _positive(2, 5, heads), -_positive(heads), *shared, _random(heads)]
+
+
+def gated_delta(heads: int, groups: int) -> list[Array]:
+    """Return the inputs of a gated delta rule over 5 tokens: q, k, v, g, beta."""
+    q, k = _random(2, 5, groups, 3), _random(2, 5, groups, 3, seed=1)
+    return [q, k, _random(2, 5, heads, 2), -_positive(2, 5, heads), _positive(2, 5, heads) / 2]
+
+
 A, B, V = _random(3, 4), _random(3, 4, seed=1), _random(4, seed=2)
 X = _random(2, 3, 4)
 IMAGE = _random(2, 4, 7, 6)
 Q, K, W = _random(2, 4, 5, 6), _random(2, 2, 5, 6, seed=1), _random(2, 2, 5, 3, seed=2)
 FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
+CHOICE = np.asarray([[[0, 2], [3, 1], [2, 3]], [[1, 0], [0, 3], [2, 1]]])
+ROWS = _random(4, 2, 3, 5)
 NBITS = {"bits": 4, "block_size": 4}
 BYTES = np.random.default_rng(0).integers(0, 256, (3, 2, 2)).astype(np.uint8)
 PICKS = np.asarray([[2, 0, 1, 3], [1, 3, 2, 0]])
@@ -323,6 +337,13 @@ CASES = [
     Case("autopar::CausalAttention", [Q[:, :, 3:], K, W], {"scale": 0.3, "window": 3}, note="last-queries"),
     Case("autopar::SinkAttention", [Q, K, W, _random(4)], {"scale": 0.3}, note="all-keys"),
     Case("autopar::SinkAttention", [Q, K, W, _random(4)], {"scale": 0.3, "window": 2}, note="window"),
+    Case("autopar::ExpertDispatch", [X, CHOICE, np.arange(4)], {"fill": 0.5}, trained=(0,)),
+    Case("autopar::ExpertCombine", [ROWS, _random(2, 3, 2), CHOICE, np.arange(4)], {"fill": 0.5}, trained=(0, 1)),
+    Case("autopar::GroupedMatMul", [ROWS, _random(4, 5, 3)], {"fill": 0.5}),
+    Case("autopar::StateSpaceScan", state_space(heads=4, groups=2), note="groups"),
+    Case("autopar::StateSpaceScan", state_space(heads=3, groups=1), note="one-group"),
+    Case("autopar::GatedDeltaRule", gated_delta(heads=4, groups=2), {"scale": 0.6}, note="groups"),
+    Case("autopar::GatedDeltaRule", gated_delta(heads=2, groups=2), {"scale": 0.6}, note="heads"),
     Case("RotaryEmbedding", [Q, COS, SIN], trained=(0,)),
     Case("RotaryEmbedding", [Q, COS, SIN], {"interleaved": 1}, trained=(0,), note="interleaved"),
     Case(

@@ -53,13 +53,13 @@ def _candidates(sketch: Sketch) -> Iterator[tuple[Placement, ...]]:
                 yield choice
 
     def many(allowed: list[list[int]]) -> Iterator[tuple[Placement, ...]]:
-        """All, all but one, or one of many inputs."""
-        full: list[Placement] = [Shard(dims[0]) if dims else Replicate() for dims in allowed]
-        sharded = [i for i, placement in enumerate(full) if isinstance(placement, Shard)]
-        yield tuple(full)
-        for index in sharded:
-            yield tuple(Replicate() if i == index else placement for i, placement in enumerate(full))
-            yield tuple(placement if i == index else Replicate() for i, placement in enumerate(full))
+        """All, all but one, or one of many inputs; where inputs have several dims, all their first, second, ..."""
+        for at in range(max(map(len, allowed))):
+            full = [Shard(dims[min(at, len(dims) - 1)]) if dims else Replicate() for dims in allowed]
+            yield tuple(full)
+            for index in (i for i, placement in enumerate(full) if isinstance(placement, Shard)):
+                yield tuple(Replicate() if i == index else placement for i, placement in enumerate(full))
+                yield tuple(placement if i == index else Replicate() for i, placement in enumerate(full))
 
     if prod(1 + len(dims) for dims in options) <= _MAX_PRODUCT:
         yield from choices(options)

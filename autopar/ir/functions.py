@@ -26,6 +26,7 @@ from autopar.ir.bodies.indexing import INDEXING, PARTS
 from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.quantized import QUANTIZED
 from autopar.ir.bodies.recurrent import RECURRENT
+from autopar.ir.bodies.scans import SCANS
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
 
 DOMAIN = "autopar"
@@ -59,6 +60,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     POOLING,
     QUANTIZED,
     RECURRENT,
+    SCANS,
     LOSS,
     OPTIMIZERS,
 )

@@ -93,13 +93,40 @@ def _sink_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return found
 
 
+def _scan_heads(x: Value, shared: Sequence[Value], per_token: Sequence[Value]) -> None:
+    """Check data of heads, what groups of heads share, and numbers per token and head."""
+    _require(x.is_float and len(x.shape) == 4, "data are float [samples, positions, heads, channels]")
+    _require(all(value.dtype == x.dtype for value in (*shared, *per_token)), "all inputs are of one type")
+    tokens, heads = x.shape[:2], x.shape[2]
+    first = shared[0].shape
+    _require(len(first) == 4 and all(value.shape == first for value in shared), "what groups share is of one shape")
+    _require(first[:2] == tokens and first[2] > 0 and heads % first[2] == 0, "groups divide the heads")
+    _require(all(value.shape == (*tokens, heads) for value in per_token), "there is a number per token and head")
+
+
+def _state_space(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    x, dt, a, b, c, d = inputs
+    _scan_heads(x, (b, c), (dt,))
+    rows = all(value.shape == x.shape[2:3] and value.dtype == x.dtype for value in (a, d))
+    _require(rows, "there is one rate and one factor per head")
+    return ((x.shape, x.dtype),)
+
+
+def _gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    q, k, v, g, beta = inputs
+    _scan_heads(v, (q, k), (g, beta))
+    return ((v.shape, v.dtype),)
+
+
 _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::CausalAttention": _attention,
     f"{DOMAIN}::SinkAttention": _sink_attention,
     f"{DOMAIN}::ExpertDispatch": _dispatch,
     f"{DOMAIN}::ExpertCombine": _combine,
     f"{DOMAIN}::ExpertSum": _sum,
+    f"{DOMAIN}::GatedDeltaRule": _gated_delta,
     f"{DOMAIN}::GroupedMatMul": _grouped,
+    f"{DOMAIN}::StateSpaceScan": _state_space,
 }
 
 NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::ExpertSum": 2, f"{DOMAIN}::ExpertCombine": 3}

@@ -16,6 +16,7 @@ from autopar.training.rules.linear import LINEAR
 from autopar.training.rules.normalization import NORMALIZATION
 from autopar.training.rules.recurrent import RECURRENT
 from autopar.training.rules.reductions import REDUCTIONS
+from autopar.training.rules.scans import SCANS
 from autopar.training.rules.scatter import SCATTER
 from autopar.training.rules.shapes import SHAPES
 
@@ -31,6 +32,7 @@ VJPS: Mapping[str, Rule] = {
     **EXPERTS,
     **IMAGES,
     **RECURRENT,
+    **SCANS,
 }
 """The rule of every differentiable kind."""
 

@@ -1,0 +1,236 @@
+"""Scans over the tokens of a sequence: state spaces of Mamba 2, the gated delta rule, and their gradients.
+
+`StateSpaceScan` is the selective state-space scan of Mamba 2 (Dao and Gu 2024, section 5). Each head has a state
+h [P, N], zeros before the first token, that decays by a number per token:
+
+    h_t = exp(dt_t a) h_(t-1) + dt_t x_t b_t^T        y_t = h_t c_t + d x_t
+
+Its body is the quadratic form of the paper's section 3.1, `y = (L * (C B^T)) (dt x) + d x`, where L holds the products
+of the decays between two tokens. Inputs are
+
+    x [B, S, H, P], dt [B, S, H], a [H], b [B, S, G, N], c [B, S, G, N], d [H], with G a divisor of H.
+
+`GatedDeltaRule` is linear attention that overwrites what the state holds for a key (Yang et al. 2024, Gated Delta
+Networks, equation 10). Each head has a state s [K, V] that maps keys to values:
+
+    u_t = exp(g_t) s_(t-1)        s_t = u_t + beta_t k_t (v_t - u_t^T k_t)^T        y_t = scale s_t^T q_t
+
+where queries and keys are of length 1: the op normalises them, as the kernels of flash-linear-attention do. Inputs are
+
+    q [B, S, G, K], k [B, S, G, K], v [B, S, H, V], g [B, S, H], beta [B, S, H], with G a divisor of H.
+
+Its body goes from token to token, and its gradient back over the states, which it computes again.
+
+Names: B samples, S positions, H heads, G groups of heads that share two of the inputs, M heads of a group, T source
+positions, P channels of a head, N size of the state, K and V channels of keys and values.
+"""
+
+_DECAYS = """
+    axis0 = Constant <value_ints = [0]> ()
+    axis1 = Constant <value_int = 1> ()
+    axis_1 = Constant <value_ints = [1]> ()
+    axis_2 = Constant <value_ints = [2]> ()
+    source = Constant <value_ints = [3]> ()
+    target = Constant <value_ints = [4]> ()
+    unknown = Constant <value_ints = [-1]> ()
+    lowest = Constant <value = float {-inf}> ()
+    minus_inf = CastLike (lowest, x)
+    x_shape = Shape (x)
+    dt_shape = Shape (dt)
+    tokens = Shape <start = 0, end = 2> (x)
+    groups = Shape <start = 2, end = 3> (b)
+    size = Shape <start = 3> (x)
+    of_heads = Concat <axis = 0> (tokens, groups, unknown)
+    of_channels = Concat <axis = 0> (of_heads, size)
+    rate = Mul (dt, a)
+    total_BSH = CumSum (rate, axis1)
+    total_BSGM = Reshape (total_BSH, of_heads)
+    total_BGMS = Transpose <perm = [0, 2, 3, 1]> (total_BSGM)
+    total_BGMS1 = Unsqueeze (total_BGMS, target)
+    total_BGM1T = Unsqueeze (total_BGMS, source)
+    difference = Sub (total_BGMS1, total_BGM1T)
+    first = Constant <value_int = 0> ()
+    length_1 = Shape <start = 1, end = 2> (x)
+    length = Squeeze (length_1, axis0)
+    i_T = Range (first, length, axis1)
+    i_S1 = Unsqueeze (i_T, axis_1)
+    seen = GreaterOrEqual (i_S1, i_T)
+    logarithm = Where (seen, difference, minus_inf)
+    decay = Exp (logarithm)
+    dt_BSH1 = Unsqueeze (dt, unknown)
+    dtx_BSHP = Mul (dt_BSH1, x)
+    dtx = Reshape (dtx_BSHP, of_channels)
+    scores = Einsum <equation = "bsgn,btgn->bgst"> (c, b)
+    scores_1 = Unsqueeze (scores, axis_2)
+    weights = Mul (scores_1, decay)
+    d_H1 = Unsqueeze (d, unknown)
+"""
+"""`decay`, the products of decays from token T to token S, and `weights`, these times the products of C and B."""
+
+_STATE_SPACE = f"""
+StateSpaceScan (x, dt, a, b, c, d) => (y)
+{{{_DECAYS}
+    y_BSGMP = Einsum <equation = "bgmst,btgmp->bsgmp"> (weights, dtx)
+    scanned = Reshape (y_BSGMP, x_shape)
+    passed = Mul (d_H1, x)
+    y = Add (scanned, passed)
+}}
+
+StateSpaceScanGrad (x, dt, a, b, c, d, dy) => (dx, ddt, da, db, dc, dd)
+{{{_DECAYS}
+    dy_BSGMP = Reshape (dy, of_channels)
+    ddtx_BTGMP = Einsum <equation = "bgmst,bsgmp->btgmp"> (weights, dy_BSGMP)
+    dweights = Einsum <equation = "bsgmp,btgmp->bgmst"> (dy_BSGMP, dtx)
+    dscores = Einsum <equation = "bgmst,bgmst->bgst"> (dweights, decay)
+    dc = Einsum <equation = "bgst,btgn->bsgn"> (dscores, b)
+    db = Einsum <equation = "bgst,bsgn->btgn"> (dscores, c)
+    dlogarithm = Mul (dweights, weights)
+    from_S = ReduceSum <keepdims = 0> (dlogarithm, target)
+    from_T = ReduceSum <keepdims = 0> (dlogarithm, source)
+    dtotal_BGMS = Sub (from_S, from_T)
+    dtotal_BSGM = Transpose <perm = [0, 3, 1, 2]> (dtotal_BGMS)
+    dtotal = Reshape (dtotal_BSGM, dt_shape)
+    drate = CumSum <reverse = 1> (dtotal, axis1)
+    ddtx = Reshape (ddtx_BTGMP, x_shape)
+    ddt_rate = Mul (drate, a)
+    ddt_x = Einsum <equation = "bshp,bshp->bsh"> (ddtx, x)
+    ddt = Add (ddt_rate, ddt_x)
+    da = Einsum <equation = "bsh,bsh->h"> (drate, dt)
+    dx_scanned = Mul (ddtx, dt_BSH1)
+    dx_passed = Mul (d_H1, dy)
+    dx = Add (dx_scanned, dx_passed)
+    dd = Einsum <equation = "bshp,bshp->h"> (dy, x)
+}}
+"""
+
+_DELTA = """
+    three = Constant <value_ints = [3]> ()
+    four = Constant <value_ints = [3, 4]> ()
+    unknown = Constant <value_ints = [-1]> ()
+    zero_f = Constant <value_float = 0.0> ()
+    v_shape = Shape (v)
+    g_shape = Shape (g)
+    tokens = Shape <start = 0, end = 2> (v)
+    batch = Shape <start = 0, end = 1> (v)
+    groups = Shape <start = 2, end = 3> (k)
+    keys = Shape <start = 3> (k)
+    values = Shape <start = 3> (v)
+    of_heads = Concat <axis = 0> (tokens, groups, unknown)
+    of_values = Concat <axis = 0> (of_heads, values)
+    v_BSGMV = Reshape (v, of_values)
+    g_BSGM = Reshape (g, of_heads)
+    beta_BSGM = Reshape (beta, of_heads)
+    factor_BSGM = Exp (g_BSGM)
+    members = Shape <start = 3, end = 4> (v_BSGMV)
+    state_shape = Concat <axis = 0> (batch, groups, members, keys, values)
+    zero = CastLike (zero_f, v)
+    start = Expand (zero, state_shape)
+    epsilon_f = Constant <value_float = 1e-6> ()
+    epsilon = CastLike (epsilon_f, v)
+    scale_f = Constant <value_float: float = @scale> ()
+    scale = CastLike (scale_f, v)
+    k_square = ReduceSumSquare <keepdims = 1> (k, unknown)
+    k_raised = Add (k_square, epsilon)
+    k_length = Sqrt (k_raised)
+    k_unit = Div (k, k_length)
+    q_square = ReduceSumSquare <keepdims = 1> (q, unknown)
+    q_raised = Add (q_square, epsilon)
+    q_length = Sqrt (q_raised)
+    q_unit = Div (q, q_length)
+    q_scaled = Mul (q_unit, scale)
+    q_S = Transpose <perm = [1, 0, 2, 3]> (q_scaled)
+    k_S = Transpose <perm = [1, 0, 2, 3]> (k_unit)
+    v_S = Transpose <perm = [1, 0, 2, 3, 4]> (v_BSGMV)
+    factor_S = Transpose <perm = [1, 0, 2, 3]> (factor_BSGM)
+    beta_S = Transpose <perm = [1, 0, 2, 3]> (beta_BSGM)
+"""
+
+_STEP = """
+            factor_11 = Unsqueeze (factor, four)
+            kept = Mul (state, factor_11)
+            known = Einsum <equation = "bgmkv,bgk->bgmv"> (kept, key)
+            error = Sub (value, known)
+            beta_1 = Unsqueeze (rate, three)
+            written = Mul (error, beta_1)
+            added = Einsum <equation = "bgk,bgmv->bgmkv"> (key, written)
+            next = Add (kept, added)
+"""
+"""From the state before a token to the state behind it."""
+
+_LAST_TO_FIRST = "Slice ({}, last, before, first, last)"
+"""A sequence from its last token to its first."""
+
+
+def _turned(name: str) -> str:
+    return f"    {name}_back = {_LAST_TO_FIRST.format(name)}\n"
+
+
+_GATED_DELTA = f"""
+GatedDeltaRule <scale> (q, k, v, g, beta) => (y)
+{{{_DELTA}
+    end, y_S = Scan <num_scan_inputs = 5, body = forward
+        (state, query, key, value, factor, rate) => (next, shown) {{{_STEP}
+            shown = Einsum <equation = "bgmkv,bgk->bgmv"> (next, query)
+        }}> (start, q_S, k_S, v_S, factor_S, beta_S)
+    y_BSGMV = Transpose <perm = [1, 0, 2, 3, 4]> (y_S)
+    y = Reshape (y_BSGMV, v_shape)
+}}
+
+GatedDeltaRuleGrad <scale> (q, k, v, g, beta, dy) => (dq, dk, dv, dg, dbeta)
+{{{_DELTA}
+    first = Constant <value_ints = [0]> ()
+    last = Constant <value_ints = [-1]> ()
+    before = Constant <value_ints = [-9223372036854775807]> ()
+    dy_BSGMV = Reshape (dy, of_values)
+    dy_S = Transpose <perm = [1, 0, 2, 3, 4]> (dy_BSGMV)
+    end, next_S, kept_S, error_S = Scan <num_scan_inputs = 4, body = forward
+        (state, key, value, factor, rate) => (next, next_kept, kept_kept, error_kept) {{{_STEP}
+            next_kept = Identity (next)
+            kept_kept = Identity (kept)
+            error_kept = Identity (error)
+        }}> (start, k_S, v_S, factor_S, beta_S)
+{"".join(map(_turned, ("q_S", "k_S", "factor_S", "beta_S", "dy_S", "next_S", "kept_S", "error_S")))}
+    dstart, dq_turned, dk_turned, dv_turned, dg_turned, dbeta_turned = Scan <num_scan_inputs = 8, body = backward
+        (dstate, query, key, factor, rate, dshown, next, kept, error)
+        => (dbefore, dquery, dkey, dvalue, dg_t, drate) {{
+            dquery = Einsum <equation = "bgmkv,bgmv->bgk"> (next, dshown)
+            dnext_shown = Einsum <equation = "bgk,bgmv->bgmkv"> (query, dshown)
+            dnext = Add (dstate, dnext_shown)
+            beta_1 = Unsqueeze (rate, three)
+            written = Mul (error, beta_1)
+            dwritten = Einsum <equation = "bgmkv,bgk->bgmv"> (dnext, key)
+            dvalue = Mul (dwritten, beta_1)
+            drate = Einsum <equation = "bgmv,bgmv->bgm"> (dwritten, error)
+            dkey_written = Einsum <equation = "bgmkv,bgmv->bgk"> (dnext, written)
+            dkey_known = Einsum <equation = "bgmkv,bgmv->bgk"> (kept, dvalue)
+            dkey = Sub (dkey_written, dkey_known)
+            dkept_known = Einsum <equation = "bgk,bgmv->bgmkv"> (key, dvalue)
+            dkept = Sub (dnext, dkept_known)
+            dg_t = Einsum <equation = "bgmkv,bgmkv->bgm"> (dkept, kept)
+            factor_11 = Unsqueeze (factor, four)
+            dbefore = Mul (dkept, factor_11)
+        }}> (start, q_S_back, k_S_back, factor_S_back, beta_S_back, dy_S_back, next_S_back, kept_S_back, error_S_back)
+    dq_S = {_LAST_TO_FIRST.format("dq_turned")}
+    dk_S = {_LAST_TO_FIRST.format("dk_turned")}
+    dv_S = {_LAST_TO_FIRST.format("dv_turned")}
+    dg_S = {_LAST_TO_FIRST.format("dg_turned")}
+    dbeta_S = {_LAST_TO_FIRST.format("dbeta_turned")}
+    dq_scaled = Transpose <perm = [1, 0, 2, 3]> (dq_S)
+    dq_unit = Mul (dq_scaled, scale)
+    dk_unit = Transpose <perm = [1, 0, 2, 3]> (dk_S)
+    dq_along = Einsum <equation = "bsgk,bsgk,bsgl->bsgl"> (q_unit, dq_unit, q_unit)
+    dk_along = Einsum <equation = "bsgk,bsgk,bsgl->bsgl"> (k_unit, dk_unit, k_unit)
+    dq_across = Sub (dq_unit, dq_along)
+    dk_across = Sub (dk_unit, dk_along)
+    dq = Div (dq_across, q_length)
+    dk = Div (dk_across, k_length)
+    dv_BSGMV = Transpose <perm = [1, 0, 2, 3, 4]> (dv_S)
+    dg_BSGM = Transpose <perm = [1, 0, 2, 3]> (dg_S)
+    dbeta_BSGM = Transpose <perm = [1, 0, 2, 3]> (dbeta_S)
+    dv = Reshape (dv_BSGMV, v_shape)
+    dg = Reshape (dg_BSGM, g_shape)
+    dbeta = Reshape (dbeta_BSGM, g_shape)
+}}
+"""
+
+SCANS = _STATE_SPACE + _GATED_DELTA
