@@ -29,8 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.arrays import FloatArray, num_elements
-from autopar.cost.products import Product, Shapes, shape_of
+from autopar.cost.arrays import FloatArray, Product, Shapes, num_elements, shape_of
 from autopar.ir.graph import Op
 
 _PARTS = ("", "Part", "HeadsPart")

@@ -10,9 +10,9 @@ Shape arrays are (n, rank), one row per strategy; results are (n,).
 
 import numpy as np
 
-from autopar.cost.arrays import FloatArray
+from autopar.cost.arrays import FloatArray, Shapes
 from autopar.cost.attention import ATTENTION_KINDS, attention_work
-from autopar.cost.products import Shapes, op_products
+from autopar.cost.products import op_products
 from autopar.ir.graph import Op
 
 

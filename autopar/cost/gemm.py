@@ -20,8 +20,7 @@ error on the shapes that were left out).
 import numpy as np
 
 from autopar.cluster import Device
-from autopar.cost.arrays import FloatArray
-from autopar.cost.products import Product
+from autopar.cost.arrays import FloatArray, Product
 
 TILES = ((128.0, 1.0), (64.0, 0.77))  # edge of a tile, share of the efficiency it reaches; fit
 SPLITS = (1.0, 4.0)  # of K

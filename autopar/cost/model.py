@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.cost import collectives
-from autopar.cost.arrays import FloatArray, IntArray
+from autopar.cost.arrays import FloatArray, IntArray, Product
 from autopar.cost.attention import (
     ATTENTION_KINDS,
     UNFUSED_KERNELS,
@@ -30,7 +30,8 @@ from autopar.cost.fusion import ALONE, Fused, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
-from autopar.cost.products import PRODUCT_KINDS, Product, op_products
+from autopar.cost.products import PRODUCT_KINDS, op_products
+from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
 from autopar.cost.stack import DEFAULT, Stack
 from autopar.cost.traffic import PLAIN_SHARE, bandwidth_share, is_view, op_bytes
 from autopar.ir.graph import Op, Phase
@@ -101,7 +102,7 @@ class CostModel:
         device = self.cluster.device
         if op.kind in PRODUCT_KINDS:
             compute = self._products_seconds(op_products(op, inputs, outputs))
-            return device.launch + overlapped(compute, nbytes / self._bandwidth)
+            return device.launch * SCAN_KERNELS.get(op.kind, 1) + overlapped(compute, nbytes / self._bandwidth)
         return self.launch_seconds(op, fused) + nbytes * (
             self.stack["memory_traffic"] / (self._bandwidth * bandwidth_share(op.kind))
         )
@@ -111,7 +112,8 @@ class CostModel:
         if not fused.launches:
             return 0.0
         is_product = op.kind in PRODUCT_KINDS or op.kind in ATTENTION_KINDS
-        return self.cluster.device.launch * (1.0 if is_product else MEMORY_LAUNCH)
+        kernels = SCAN_KERNELS.get(op.kind, 1.0) if is_product else MEMORY_LAUNCH
+        return self.cluster.device.launch * kernels
 
     def least_compute_seconds(
         self, op: Op, inputs: Sequence[IntArray | None], outputs: Sequence[IntArray | None]
@@ -127,7 +129,8 @@ class CostModel:
         best = max(device.gemm_efficiency * self.stack["gemm_efficiency"], batched)
         total: FloatArray = np.zeros(1)
         for product in op_products(op, inputs, outputs):
-            total = total + least_seconds(product, device, peak * best)
+            if not product.on_vectors:
+                total = total + least_seconds(product, device, peak * best)
         return total
 
     def bytes_per_second(self, op: Op) -> float:
@@ -146,6 +149,8 @@ class CostModel:
         rate = device.peak(self.policy.numbers) * device.gemm_efficiency * self.stack["gemm_efficiency"]
         total: FloatArray = np.zeros(1)
         for product in products:
+            if product.on_vectors:
+                continue
             seconds = compute_seconds(product, device, rate)
             small = (product.batch > 1) & (np.minimum(np.minimum(product.m, product.n), product.k) <= SMALL)
             if small.any():
@@ -180,11 +185,13 @@ class CostModel:
         outputs: Sequence[IntArray | None],
         element_bytes: Mapping[str, float],
     ) -> FloatArray:
-        """Return the bytes an op keeps for its gradient besides values of the graph, (n,): those of attention.
+        """Return the bytes an op keeps for its gradient besides values of the graph, (n,).
 
-        Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask. Arguments are as of
-        `op_seconds`.
+        Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask; a delta rule the
+        inverses of its triangular matrices. Arguments are as of `op_seconds`.
         """
+        if op.kind in SCAN_KERNELS:
+            return scan_kept_bytes(op, inputs, element_bytes[op.inputs[0]])
         if op.kind not in ATTENTION_KINDS:
             return np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
         work = attention_work(op, inputs, outputs)
@@ -202,7 +209,7 @@ class CostModel:
             return 0
         if op.kind in ATTENTION_KINDS and self.stack.attention == "unfused":
             return UNFUSED_KERNELS["Grad" in op.kind]
-        return 1
+        return SCAN_KERNELS.get(op.kind, 1)
 
     def host_seconds(self, op: Op, rank: int, fused: Fused = ALONE) -> float:
         """Return the seconds the host needs to start the kernels of an op.

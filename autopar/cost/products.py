@@ -1,46 +1,22 @@
 """Matrix products inside ops, on local shapes: one table, `_PRODUCTS`.
 
 Every matrix product, convolution and gradient of one is b products of (m, k) by (k, n). A convolution is the implicit
-product of its windows: m results of one channel, n channels, k weights per result; groups are batches.
+product of its windows: m results of one channel, n channels, k weights per result; groups are batches. Of depthwise
+convolutions, one channel per group, matrix units make nothing: their arithmetic runs behind the bytes.
 
 Shape arrays are (n, rank), one row per strategy; so are the sizes of a product, (n,).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from string import ascii_letters
 
 import numpy as np
 
-from autopar.cost.arrays import FloatArray, IntArray, num_elements
+from autopar.cost.arrays import FloatArray, IntArray, Product, Shapes, num_elements, shape_of
+from autopar.cost.scans import SCAN_PRODUCTS
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Op
-
-Shapes = Sequence[IntArray | None]
-"""Local shapes of the operands of an op, in their order; None for an absent operand."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """`batch` products of (m, k) by (k, n); all arrays of floats, (n,) or scalars."""
-
-    batch: FloatArray
-    m: FloatArray
-    n: FloatArray
-    k: FloatArray
-
-    @property
-    def flops(self) -> FloatArray:
-        """A multiply and an add count 2."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
-
-def shape_of(shapes: Shapes, index: int) -> IntArray:
-    """Return the shape array of an operand that has to be there."""
-    shape = shapes[index]
-    assert shape is not None, f"operand {index} is absent"
-    return shape
 
 
 def _matmul(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
@@ -107,12 +83,23 @@ def _einsum(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     return products
 
 
+def _is_depthwise(weight: IntArray, other: IntArray, groups: FloatArray) -> bool:
+    """Whether a convolution has one channel of either side per group.
+
+    Args:
+        weight: Shapes of the weight, whose dim 1 is the channels of one side per group.
+        other: Shapes of the data of the other side.
+        groups: Number of groups.
+    """
+    return bool((weight[:, 1] == 1).all() and (other[:, 1] == groups).all())
+
+
 def _conv(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     """The weight is (out channels, in channels / group, *kernel)."""
     y, weight = shape_of(outputs, 0), shape_of(inputs, 1)
     groups = np.maximum(shape_of(inputs, 0)[:, 1] / weight[:, 1], 1.0)
     m = num_elements(y) / np.maximum(y[:, 1], 1)
-    return [Product(groups, m, y[:, 1] / groups, num_elements(weight[:, 1:]))]
+    return [Product(groups, m, y[:, 1] / groups, num_elements(weight[:, 1:]), _is_depthwise(weight, y, groups))]
 
 
 def _conv_transpose(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
@@ -120,7 +107,7 @@ def _conv_transpose(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     x, weight = shape_of(inputs, 0), shape_of(inputs, 1)
     groups = np.maximum(shape_of(outputs, 0)[:, 1] / weight[:, 1], 1.0)
     m = num_elements(x) / np.maximum(x[:, 1], 1)
-    return [Product(groups, m, num_elements(weight[:, 1:]), x[:, 1] / groups)]
+    return [Product(groups, m, num_elements(weight[:, 1:]), x[:, 1] / groups, _is_depthwise(weight, x, groups))]
 
 
 def _conv_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
@@ -128,7 +115,7 @@ def _conv_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     dy, weight = shape_of(inputs, 1), shape_of(outputs, 0)
     groups = np.maximum(shape_of(inputs, 0)[:, 1] / weight[:, 1], 1.0)
     k = num_elements(dy) / np.maximum(dy[:, 1], 1)
-    return [Product(groups, dy[:, 1] / groups, num_elements(weight[:, 1:]), k)]
+    return [Product(groups, dy[:, 1] / groups, num_elements(weight[:, 1:]), k, _is_depthwise(weight, dy, groups))]
 
 
 def _packed_matmul(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
@@ -191,6 +178,7 @@ _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "autopar::ConvWeightGrad": _conv_weight_grad,
+    **SCAN_PRODUCTS,
     "autopar::GroupedMatMul": _grouped,
     "autopar::GroupedMatMulGrad": _grouped,
     "autopar::GroupedMatMulWeightGrad": _grouped_weight_grad,

@@ -2,9 +2,10 @@
 
 Every kernel reads its inputs and writes its outputs once. What differs is in tables: views move nothing, indexing
 touches only the rows it selects, attention with a window or chunks only the keys its queries see, a loss in float32
-copies its logits, and some classes of kernels reach less of the memory bandwidth than a copy does. A transposition is
-free if it leaves rows together, because kernels follow strides from row to row (attention takes its heads like that),
-or if it swaps the last two dims, because matrix products read either order.
+copies its logits, scans hand states from one of their kernels to the next, and some classes of kernels reach less of
+the memory bandwidth than a copy does. A transposition is free if it leaves rows together, because kernels follow
+strides from row to row (attention takes its heads like that), or if it swaps the last two dims, because matrix products
+read either order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from autopar.cost.arrays import FloatArray, IntArray, num_elements
 from autopar.cost.attention import LIMITED_KINDS, keys_read
+from autopar.cost.scans import SCAN_KERNELS, scan_traffic
 from autopar.ir.graph import Op
 
 VIEWS = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
@@ -122,6 +124,8 @@ def op_bytes(
     total = np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
     if is_view(op, 0 if first is None else first.shape[1]):
         return total
+    if op.kind in SCAN_KERNELS:
+        total += scan_traffic(op, inputs, element_bytes[op.inputs[0]])
     for index, (name, shape) in enumerate(zip(op.inputs, inputs, strict=True)):
         if not name or shape is None or index in unread:
             continue

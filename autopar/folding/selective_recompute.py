@@ -24,6 +24,7 @@ from math import fsum
 from autopar.cost import CostModel, op_flops
 from autopar.cost.attention import ATTENTION_KINDS
 from autopar.cost.products import PRODUCT_KINDS
+from autopar.cost.scans import SCAN_KERNELS
 from autopar.folding.fold import VIEW_KINDS, BlockKind, Folded
 from autopar.folding.graph_facts import global_shapes, moved_bytes, states_of
 from autopar.ir.graph import Op, Phase
@@ -104,7 +105,8 @@ class _ForwardOps:
             weighs = any(name in parameters for name in op.inputs)
             if weighs and op.kind in (*VIEW_KINDS, "Transpose"):
                 parameters |= set(op.outputs)  # a parameter in another layout
-            is_product = op.kind not in ATTENTION_KINDS  # attention sinks are parameters, but in no product
+            # Attention sinks, and factors of the heads of a scan, are parameters, but in no product.
+            is_product = op.kind not in ATTENTION_KINDS and op.kind not in SCAN_KERNELS
             if weighs and is_product and float(op_flops(op, inputs, outputs)[0]) > 0:
                 self._products.add(position)
         self._saved = {

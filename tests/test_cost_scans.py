@@ -1,0 +1,125 @@
+"""Scans as chunked kernels: what is multiplied, moved and kept, by hand; depthwise convolutions."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from autopar.cluster import load_cluster
+from autopar.cost import CostModel, op_bytes, op_flops
+from autopar.ir.graph import Op
+
+COSTS = CostModel(load_cluster("h100"))
+B, S, H, G, P, N = 2, 1024, 8, 2, 64, 128
+"""Samples, tokens, heads, groups, channels of a head, size of a state."""
+NAMES = {"StateSpaceScan": ("x", "dt", "a", "b", "c", "d"), "GatedDeltaRule": ("q", "k", "v", "g", "beta")}
+Shapes = list[np.ndarray]
+
+
+def op_of(kind: str) -> Op:
+    """Return a scan or its gradient."""
+    names = NAMES[kind.removesuffix("Grad")]
+    if kind.endswith("Grad"):
+        return Op(kind, f"autopar::{kind}", (*names, "dy"), tuple(f"d{name}" for name in names))
+    return Op(kind, f"autopar::{kind}", names, ("y",))
+
+
+def shapes_of(kind: str, tokens: int = S, heads: int = H, groups: int = G) -> tuple[Shapes, Shapes]:
+    """Return the shapes of the inputs and outputs; keys are as long as states of the state-space scan."""
+    data, per_token = (B, tokens, heads, P), (B, tokens, heads)
+    shared = (B, tokens, groups, N)
+    if kind.startswith("State"):
+        inputs = [data, per_token, (heads,), shared, shared, (heads,)]
+    else:
+        inputs = [shared, shared, data, per_token, per_token]
+    arrays = [np.array([shape], np.int64) for shape in inputs]
+    y = np.array([data], np.int64)
+    return ([*arrays, y], arrays) if kind.endswith("Grad") else (arrays, [y])
+
+
+def elements(op: Op, size: float = 2.0) -> Mapping[str, float]:
+    return dict.fromkeys((*op.inputs, *op.outputs), size)
+
+
+def flops(kind: str, **sizes: int) -> float:
+    return float(op_flops(op_of(kind), *shapes_of(kind, **sizes))[0])
+
+
+def test_products_of_a_state_space_scan_are_those_of_chunks_of_256_tokens() -> None:
+    """Per token 2 G (128 N) for C B^T, and per head 2 (128 P) in its chunk and 2 N P for each of two ways of states."""
+    per_token = 2 * G * 128 * N + H * (2 * 128 * P + 2 * 2 * N * P)
+
+    assert flops("StateSpaceScan") == B * S * per_token
+    # C B^T and states again; then two of each of the four products
+    again = 2 * G * 128 * N + H * 2 * N * P
+    assert flops("StateSpaceScanGrad") == B * S * (2 * per_token + again)
+
+
+def test_products_of_a_delta_rule_are_those_of_chunks_of_64_tokens() -> None:
+    """Per token and head 2 (64 x 2 N) of keys, 2 (64^2 / 3), 2 x 64 (N + 2 P), and 2 N P for each of three products."""
+    per_token = 2 * 64 * 2 * N + 2 * 64 * 64 / 3 + 2 * 64 * (N + 2 * P) + 3 * 2 * N * P
+
+    assert flops("GatedDeltaRule") == pytest.approx(B * S * H * per_token)
+    # 10 products of a chunk with keys, 5 with values, 8 with states, 2 of triangular matrices
+    backward = 2 * 64 * (10 * N + 5 * P) + 8 * 2 * N * P + 2 * 2 * 64 * 64
+    assert flops("GatedDeltaRuleGrad") == pytest.approx(B * S * H * backward)
+
+
+@pytest.mark.parametrize("kind", ["StateSpaceScan", "StateSpaceScanGrad", "GatedDeltaRule", "GatedDeltaRuleGrad"])
+def test_work_grows_with_the_tokens_and_is_divided_by_the_heads(kind: str) -> None:
+    """Not with the square of the tokens; half the heads, and groups, have half the work and half the bytes of data."""
+    assert flops(kind, tokens=2 * S) == pytest.approx(2 * flops(kind))
+    assert flops(kind, heads=H // 2, groups=G // 2) == pytest.approx(flops(kind) / 2)
+    op = op_of(kind)
+    whole, half = (
+        op_bytes(op, *shapes_of(kind, heads=H // part, groups=G // part), elements(op))[0] for part in (1, 2)
+    )
+    assert half == pytest.approx(whole / 2)
+
+
+def test_a_sequence_shorter_than_a_chunk_is_one_chunk() -> None:
+    """16 tokens: 2 G (8 N) for C B^T and 2 (8 P) per head."""
+    assert flops("StateSpaceScan", tokens=16) == B * 16 * (2 * G * 8 * N + H * (2 * 8 * P + 2 * 2 * N * P))
+
+
+def test_kernels_of_a_scan_hand_states_to_each_other() -> None:
+    """States: 4 chunks, 12 bytes a number; C B^T: half of 256 x 256 numbers, 8 bytes each, written and read."""
+    op, (inputs, outputs) = op_of("StateSpaceScan"), shapes_of("StateSpaceScan")
+    operands = 2 * (2 * B * S * H * P + B * S * H + 2 * H + 2 * B * S * G * N)
+
+    moved = op_bytes(op, inputs, outputs, elements(op))[0]
+
+    assert moved == operands + 12 * (B * 4 * H * N * P) + 8 * (B * 4 * G * 256 * 128)
+
+
+def test_a_delta_rule_keeps_64_numbers_per_token_and_head() -> None:
+    """The inverses of its triangular matrices; a state-space scan keeps nothing but its operands."""
+    for kind, kept in (("GatedDeltaRule", 2 * B * S * H * 64), ("GatedDeltaRuleGrad", 0), ("StateSpaceScan", 0)):
+        op = op_of(kind)
+        assert COSTS.kept_bytes(op, *shapes_of(kind), elements(op)) == [kept]
+
+
+def test_a_scan_starts_several_kernels() -> None:
+    """Each takes its launch, however little there is to do."""
+    op, (inputs, outputs) = op_of("StateSpaceScan"), shapes_of("StateSpaceScan", tokens=2, heads=1, groups=1)
+
+    assert COSTS.op_kernels(op, 4) == 5
+    assert COSTS.launch_seconds(op) == 5 * COSTS.cluster.device.launch
+    assert COSTS.op_seconds(op, inputs, outputs, elements(op))[0] >= COSTS.launch_seconds(op)
+
+
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "autopar::ConvWeightGrad"])
+def test_a_depthwise_convolution_takes_the_time_of_its_bytes(kind: str) -> None:
+    """4 taps over 4096 tokens of 10240 channels: 168 MB of 2-byte numbers, far above what 8 FLOPs a number take."""
+    data, weight = np.array([(1, 10240, 4096)], np.int64), np.array([(10240, 1, 4)], np.int64)
+    inputs, outputs = ([data, data], [weight]) if kind.endswith("Grad") else ([data, weight], [data])
+    op = Op("conv", kind, ("x", "w"), ("y",), (("group", 10240),))
+    device = COSTS.cluster.device
+
+    seconds = float(COSTS.op_seconds(op, inputs, outputs, elements(op))[0])
+
+    assert op_flops(op, inputs, outputs) == [2 * 4 * 4096 * 10240]
+    moved = 2 * (2 * 4096 * 10240 + 4 * 10240)
+    bandwidth = device.memory_bandwidth * device.bandwidth_efficiency
+    assert seconds == pytest.approx(device.launch + moved / bandwidth)
+    assert COSTS.least_compute_seconds(op, inputs, outputs) == [0]
