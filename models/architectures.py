@@ -12,6 +12,7 @@ from typing import Any
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
 from autopar.models.gemma_reader import GEMMAS
+from autopar.models.hybrids import HYBRIDS
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
 
@@ -255,6 +256,7 @@ READERS: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     "qwen3": _qwen3,
     "starcoder2": _starcoder2,
     **GEMMAS,
+    **HYBRIDS,
     **MIXTURES,
 }
 """Reader of each `model_type`."""

@@ -26,7 +26,8 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
         of = f"{weights}.{names.qkv[0 if fused else index]}"
         flat = w.linear(
             x_BSd, f"{name}.{which}", of, hidden, heads * part.size,
-            bias=part.qkv_bias, part=f".{which}" if fused else "", transposed=part.transposed,
+            bias=part.qkv_bias, part=f".{which}" if fused or (part.gated and which == "q") else "",
+            transposed=part.transposed,
         )  # fmt: skip
         if which != "v" and part.qk_norm == "width":
             flat = w.norm(flat, f"{name}.{which}_norm", f"{weights}.{names.qk_norm[index]}", heads * part.size)
@@ -49,6 +50,12 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
     y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part)
     width = part.heads * part.size
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
+    if part.gated:
+        logit = w.linear(
+            x_BSd, f"{name}.gate", f"{weights}.{names.qkv[0]}", hidden, width,
+            bias=part.qkv_bias, part=".gate", transposed=part.transposed,
+        )  # fmt: skip
+        merged = g.op("Mul", merged, g.op("Sigmoid", logit, name=f"{name}.gate.sigmoid"), name=f"{name}.gated")
     return w.linear(
         merged, f"{name}.out", f"{weights}.{names.out}", width, hidden, bias=part.out_bias, transposed=part.transposed
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from autopar.models import layers
 from autopar.models.attention import grouped_attention, latent_attention
-from autopar.models.decoder_config import Block, DecoderConfig, Experts, LatentAttention
+from autopar.models.decoder_config import Block, DecoderConfig, DeltaRule, Experts, LatentAttention, StateSpace
 from autopar.models.experts import experts, mlp
+from autopar.models.scans import delta_rule, state_space
 from autopar.models.writer import Writer
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     g = w.g
     tokens = g.input("input_ids", ("batch", config.seq), "int64")
     embedding = g.parameter(f"{names.embed}.weight", (config.vocab, config.hidden))
-    w.declare_tables(tokens, [block.attention.rope for block in config.blocks if block.attention.rope is not None])
+    w.declare_tables(tokens, [block.rope for block in config.blocks if block.rope is not None])
     x = w.scaled(g.op("Gather", embedding, tokens, name="embed", axis=0), config.embedding_scale)
     if config.positions:
         x = g.op("Add", x, _learned_positions(w), name="embed.placed")
@@ -62,19 +63,28 @@ def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
         return w.g.op("Add", value, w.scaled(term, config.residual_scale), name=f"{name}.{part}")
 
     def attend(value: str) -> str:
+        if isinstance(block.attention, StateSpace):
+            return state_space(w, value, f"{name}.scan", f"{weights}.{names.scan}", block.attention)
+        if isinstance(block.attention, DeltaRule):
+            return delta_rule(w, value, f"{name}.scan", f"{weights}.{names.scan}", block.attention)
         if isinstance(block.attention, LatentAttention):
             return latent_attention(w, value, f"{name}.attn", weights, block.attention)
+        assert block.attention is not None, "only blocks with attention attend"
         return grouped_attention(w, value, f"{name}.attn", weights, block.attention, names)
 
     def feed(value: str) -> str:
         if isinstance(block.mlp, Experts):
             return experts(w, value, f"{name}.moe", weights, block.mlp)
+        assert block.mlp is not None, "only blocks with an MLP feed"
         return mlp(w, value, f"{name}.mlp", weights, block.mlp, names.mlp)
 
     match config.arrangement:
         case "pre":
-            x = added(x, "attn_residual", attend(norm(x, "attn_norm", names.attention_norm)))
-            return added(x, "mlp_residual", feed(norm(x, "mlp_norm", names.mlp_norm)))
+            if block.attention is not None:
+                x = added(x, "attn_residual", attend(norm(x, "attn_norm", names.attention_norm)))
+            if block.mlp is not None:
+                x = added(x, "mlp_residual", feed(norm(x, "mlp_norm", names.mlp_norm)))
+            return x
         case "both":
             y = norm(attend(norm(x, "attn_norm", names.attention_norm)), "attn_post_norm", names.post_norms[0])
             x = added(x, "attn_residual", y)

@@ -3,8 +3,8 @@
 Families differ in the norm, where it stands, how queries, keys and values come about, what gates the MLP, and in
 names; a `DecoderConfig` says all of it. Weights are called as in Hugging Face's checkpoints. Where a checkpoint fuses
 several matrices into one (queries, keys and values; gate and up), the parts are weights of their own here, so that each
-can be sharded by its own dims; `.q`, `.k`, `.v`, `.gate` and `.up` behind its name tell them apart. A weight that is
-[in, out] here where the checkpoint has [out, in] ends in `TRANSPOSED`.
+can be sharded by its own dims; `.q`, `.k`, `.v`, `.gate`, `.up` and the like behind its name tell them apart. A weight
+that is [in, out] here where the checkpoint has [out, in] ends in `TRANSPOSED`.
 """
 
 from dataclasses import dataclass, replace
@@ -58,6 +58,7 @@ class Attention:
         temperature: Positions per step by which the scores of later queries grow, and the growth: a query at position
             p has its scores times `1 + growth ln(1 + floor((p + 1) / positions))`; None without.
         sinks: Whether each head has a logit of its own in the denominator of the softmax.
+        gated: Whether a sigmoid of a second part of the projection of queries scales the result.
     """
 
     heads: int
@@ -76,6 +77,7 @@ class Attention:
     interleaved: bool = False
     temperature: tuple[float, float] | None = None
     sinks: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -132,6 +134,70 @@ Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu-squared"]
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Mamba 2's mixer, in the place of attention (Dao and Gu 2024).
+
+    Attributes:
+        heads: Heads.
+        size: Channels of a head.
+        groups: Groups of heads that share what reads and writes their states, a divisor of `heads`.
+        state: Numbers of state per channel.
+        kernel: Tokens of the convolution before the scan.
+        kernel_bias: Whether the convolution has a bias.
+        bias: Whether the projections have one.
+        activation: Nonlinearity behind the convolution.
+        least_step: Least step of a token.
+        most_step: Largest step of a token.
+    """
+
+    heads: int
+    size: int
+    groups: int
+    state: int
+    kernel: int
+    kernel_bias: bool = True
+    bias: bool = False
+    activation: Activation = "silu"
+    least_step: float = 0.0
+    most_step: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.heads % self.groups:
+            raise ModelError(
+                f"{self.heads} heads of the scan are not divisible by its {self.groups} groups",
+                hint="n_groups (mamba_n_groups) has to divide the heads",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """A gated delta net, in the place of attention (Yang et al. 2024, Gated Delta Networks).
+
+    Attributes:
+        heads: Heads of values.
+        size: Elements of a value.
+        key_heads: Heads of queries and keys, a divisor of `heads`.
+        key_size: Elements of a query or key.
+        kernel: Tokens of the convolution before the scan.
+        activation: Nonlinearity behind the convolution.
+    """
+
+    heads: int
+    size: int
+    key_heads: int
+    key_size: int
+    kernel: int
+    activation: Activation = "silu"
+
+    def __post_init__(self) -> None:
+        if self.key_heads < 1 or self.heads % self.key_heads:
+            raise ModelError(
+                f"{self.heads} value heads of the delta rule are not divisible by its {self.key_heads} key heads",
+                hint="linear_num_key_heads has to divide linear_num_value_heads",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """The MLP of a block.
 
@@ -177,6 +243,7 @@ class Experts:
         interleaved: Whether the checkpoint holds columns of gate and up in turn.
         scaled_input: Whether weights of experts scale what goes into them, not what comes out.
         imbalance: Rows of the fullest device relative to an even load.
+        gated: Whether experts have gates; the matrices of gate and up are those of up alone where not.
     """
 
     count: int
@@ -201,6 +268,7 @@ class Experts:
     interleaved: bool = False
     scaled_input: bool = False
     imbalance: float = 1.0
+    gated: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
@@ -226,12 +294,17 @@ class Block:
     """What a block of a decoder consists of.
 
     Attributes:
-        attention: Its attention.
-        mlp: Its MLP.
+        attention: Its attention, or the scan in the place of attention; None in a block that is only an MLP.
+        mlp: Its MLP; None in a block without.
     """
 
-    attention: Attention | LatentAttention
-    mlp: Mlp | Experts
+    attention: Attention | LatentAttention | StateSpace | DeltaRule | None
+    mlp: Mlp | Experts | None
+
+    @property
+    def rope(self) -> Rope | None:
+        """Rotary positions of its attention."""
+        return self.attention.rope if isinstance(self.attention, Attention | LatentAttention) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +324,7 @@ class Names:
         positions: Table of learned positions.
         qk_norm: Norms of queries and keys.
         post_norms: Norms behind attention and MLP, of blocks that have norms before and behind.
+        scan: What a scan is in a block.
     """
 
     embed: str
@@ -265,6 +339,7 @@ class Names:
     positions: str = ""
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     post_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    scan: str = "mixer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,20 +400,33 @@ class DecoderConfig:
         return self.seq
 
 
-def uniform(num_layers: int, attention: Attention | LatentAttention, mlp: Mlp | Experts, **parts: Any) -> DecoderConfig:
+def uniform(
+    num_layers: int, attention: Attention | LatentAttention | StateSpace, mlp: Mlp | Experts | None, **parts: Any
+) -> DecoderConfig:
     """Return a decoder of equal blocks; `parts` are the other fields of `DecoderConfig`."""
     return DecoderConfig((Block(attention, mlp),) * num_layers, **parts)
 
 
 def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
-    """Return a decoder whose sequences hold several documents of equal length, which do not see each other."""
+    """Return a decoder whose sequences hold several documents of equal length, which do not see each other.
+
+    Raises:
+        ModelError: If it has scans, whose states would pass from document to document.
+    """
     if documents == 1:
         return decoder
     length = -(-decoder.seq // documents)
-    blocks = (
-        replace(own, attention=replace(own.attention, chunk=min(length, own.attention.chunk or length)))
-        for own in decoder.blocks
-    )
+    blocks = []
+    for own in decoder.blocks:
+        if isinstance(own.attention, StateSpace | DeltaRule):
+            raise ModelError(
+                f"{documents} documents per sequence cannot be kept apart by a scan",
+                hint="leave docs_per_sequence at 1, and state the length of a document as seq",
+            )
+        if own.attention is not None:
+            near = replace(own.attention, chunk=min(length, own.attention.chunk or length))
+            own = replace(own, attention=near)
+        blocks.append(own)
     return replace(decoder, blocks=tuple(blocks))
 
 

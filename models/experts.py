@@ -28,7 +28,7 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     rows = g.op("autopar::ExpertDispatch", given, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill)
 
     def product(x: str, which: str, matrix: str, num_in: int, num_out: int) -> str:
-        of = f".{which}" if matrix == fused else ""
+        of = f".{which}" if matrix == fused and part.gated else ""
         end = TRANSPOSED if part.transposed else ""
         held = g.parameter(f"{weights}.{matrix}{of}{end}", (part.count, num_in, num_out), f"normal {num_in**-0.5:.6g}")
         if not part.bias:
@@ -38,8 +38,12 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
         column = g.op("Unsqueeze", bias, g.constant((1, 2)), name=f"{name}.{which}.bias")
         return g.op("Add", y, column, name=f"{name}.{which}")
 
-    gate, up = (product(rows, which, fused, hidden, part.width) for which in ("gate", "up"))
-    made = product(_inner(w, gate, up, name, part), "down", down, part.width, hidden)
+    if part.gated:
+        gate, up = (product(rows, which, fused, hidden, part.width) for which in ("gate", "up"))
+        inner = _inner(w, gate, up, name, part)
+    else:
+        inner = w.activated(product(rows, "up", fused, hidden, part.width), name, part.activation)
+    made = product(inner, "down", down, part.width, hidden)
     routed = name if not part.shared else f"{name}.routed"
     if part.scaled_input:
         y = g.op("autopar::ExpertSum", made, expert_BSK, numbers, name=routed, fill=part.fill)
@@ -47,7 +51,9 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
         y = g.op("autopar::ExpertCombine", made, weight_BSK, expert_BSK, numbers, name=routed, fill=part.fill)
     if not part.shared:
         return y
-    own = mlp(w, x_BSd, f"{name}.shared", f"{weights}.{shared}", Mlp(part.shared, part.activation), _SHARED)
+    of_shared = Mlp(part.shared, part.activation, gated=part.gated)
+    projections = _SHARED if part.gated else _SHARED[1:]
+    own = mlp(w, x_BSd, f"{name}.shared", f"{weights}.{shared}", of_shared, projections)
     if part.shared_gate:
         logit = w.linear(x_BSd, f"{name}.shared.share", f"{weights}.{shared_gate}", hidden, 1)
         share = g.op("Sigmoid", logit, name=f"{name}.shared.sigmoid")

@@ -46,15 +46,15 @@ def llama(
         width: Default of `intermediate_size`.
         rotated: Rotated part of a head unless the configuration says another.
         theta: Base of the rotary frequencies unless the configuration says another.
-        **parts: Fields of `Attention` (`qk_norm`, `fused`, `scale`, `softcap`, `sinks`), `from_zero` of `Norm`, fields
-            of `DecoderConfig`, names of fields that state the nonlinearity (`activations`) and their default
-            (`nonlinearity`).
+        **parts: Fields of `Attention` (`qk_norm`, `fused`, `scale`, `softcap`, `sinks`, `gated`), `from_zero` of
+            `Norm`, fields of `DecoderConfig`, names of fields that state the nonlinearity (`activations`) and their
+            default (`nonlinearity`).
     """
     hidden, heads = fields.size("hidden_size", default=4096), fields.size("num_attention_heads", default=32)
     head = head_size(fields, hidden, heads)
     bias = fields.flag("attention_bias", False) if qkv_bias is None else qkv_bias
     of_attention = {
-        name: parts.pop(name) for name in ("qk_norm", "fused", "scale", "softcap", "sinks") if name in parts
+        name: parts.pop(name) for name in ("qk_norm", "fused", "scale", "softcap", "sinks", "gated") if name in parts
     }
     names = parts.pop("names", LLAMA)
     config = uniform(

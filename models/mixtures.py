@@ -20,7 +20,7 @@ from autopar.models.decoder_config import (
 from autopar.models.llama_reader import LLAMA, llama
 from autopar.models.rotary import yarn_amplitude
 
-_QWEN_SHARED = (
+QWEN_SHARED = (
     "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.shared_expert", "mlp.shared_expert_gate"
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def _dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(index for index in range(num_layers) if index in named or (index + 1) % step)
 
 
-def _qwen_moe(config: DecoderConfig, fields: Fields, **parts: object) -> DecoderConfig:
+def qwen_moe(config: DecoderConfig, fields: Fields, **parts: object) -> DecoderConfig:
     """Return a dense Qwen with experts; `parts` are fields of `Experts` that differ between its generations."""
     experts = Experts(
         fields.size("num_experts", "num_local_experts", default=parts.pop("count")),  # type: ignore[arg-type]
@@ -80,14 +80,14 @@ def _qwen2_moe(fields: Fields, seq: int) -> DecoderConfig:
         window=lambda index: used and index % 2 == 0 and index < last,
     )  # fmt: skip
     shared = fields.size("shared_expert_intermediate_size", default=5632)
-    return _qwen_moe(config, fields, count=60, top_k=4, width=1408, shared=shared, shared_gate=True, names=_QWEN_SHARED)
+    return qwen_moe(config, fields, count=60, top_k=4, width=1408, shared=shared, shared_gate=True, names=QWEN_SHARED)
 
 
 def _qwen3_moe(fields: Fields, seq: int) -> DecoderConfig:
     if fields.flag("use_sliding_window", False):
         raise UnknownError("use_sliding_window=True")
     config = llama(fields, seq, kv_heads=4, qk_norm="head", width=6144)
-    return _qwen_moe(config, fields, count=128, top_k=8, width=768)
+    return qwen_moe(config, fields, count=128, top_k=8, width=768)
 
 
 def _glm4_moe(fields: Fields, seq: int) -> DecoderConfig:
@@ -96,7 +96,7 @@ def _glm4_moe(fields: Fields, seq: int) -> DecoderConfig:
     config = llama(
         fields, seq, kv_heads=8, epsilon=1e-5, qkv_bias=bias, qk_norm=norm, rotated=0.5, width=10944,
     )  # fmt: skip
-    experts = _sigmoid_experts(fields, count=128, width=1408, scale=1.0, groups=1, chosen=1)
+    experts = sigmoid_experts(fields, count=128, width=1408, scale=1.0, groups=1, chosen=1)
     return _with_experts(config, experts, frozenset(range(_dense_first(fields, 1))))
 
 
@@ -111,10 +111,21 @@ def _dense_first(fields: Fields, default: int) -> int:
     return min(value, MAX_LAYERS)
 
 
-def _sigmoid_experts(fields: Fields, *, count: int, width: int, scale: float, groups: int, chosen: int) -> Experts:
+def sigmoid_experts(
+    fields: Fields,
+    *,
+    count: int,
+    width: int,
+    scale: float,
+    groups: int,
+    chosen: int,
+    top_k: int = 8,
+    act: str = "hidden_act",
+    nonlinearity: str = "silu",
+) -> Experts:
     """Return experts that are chosen by corrected sigmoid scores within the best groups (DeepSeek-V3, section 2.1.2).
 
-    Arguments are defaults of the fields.
+    Arguments are defaults of the fields; `act` is the one that states the nonlinearity.
     """
     for name, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if fields.get(name, default=known) != known:
@@ -124,7 +135,7 @@ def _sigmoid_experts(fields: Fields, *, count: int, width: int, scale: float, gr
     inside = fields.size("moe_intermediate_size", default=width)
     return Experts(
         fields.size("n_routed_experts", "num_local_experts", default=count),
-        fields.size("num_experts_per_tok", default=8), inside, activation(fields, "hidden_act", default="silu"),
+        fields.size("num_experts_per_tok", default=top_k), inside, activation(fields, act, default=nonlinearity),
         scores="sigmoid", normalized=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", default=scale), correction=True,
         groups=fields.size("n_group", default=groups), chosen_groups=fields.size("topk_group", default=chosen),
@@ -202,7 +213,7 @@ def _deepseek_v2(fields: Fields, seq: int) -> DecoderConfig:
 
 
 def _deepseek_v3(fields: Fields, seq: int) -> DecoderConfig:
-    experts = _sigmoid_experts(fields, count=256, width=2048, scale=2.5, groups=8, chosen=4)
+    experts = sigmoid_experts(fields, count=256, width=2048, scale=2.5, groups=8, chosen=4)
     interleaved = fields.flag("rope_interleave", True)
     return _deepseek(fields, seq, experts, sizes=(7168, 18432, 61, 128), dense=3, interleaved=interleaved)
 

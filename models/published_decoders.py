@@ -85,6 +85,12 @@ _GEMMA3 = {
     "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     "max_position_embeddings": 131072,
 }  # fmt: skip
+_NEMOTRON_H = {
+    "model_type": "nemotron_h", "vocab_size": 131072, "num_key_value_heads": 8, "head_dim": 128, "mamba_head_dim": 64,
+    "n_groups": 8, "conv_kernel": 4, "mlp_hidden_act": "relu2",
+}  # fmt: skip
+_FIVE_PAIRS = "M-M-M-M-M*-"
+"""Five blocks of each kind and an attention, the period of Nemotron-H."""
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8b": {
@@ -168,6 +174,42 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         **_NEMOTRON, "hidden_size": 18432, "intermediate_size": 73728, "num_hidden_layers": 96,
         "num_attention_heads": 96,
     },
+    "mamba2-2.7b": {
+        "model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50288, "num_heads": 80,
+        "head_dim": 64, "state_size": 128, "n_groups": 1, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True,
+    },
+    "bamba-9b": {
+        "model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "attn_layer_indices": [9, 18, 27],
+        "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    },
+    "nemotron-h-8b": {
+        **_NEMOTRON_H, "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 52,
+        "num_attention_heads": 32, "mamba_num_heads": 128, "ssm_state_size": 128,
+        "hybrid_override_pattern": f"M-M-M-M*-{3 * _FIVE_PAIRS}M-M-M-M-M-",
+    },
+    "nemotron-h-56b": {
+        **_NEMOTRON_H, "hidden_size": 8192, "intermediate_size": 32768, "num_hidden_layers": 118,
+        "num_attention_heads": 64, "mamba_num_heads": 256, "ssm_state_size": 256,
+        "hybrid_override_pattern": f"M-M-M-M*-{9 * _FIVE_PAIRS}M-M-M-M-M-",
+    },
+    "nemotron3-nano-30b-a3b": {
+        **_NEMOTRON_H, "hidden_size": 2688, "intermediate_size": 1856, "num_hidden_layers": 52,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "mamba_num_heads": 64, "ssm_state_size": 128,
+        "hybrid_override_pattern": f"MEMEM*{4 * 'EMEMEM*'}EMEMEMEM*EMEMEMEME", "n_routed_experts": 128,
+        "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5,
+    },
+    "qwen3-next-80b-a3b": {
+        **_QWEN3_MOE, "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_hidden_layers": 48,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 512,
+        "num_experts_per_tok": 10, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4, "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+        "max_position_embeddings": 262144,
+    },
 }  # fmt: skip
 """Fields of published configurations by name in the zoo."""
 
@@ -192,7 +234,17 @@ _KEYS = {
     "value": "v_head_dim",
 }
 """Sizes by their name in the zoo, and the field of a configuration."""
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_OTHER_KEYS: Mapping[str, tuple[str, ...]] = {
+    "experts": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "shared_ffn": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "scan_heads": ("num_heads", "mamba_num_heads", "mamba_n_heads", "linear_num_value_heads"),
+    "scan_head": ("mamba_head_dim", "mamba_d_head", "linear_value_head_dim"),
+    "scan_groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
+    "state": ("state_size", "ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
+}
+"""Sizes by their name in the zoo, and the fields of which a configuration has one."""
+_PATTERN = "hybrid_override_pattern"
+"""Field that states the kind of each block by a letter."""
 
 
 def _size() -> Any:
@@ -225,6 +277,11 @@ class PublishedConfig:
         plain: Elements of a head's query and key that are not rotated, of latent attention.
         rotated: Those that are.
         value: Elements of a head's value.
+        shared_ffn: Width of what every token uses beside experts.
+        scan_heads: Heads of a scan.
+        scan_head: Elements of such a head.
+        scan_groups: Groups of heads of a scan that share keys.
+        state: Numbers of state per element of a head of a scan.
         docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
         expert_imbalance: Tokens of the fullest device, relative to an even load of experts.
     """
@@ -250,6 +307,11 @@ class PublishedConfig:
     plain: int = _size()
     rotated: int = _size()
     value: int = _size()
+    shared_ffn: int = _size()
+    scan_heads: int = _size()
+    scan_head: int = _size()
+    scan_groups: int = _size()
+    state: int = _size()
     docs_per_sequence: int = 1
     expert_imbalance: float = 1.0
 
@@ -261,7 +323,7 @@ class PublishedConfig:
         published = _sizes(CONFIGURATIONS[self.model])
         for item in fields(self):
             size = getattr(self, item.name)
-            if item.name in (*_KEYS, "experts") and bool(size) != bool(published.get(item.name)):
+            if item.name in (*_KEYS, *_OTHER_KEYS) and bool(size) != bool(published.get(item.name)):
                 known = published.get(item.name)
                 raise ModelError(
                     f"{self.model} has {item.name}={known}, which cannot be 0" if known
@@ -278,22 +340,28 @@ class PublishedConfig:
     def configuration(self) -> dict[str, Any]:
         """The fields of the `config.json`, with the sizes of this one."""
         published = dict(CONFIGURATIONS[self.model])
-        for name, key in (*_KEYS.items(), ("experts", _experts(published))):
+        for name, key in _keys(published).items():
             if getattr(self, name):
                 published[key] = getattr(self, name)
+        if _PATTERN in published:
+            if self.num_layers > len(published[_PATTERN]):
+                raise ModelError(
+                    f"{self.model} has a pattern of {len(published[_PATTERN])} blocks, not of {self.num_layers}",
+                    hint=f"num_layers is at most {len(published[_PATTERN])}",
+                )
+            published[_PATTERN] = published[_PATTERN][: self.num_layers]
         return published
 
 
-def _experts(configuration: Mapping[str, Any]) -> str:
-    """Return the field in which a configuration states its experts."""
-    return next((name for name in _EXPERTS if name in configuration), "")
+def _keys(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Return the field of each size that a configuration may have, by its name in the zoo."""
+    stated = {name: next((key for key in keys if key in configuration), "") for name, keys in _OTHER_KEYS.items()}
+    return {**_KEYS, **{name: key for name, key in stated.items() if key}}
 
 
 def _sizes(configuration: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a configuration by their name in the zoo; those it does not state are left out."""
-    found = {name: configuration[key] for name, key in _KEYS.items() if configuration.get(key)}
-    experts = _experts(configuration)
-    return {**found, "experts": configuration[experts]} if experts else found
+    return {name: configuration[key] for name, key in _keys(configuration).items() if configuration.get(key)}
 
 
 def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
@@ -315,7 +383,8 @@ def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec
 # Counts are without buffers of the router and without layers that predict further tokens; where an exact count of the
 # released checkpoint was published they equal it. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for
 # DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2 (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences
-# for Nemotron-4 340B; 4M tokens where none was published.
+# for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2; 4M tokens where none was
+# published.
 SPECS = (
     _spec("llama3.1-8b", 8_030_261_248, 512, 8192, "meta-llama/Llama-3.1-8B"),
     _spec("llama3.1-70b", 70_553_706_496, 512, 8192, "meta-llama/Llama-3.1-70B"),
@@ -342,6 +411,12 @@ SPECS = (
     _spec("gemma3-12b", 11_766_034_176, 1024, 4096, "google/gemma-3-12b-pt, without its vision tower"),
     _spec("gemma3-27b", 27_009_346_304, 1024, 4096, "google/gemma-3-27b-pt, without its vision tower"),
     _spec("nemotron4-15b", 15_628_775_424, 1024, 4096, "Parmar et al. 2024 (Nemotron-4 15B), Table 1"),
+    _spec("mamba2-2.7b", 2_702_599_680, 512, 2048, "state-spaces/mamba2-2.7b"),
+    _spec("bamba-9b", 9_780_235_392, 1024, 4096, "ibm-ai-platform/Bamba-9B"),
+    _spec("nemotron-h-8b", 8_100_852_736, 768, 8192, "nvidia/Nemotron-H-8B-Base-8K"),
+    _spec("nemotron-h-56b", 56_324_350_464, 768, 8192, "nvidia/Nemotron-H-56B-Base-8K"),
+    _spec("nemotron3-nano-30b-a3b", 31_577_937_344, 3072, 8192, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"),
+    _spec("qwen3-next-80b-a3b", 79_674_391_296, 1024, 4096, "Qwen/Qwen3-Next-80B-A3B-Instruct"),
     _spec("nemotron4-340b", 341_029_195_776, 2304, 4096, "nvidia/Nemotron-4-340B-Base"),
 )
 """All models."""

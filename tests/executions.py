@@ -66,6 +66,18 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "top_k": 2, "groups": 4, "chosen_groups": 2, "dense_layers": 1, "query_rank": 8, "latent_rank": 8, "plain": 4,
         "rotated": 4, "value": 4,
     },
+    "mamba2-2.7b": {
+        "num_layers": 2, "hidden": 16, "seq": 4, "vocab": 24, "scan_heads": 8, "head": 4, "scan_groups": 4, "state": 4,
+    },
+    "nemotron-h-8b": {
+        "num_layers": 8, "hidden": 16, "heads": 4, "kv_heads": 4, "head": 4, "ffn": 24, "seq": 4, "vocab": 24,
+        "scan_heads": 4, "scan_head": 4, "scan_groups": 4, "state": 4,
+    },
+    "qwen3-next-80b-a3b": {
+        "num_layers": 4, "hidden": 16, "heads": 4, "kv_heads": 4, "head": 8, "ffn": 24, "seq": 4, "vocab": 24,
+        "experts": 4, "top_k": 2, "expert_ffn": 8, "shared_ffn": 8, "scan_heads": 8, "scan_head": 4, "scan_groups": 4,
+        "state": 4,
+    },
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
         "groups": 4,

@@ -18,7 +18,7 @@ from autopar.errors import ExportError
 from autopar.folding.fold import Folded
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
-from autopar.models.decoder_config import DecoderConfig, Experts, LatentAttention
+from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
@@ -359,14 +359,17 @@ def _stated(plan: Plan, model: onnx.ModelProto) -> Sizes | None:
 _USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
-def _decoder_sizes(family: str, decoder: DecoderConfig) -> Sizes:
-    """Return the sizes of a decoder."""
-    attention = decoder.blocks[0].attention
+def _decoder_sizes(family: str, decoder: DecoderConfig) -> Sizes | None:
+    """Return the sizes of a decoder, None if not each of its blocks is an attention and an MLP."""
+    attentions = [own.attention for own in decoder.blocks if isinstance(own.attention, Attention | LatentAttention)]
+    if len(attentions) < decoder.num_layers or any(block.mlp is None for block in decoder.blocks):
+        return None
+    attention = attentions[0]
     mixtures = [block.mlp for block in decoder.blocks if isinstance(block.mlp, Experts)]
-    dense = [block.mlp.width for block in decoder.blocks if not isinstance(block.mlp, Experts)]
+    dense = [block.mlp.width for block in decoder.blocks if isinstance(block.mlp, Mlp)]
     latent = isinstance(attention, LatentAttention)
     size = attention.plain + attention.rope.size if isinstance(attention, LatentAttention) else attention.size
-    theta = next((block.attention.rope.theta for block in decoder.blocks if block.attention.rope is not None), 0.0)
+    theta = next((block.rope.theta for block in decoder.blocks if block.rope is not None), 0.0)
     return Sizes(
         decoder.num_layers, decoder.hidden, attention.heads,
         attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads,

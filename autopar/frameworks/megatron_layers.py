@@ -18,12 +18,13 @@ def layer_arguments(decoder: DecoderConfig, lost: list[str]) -> Iterable[Argumen
         lost: Added to: what there is no argument for.
     """
     attention = decoder.blocks[0].attention
+    assert isinstance(attention, Attention | LatentAttention), "sizes of other decoders are not known"
     yield from _norms(decoder)
     if isinstance(attention, LatentAttention):
         yield from _latent(attention)
     else:
         yield from _grouped(attention)
-    ropes = {block.attention.rope for block in decoder.blocks}
+    ropes = {block.rope for block in decoder.blocks}
     if ropes == {None}:
         yield "--position-embedding-type", "learned_absolute" if decoder.positions else "none"
     else:
@@ -118,7 +119,7 @@ def _special(decoder: DecoderConfig) -> Iterator[str]:
         yield "factors of embedding, residuals or logits"
     attentions = [block.attention for block in decoder.blocks]
     grouped = [own for own in attentions if isinstance(own, Attention)]
-    ropes = {own.rope for own in attentions}
+    ropes = {block.rope for block in decoder.blocks}
     if len(ropes) > 1:
         yield "rotary positions that differ between layers"
     scalings = sorted({rope.scaling for rope in ropes if rope is not None} - {"default"})

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from autopar.ir.graph import Op
 from autopar.training.rules.base import Grads, Rule, axis_attr, float_attr, grad_of, int_attr
-from autopar.training.tape import Tape, unsupported
+from autopar.training.tape import Shape, Tape, unsupported
 
 
 def _softmax(t: Tape, op: Op, grads: Grads) -> Grads:
@@ -20,29 +20,32 @@ def _layer_norm(t: Tape, op: Op, grads: Grads) -> Grads:
     if dy is None or any(grads[1:]):
         raise unsupported(op, "a gradient flows through the statistics it returns")
     axis = _norm_axis(t, op)
-    norm_shape = t.shape(scale)
+    norm_shape = t.shape(x)[axis:]
     dx, dscale, dbias = t.emit_all(
         "autopar::LayerNormalizationGrad",
-        [x, scale, dy],
+        [x, _spread(t, scale, norm_shape), dy],
         [t.shape(x), norm_shape, norm_shape],
         t.dtype(x),
         axis=axis,
         epsilon=float_attr(op, "epsilon", 1e-5),
     )
-    return dx, dscale, dbias
+    bias_shape = t.shape(op.inputs[2]) if t.needs(op, 2) else norm_shape
+    return dx, t.reduce_to(dscale, t.shape(scale)), t.reduce_to(dbias, bias_shape)
 
 
 def _rms_norm(t: Tape, op: Op, grads: Grads) -> Grads:
     dy, (x, scale) = grad_of(grads), op.inputs
     axis = _norm_axis(t, op)
-    return t.emit_all(
+    norm_shape = t.shape(x)[axis:]
+    dx, dscale = t.emit_all(
         "autopar::RMSNormalizationGrad",
-        [x, scale, dy],
-        [t.shape(x), t.shape(scale)],
+        [x, _spread(t, scale, norm_shape), dy],
+        [t.shape(x), norm_shape],
         t.dtype(x),
         axis=axis,
         epsilon=float_attr(op, "epsilon", 1e-5),
     )
+    return dx, t.reduce_to(dscale, t.shape(scale)) if t.needs(op, 1) else None
 
 
 def _group_norm(t: Tape, op: Op, grads: Grads) -> Grads:
@@ -62,13 +65,21 @@ def _group_norm(t: Tape, op: Op, grads: Grads) -> Grads:
 
 
 def _norm_axis(t: Tape, op: Op) -> int:
-    """Return the first normalised dim of an op whose scale (and bias) has exactly the normalised dims."""
+    """Return the first normalised dim of an op whose scale (and bias) has the normalised dims, or 1 in their place."""
     axis = axis_attr(t, op, -1)
     normed = t.shape(op.inputs[0])[axis:]
-    for name in op.inputs[1:]:
-        if name and t.shape(name) != normed:
+    for name in filter(None, op.inputs[1:]):
+        shape = t.shape(name)
+        fits = (size in (1, full) for size, full in zip(shape[::-1], normed[::-1], strict=False))
+        if len(shape) > len(normed) or not all(fits):
             raise unsupported(op, f"{t.values[name]} has not the shape {list(normed)} of the normalised dims")
     return axis
+
+
+def _spread(t: Tape, scale: str, shape: Shape) -> str:
+    """Return a scale with all normalised dims."""
+    own = t.shape(scale)
+    return scale if own == shape else t.expand(t.reshape(scale, (1,) * (len(shape) - len(own)) + own), shape)
 
 
 def _batch_norm(t: Tape, op: Op, grads: Grads) -> Grads:

@@ -1,0 +1,137 @@
+"""Scans of decoders in the place of attention: the mixer of Mamba 2, and the gated delta net of Qwen3-Next.
+
+Dims: B batch, S sequence, d model width, H heads, P channels of a head, C any channels.
+
+What a checkpoint holds in one matrix is split by what it makes, as in attention. So is the short causal convolution
+before a scan, which goes over each channel by itself.
+"""
+
+from autopar.models.decoder_config import Activation, DeltaRule, StateSpace
+from autopar.models.writer import Writer
+
+_USUAL_STEP = -4.6
+"""Start value of a bias of steps: its softplus is 0.01, within the 0.001 to 0.1 that Mamba draws steps from."""
+
+
+def state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace) -> str:
+    """Return Mamba 2's mixer of `x`, its projections included (Dao and Gu 2024, section 7).
+
+    Args:
+        w: Where to write.
+        x_BSd: What is mixed.
+        name: Prefix of all ops.
+        weights: Prefix of all weights.
+        part: The mixer.
+    """
+    g, hidden, seq = w.g, w.config.hidden, w.config.seq
+    inner = part.heads * part.size
+
+    def project(which: str, size: int) -> str:
+        of = f"{weights}.in_proj"
+        return w.linear(x_BSd, f"{name}.{which}", of, hidden, size, bias=part.bias, part=f".{which}")
+
+    def convolved(which: str, heads: int, size: int) -> str:
+        of = f"{weights}.conv1d"
+        return _convolved(
+            w, project(which, heads * size), f"{name}.{which}", of, heads, size, part.kernel, part.activation,
+            bias=part.kernel_bias, part=f".{which}",
+        )  # fmt: skip
+
+    gate = project("gate", inner)
+    x = convolved("x", part.heads, part.size)
+    b, c = (convolved(which, part.groups, part.state) for which in "bc")
+    step = _steps(w, project("step", part.heads), f"{name}.step", weights, part.heads)
+    if part.least_step > 0 or part.most_step < float("inf"):
+        limits = g.scalar(part.least_step), g.scalar(part.most_step)
+        step = g.op("Clip", step, *limits, name=f"{name}.step.clipped")
+    rate = _rates(w, f"{name}.rate", weights, part.heads)
+    passed = g.parameter(f"{weights}.D", (part.heads,), "constant 1")
+    y = g.op("autopar::StateSpaceScan", x, step, rate, b, c, passed, name=f"{name}.core")
+    y = g.op("Reshape", y, g.constant((0, seq, inner)), name=f"{name}.merge")
+    y = g.op("Mul", y, w.activated(gate, f"{name}.gate", "silu"), name=f"{name}.gated")
+    if part.groups == 1:
+        scale = g.parameter(f"{weights}.norm.weight", (inner,), "constant 1")
+        y = g.op("RMSNormalization", y, scale, name=f"{name}.norm", axis=-1, epsilon=w.config.norm.epsilon)
+    else:
+        y = _group_norm(w, y, f"{name}.norm", f"{weights}.norm", inner, part.groups)
+    return w.linear(y, f"{name}.out", f"{weights}.out_proj", inner, hidden, bias=part.bias)
+
+
+def delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule) -> str:
+    """Return the gated delta net of `x`, its projections included; arguments as above.
+
+    Source: Yang et al. 2024 (Gated Delta Networks), section 3.4, as in Qwen3-Next.
+    """
+    g, hidden, seq = w.g, w.config.hidden, w.config.seq
+    width = part.heads * part.size
+
+    def project(which: str, of: str, size: int) -> str:
+        return w.linear(x_BSd, f"{name}.{which}", f"{weights}.{of}", hidden, size, part=f".{which}")
+
+    def convolved(which: str, heads: int, size: int) -> str:
+        x = project(which, "in_proj_qkvz", heads * size)
+        of = f"{weights}.conv1d"
+        return _convolved(
+            w, x, f"{name}.{which}", of, heads, size, part.kernel, part.activation, bias=False, part=f".{which}"
+        )
+
+    q, k = (convolved(which, part.key_heads, part.key_size) for which in "qk")
+    v = convolved("v", part.heads, part.size)
+    gate = project("gate", "in_proj_qkvz", width)
+    beta = g.op("Sigmoid", project("beta", "in_proj_ba", part.heads), name=f"{name}.beta.sigmoid")
+    step = _steps(w, project("step", "in_proj_ba", part.heads), f"{name}.step", weights, part.heads)
+    decay = g.op("Mul", step, _rates(w, f"{name}.rate", weights, part.heads), name=f"{name}.decay")
+    y = g.op("autopar::GatedDeltaRule", q, k, v, decay, beta, name=f"{name}.core", scale=part.key_size**-0.5)
+    scale = g.parameter(f"{weights}.norm.weight", (part.size,), "constant 1")
+    y = g.op("RMSNormalization", y, scale, name=f"{name}.norm", axis=-1, epsilon=w.config.norm.epsilon)
+    y = g.op("Reshape", y, g.constant((0, seq, width)), name=f"{name}.merge")
+    y = g.op("Mul", y, w.activated(gate, f"{name}.gate", "silu"), name=f"{name}.gated")
+    return w.linear(y, f"{name}.out", f"{weights}.out_proj", width, hidden)
+
+
+def _convolved(
+    w: Writer,
+    x_BSC: str,
+    name: str,
+    weight: str,
+    heads: int,
+    size: int,
+    kernel: int,
+    activation: Activation,
+    *,
+    bias: bool,
+    part: str,
+) -> str:
+    """Return `x` behind a causal convolution of each channel and a nonlinearity, as [B, S, heads, size]."""
+    g, channels = w.g, heads * size
+    x_BCS = g.op("Transpose", x_BSC, name=f"{name}.channels", perm=(0, 2, 1))
+    taps = g.parameter(f"{weight}.weight{part}", (channels, 1, kernel), f"normal {kernel**-0.5:.6g}")
+    biases = (g.parameter(f"{weight}.bias{part}", (channels,), "constant 0"),) if bias else ()
+    y_BCS = g.op(
+        "Conv", x_BCS, taps, *biases, name=f"{name}.conv", group=channels, kernel_shape=(kernel,), pads=(kernel - 1, 0)
+    )
+    y_BSC = g.op("Transpose", y_BCS, name=f"{name}.tokens", perm=(0, 2, 1))
+    active = w.activated(y_BSC, name, activation)
+    return g.op("Reshape", active, g.constant((0, w.config.seq, heads, size)), name=f"{name}.heads")
+
+
+def _steps(w: Writer, x_BSH: str, name: str, weights: str, heads: int) -> str:
+    """Return the positive step of each token and head."""
+    bias = w.g.parameter(f"{weights}.dt_bias", (heads,), f"constant {_USUAL_STEP}")
+    return w.g.op("Softplus", w.g.op("Add", x_BSH, bias, name=f"{name}.biased"), name=f"{name}.softplus")
+
+
+def _rates(w: Writer, name: str, weights: str, heads: int) -> str:
+    """Return the negative rate of decay of each head."""
+    logarithm = w.g.parameter(f"{weights}.A_log", (heads,), "constant 0")
+    return w.g.op("Neg", w.g.op("Exp", logarithm, name=f"{name}.exp"), name=name)
+
+
+def _group_norm(w: Writer, x_BSC: str, name: str, weight: str, channels: int, groups: int) -> str:
+    """Return `x` divided by the root mean square of each group of channels, and scaled."""
+    g, seq = w.g, w.config.seq
+    grouped = g.op("Reshape", x_BSC, g.constant((0, seq, groups, channels // groups)), name=f"{name}.groups")
+    ones = g.scales((1.0,))
+    normed = g.op("RMSNormalization", grouped, ones, name=f"{name}.plain", axis=-1, epsilon=w.config.norm.epsilon)
+    flat = g.op("Reshape", normed, g.constant((0, seq, channels)), name=f"{name}.flat")
+    return g.op("Mul", flat, g.parameter(f"{weight}.weight", (channels,), "constant 1"), name=name)
