@@ -46,6 +46,24 @@ def test_transformers_are_embedding_layers_head(name: str, num_layers: int) -> N
     assert _pattern(block_kinds(graph)) == [(0, 1), (1, num_layers), (2, 1)]
 
 
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        # Three layers with a scan and one with attention, twelve times.
+        ("qwen3-next-80b-a3b", [1, *[3, 1] * 12, 1]),
+        # Five layers with a window and one without, ten times, and two with.
+        ("gemma3-27b", [1, *[5, 1] * 10, 2, 1]),
+        ("bamba-9b", [1, 9, 1, 8, 1, 8, 1, 4, 1]),
+    ],
+)
+def test_repeated_groups_of_layers_are_divided_into_layers(name: str, runs: list[int]) -> None:
+    """A block is one layer where most layers of a group are equal; equal layers are of one kind everywhere."""
+    kinds = block_kinds(find_blocks(_zoo(name)))
+
+    assert [length for _, length in _pattern(kinds)] == runs
+    assert len(set(kinds)) == 4
+
+
 def test_layers_exchange_one_value() -> None:
     """Cuts cross the residual stream only: each block of GPT-2 reads one value of another block."""
     graph = find_blocks(_zoo("gpt2"))

@@ -237,7 +237,7 @@ def _starts(work: Floats, sequence: OpSequence, regions: Sequence[Region]) -> li
     for region in (*regions, Region(sequence.size, 0, 0)):
         if low < region.start:
             starts += _pieces(sequence, work, least, low, region.start)
-        starts += range(region.start, region.stop, region.period or 1)
+        starts += region.starts
         low = region.stop
     return starts
 

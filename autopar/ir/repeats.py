@@ -7,10 +7,13 @@ what the others take from their predecessor.
 
 A region is accepted if every instance has a trained tensor of its own and reads from its predecessor, and if no value
 merely passes by: branches within a layer are not regions.
+
+Instances of several layers, most of which are equal (five layers with a sliding window and one without), are divided
+into these.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +33,7 @@ _ROUNDS = 4  # rounds of mixing the tokens of producers into the token, to tell 
 _LAGS = 8  # equal tokens are paired with so many of their next ones: an op may occur several times in a layer
 _MAX_PERIODS = 48  # periods tried per segment
 _MAX_STARTS = 64  # starts tried per stretch of equal tokens
+_MOST = 0.5  # an instance is divided if regions inside cover this fraction of it
 _NEARLY = 0.9  # a shorter period is preferred if it covers this fraction of the best
 
 
@@ -70,11 +74,19 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Region:
-    """`count` equal instances of `period` ops from position `start` on."""
+    """`count` equal instances of `period` ops from position `start` on.
+
+    Attributes:
+        start: Position of the first op.
+        period: Ops of an instance.
+        count: Instances.
+        parts: Offsets within an instance at which its parts begin, the first one aside.
+    """
 
     start: int
     period: int
     count: int
+    parts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -86,19 +98,46 @@ class Region:
         """Number of ops."""
         return self.period * self.count
 
+    @property
+    def starts(self) -> list[int]:
+        """Positions at which parts of instances begin."""
+        instances = range(self.start, self.stop, self.period or 1)
+        return [instance + offset for instance in instances for offset in (0, *self.parts)]
+
 
 def find_regions(sequence: Sequence) -> list[Region]:
     """Return disjoint regions in order: the largest first found, then what repeats in the rest."""
-    mixed = _mix(sequence)
+    return _regions(sequence, _mix(sequence), 0, sequence.size)
+
+
+def _regions(sequence: Sequence, mixed: list[NDArray[np.uint64]], first: int, end: int) -> list[Region]:
+    """Return disjoint regions between `first` and `end` in order."""
     regions: list[Region] = []
-    segments = [(0, sequence.size)]
+    segments = [(first, end)]
     while segments:
         low, high = segments.pop()
         region = _largest(sequence, mixed, low, high)
         if region is not None:
-            regions.append(region)
+            regions.append(replace(region, parts=_parts(sequence, mixed, region)))
             segments += [(low, region.start), (region.stop, high)]
     return sorted(regions)
+
+
+def _parts(sequence: Sequence, mixed: list[NDArray[np.uint64]], region: Region) -> tuple[int, ...]:
+    """Return the offsets at which an instance of a region is divided: into what repeats inside, and what is left."""
+    low, high = region.start, region.start + region.period
+    inner = _regions(sequence, mixed, low, high)
+    if sum(part.size for part in inner) < _MOST * region.period:
+        return ()
+    starts: list[int] = []
+    after = low
+    for part in (*inner, Region(high, 0, 0)):
+        if sequence.trained[after : part.start].any():
+            starts.append(after)
+        if part.period:
+            starts += part.starts
+        after = part.stop
+    return tuple(start - low for start in starts[1:])
 
 
 def _mix(sequence: Sequence) -> list[NDArray[np.uint64]]:
