@@ -147,7 +147,7 @@ class StateSpace:
         bias: Whether the projections have one.
         activation: Nonlinearity behind the convolution.
         least_step: Least step of a token.
-        most_step: Largest step of a token.
+        most_step: Largest step of a token; 0 for any.
     """
 
     heads: int
@@ -159,7 +159,7 @@ class StateSpace:
     bias: bool = False
     activation: Activation = "silu"
     least_step: float = 0.0
-    most_step: float = float("inf")
+    most_step: float = 0.0
 
     def __post_init__(self) -> None:
         if self.groups < 1 or self.heads % self.groups:

@@ -64,7 +64,7 @@ def _check_width(width: int, heads: int, size: int) -> None:
 
 
 def _step_limits(fields: Fields, name: str) -> tuple[float, float]:
-    """Return the least and the largest step of a scan, infinity as transformers writes it included.
+    """Return the least and the largest step of a scan, 0 for any; infinity may be as transformers writes it.
 
     Raises:
         ModelError: If they are no two numbers in order.
@@ -80,7 +80,7 @@ def _step_limits(fields: Fields, name: str) -> tuple[float, float]:
             f"{name} of the configuration is {value!r}, not the least and the largest step of a scan",
             hint="download the config.json of the model again, or correct it",
         )
-    return numbers[0], numbers[1]
+    return numbers[0], 0.0 if numbers[1] == float("inf") else numbers[1]
 
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

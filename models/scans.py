@@ -40,13 +40,12 @@ def state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace
     gate = project("gate", inner)
     x = convolved("x", part.heads, part.size)
     b, c = (convolved(which, part.groups, part.state) for which in "bc")
-    step = _steps(w, project("step", part.heads), f"{name}.step", weights, part.heads)
-    if part.least_step > 0 or part.most_step < float("inf"):
-        limits = g.scalar(part.least_step), g.scalar(part.most_step)
-        step = g.op("Clip", step, *limits, name=f"{name}.step.clipped")
-    rate = _rates(w, f"{name}.rate", weights, part.heads)
+    rate, bias = _decays(w, weights, part.heads)
     passed = g.parameter(f"{weights}.D", (part.heads,), "constant 1")
-    y = g.op("autopar::StateSpaceScan", x, step, rate, b, c, passed, name=f"{name}.core")
+    y = g.op(
+        "autopar::StateSpaceScan", x, project("step", part.heads), rate, b, c, passed, bias, name=f"{name}.core",
+        least=part.least_step, most=part.most_step,
+    )  # fmt: skip
     y = g.op("Reshape", y, g.constant((0, seq, inner)), name=f"{name}.merge")
     y = g.op("Mul", y, w.activated(gate, f"{name}.gate", "silu"), name=f"{name}.gated")
     if part.groups == 1:
@@ -78,10 +77,9 @@ def delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule) 
     q, k = (convolved(which, part.key_heads, part.key_size) for which in "qk")
     v = convolved("v", part.heads, part.size)
     gate = project("gate", "in_proj_qkvz", width)
-    beta = g.op("Sigmoid", project("beta", "in_proj_ba", part.heads), name=f"{name}.beta.sigmoid")
-    step = _steps(w, project("step", "in_proj_ba", part.heads), f"{name}.step", weights, part.heads)
-    decay = g.op("Mul", step, _rates(w, f"{name}.rate", weights, part.heads), name=f"{name}.decay")
-    y = g.op("autopar::GatedDeltaRule", q, k, v, decay, beta, name=f"{name}.core", scale=part.key_size**-0.5)
+    step, beta = (project(which, "in_proj_ba", part.heads) for which in ("step", "beta"))
+    decays = _decays(w, weights, part.heads)
+    y = g.op("autopar::GatedDeltaRule", q, k, v, step, beta, *decays, name=f"{name}.core", scale=part.key_size**-0.5)
     scale = g.parameter(f"{weights}.norm.weight", (part.size,), "constant 1")
     y = g.op("RMSNormalization", y, scale, name=f"{name}.norm", axis=-1, epsilon=w.config.norm.epsilon)
     y = g.op("Reshape", y, g.constant((0, seq, width)), name=f"{name}.merge")
@@ -115,16 +113,10 @@ def _convolved(
     return g.op("Reshape", active, g.constant((0, w.config.seq, heads, size)), name=f"{name}.heads")
 
 
-def _steps(w: Writer, x_BSH: str, name: str, weights: str, heads: int) -> str:
-    """Return the positive step of each token and head."""
-    bias = w.g.parameter(f"{weights}.dt_bias", (heads,), f"constant {_USUAL_STEP}")
-    return w.g.op("Softplus", w.g.op("Add", x_BSH, bias, name=f"{name}.biased"), name=f"{name}.softplus")
-
-
-def _rates(w: Writer, name: str, weights: str, heads: int) -> str:
-    """Return the negative rate of decay of each head."""
-    logarithm = w.g.parameter(f"{weights}.A_log", (heads,), "constant 0")
-    return w.g.op("Neg", w.g.op("Exp", logarithm, name=f"{name}.exp"), name=name)
+def _decays(w: Writer, weights: str, heads: int) -> tuple[str, str]:
+    """Return the logarithm of the rate of decay of each head, and the bias of its steps."""
+    rate = w.g.parameter(f"{weights}.A_log", (heads,), "constant 0")
+    return rate, w.g.parameter(f"{weights}.dt_bias", (heads,), f"constant {_USUAL_STEP}")
 
 
 def _group_norm(w: Writer, x_BSC: str, name: str, weight: str, channels: int, groups: int) -> str:

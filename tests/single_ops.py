@@ -18,12 +18,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input of a test op: floats, of one sign if `sign` is not 0, or with `high` integers below it, or booleans."""
+    """An input of a test op: floats, or with `high` integers below it, or booleans."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"
     high: int = 0
-    sign: int = 0
+    positive: bool = False
 
     def draw(self, rng: np.random.Generator) -> Array:
         """Return random data."""
@@ -31,7 +31,7 @@ class Tensor:
             return rng.random(self.shape) < 0.7
         if self.dtype.startswith("int"):
             return rng.integers(0, self.high, self.shape).astype(self.dtype)
-        return self.sign * rng.uniform(0.1, 2, self.shape) if self.sign else rng.standard_normal(self.shape)
+        return rng.uniform(0.1, 2, self.shape) if self.positive else rng.standard_normal(self.shape)
 
 
 Input = Tensor | Array | None
@@ -42,11 +42,7 @@ def floats(*shape: int) -> Tensor:
 
 
 def positive(*shape: int) -> Tensor:
-    return Tensor(shape, sign=1)
-
-
-def negative(*shape: int) -> Tensor:
-    return Tensor(shape, sign=-1)
+    return Tensor(shape, positive=True)
 
 
 def indices(high: int, *shape: int) -> Tensor:

@@ -12,7 +12,10 @@ from autopar.ir.graph import Op
 COSTS = CostModel(load_cluster("h100"))
 B, S, H, G, P, N = 2, 1024, 8, 2, 64, 128
 """Samples, tokens, heads, groups, channels of a head, size of a state."""
-NAMES = {"StateSpaceScan": ("x", "dt", "a", "b", "c", "d"), "GatedDeltaRule": ("q", "k", "v", "g", "beta")}
+NAMES = {
+    "StateSpaceScan": ("x", "dt", "a_log", "b", "c", "d", "dt_bias"),
+    "GatedDeltaRule": ("q", "k", "v", "a", "b", "a_log", "dt_bias"),
+}
 Shapes = list[np.ndarray]
 
 
@@ -29,9 +32,9 @@ def shapes_of(kind: str, tokens: int = S, heads: int = H, groups: int = G) -> tu
     data, per_token = (B, tokens, heads, P), (B, tokens, heads)
     shared = (B, tokens, groups, N)
     if kind.startswith("State"):
-        inputs = [data, per_token, (heads,), shared, shared, (heads,)]
+        inputs = [data, per_token, (heads,), shared, shared, (heads,), (heads,)]
     else:
-        inputs = [shared, shared, data, per_token, per_token]
+        inputs = [shared, shared, data, per_token, per_token, (heads,), (heads,)]
     arrays = [np.array([shape], np.int64) for shape in inputs]
     y = np.array([data], np.int64)
     return ([*arrays, y], arrays) if kind.endswith("Grad") else (arrays, [y])
@@ -85,7 +88,7 @@ def test_a_sequence_shorter_than_a_chunk_is_one_chunk() -> None:
 def test_kernels_of_a_scan_hand_states_to_each_other() -> None:
     """States: 4 chunks, 12 bytes a number; C B^T: half of 256 x 256 numbers, 8 bytes each, written and read."""
     op, (inputs, outputs) = op_of("StateSpaceScan"), shapes_of("StateSpaceScan")
-    operands = 2 * (2 * B * S * H * P + B * S * H + 2 * H + 2 * B * S * G * N)
+    operands = 2 * (2 * B * S * H * P + B * S * H + 3 * H + 2 * B * S * G * N)
 
     moved = op_bytes(op, inputs, outputs, elements(op))[0]
 

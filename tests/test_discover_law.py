@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.discover import discover
-from tests.single_ops import Input, check_rule, draw_all, flags, floats, indices, ints, negative, positive, single_op
+from tests.single_ops import Input, check_rule, draw_all, flags, floats, indices, ints, positive, single_op
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ CASES: list[Callable[[Sizes], Case]] = [
         "autopar::StateSpaceScanGrad",
         [
             floats(z.b, z.s, 2 * z.h, z.k),
-            positive(z.b, z.s, 2 * z.h),
-            negative(2 * z.h),
-            *[floats(z.b, z.s, z.h, z.c)] * 2,
+            floats(z.b, z.s, 2 * z.h),
             floats(2 * z.h),
+            *[floats(z.b, z.s, z.h, z.c)] * 2,
+            *[floats(2 * z.h)] * 2,
             floats(z.b, z.s, 2 * z.h, z.k),
         ],
-        6,
-        {},
+        7,
+        {"least": 0.1},
     ),
     lambda z: (
         "autopar::GatedDeltaRuleGrad",
@@ -115,9 +115,10 @@ CASES: list[Callable[[Sizes], Case]] = [
             *[floats(z.b, z.s, z.h, z.k)] * 2,
             floats(z.b, z.s, 2 * z.h, z.v),
             *[floats(z.b, z.s, 2 * z.h)] * 2,
+            *[floats(2 * z.h)] * 2,
             floats(z.b, z.s, 2 * z.h, z.v),
         ],
-        5,
+        7,
         {"scale": 0.25},
     ),
     lambda z: ("Transpose", [floats(z.b, z.s, z.h, z.k)], 1, {"perm": (2, 0, 3, 1)}),

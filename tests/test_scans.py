@@ -23,22 +23,23 @@ def draw(*shape: int, seed: int = 0) -> Array:
 
 
 def state_space(groups: int) -> list[Array]:
-    """Return x, dt, a, b, c and d."""
-    dt, a = np.abs(draw(B, S, H)), -np.abs(draw(H, seed=1))
-    return [draw(B, S, H, P), dt, a, draw(B, S, groups, N, seed=2), draw(B, S, groups, N, seed=3), draw(H, seed=4)]
+    """Return x, dt, a_log, b, c, d and dt_bias."""
+    shared = draw(B, S, groups, N, seed=2), draw(B, S, groups, N, seed=3)
+    return [draw(B, S, H, P), draw(B, S, H), draw(H, seed=1), *shared, draw(H, seed=4), draw(H, seed=5)]
 
 
 def gated_delta(groups: int) -> list[Array]:
-    """Return q, k, v, g and beta."""
+    """Return q, k, v, a, b, a_log and dt_bias."""
     q, k, v = draw(B, S, groups, N), draw(B, S, groups, N, seed=1), draw(B, S, H, P)
-    return [q, k, v, -np.abs(draw(B, S, H)), np.abs(draw(B, S, H, seed=1))]
+    return [q, k, v, draw(B, S, H), draw(B, S, H, seed=1), draw(H), draw(H, seed=1)]
 
 
-def scan_state_space(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def scan_state_space(x: Any, dt: Any, a_log: Any, b: Any, c: Any, d: Any, dt_bias: Any) -> Any:
     """Return the outputs token by token (Dao and Gu 2024, equation 1, with the steps of Mamba)."""
     import torch
 
     b, c = (item.repeat_interleave(x.shape[2] // b.shape[2], 2) for item in (b, c))
+    dt, a = torch.nn.functional.softplus(dt + dt_bias).clamp(0.5, 1.5), -torch.exp(a_log)
     state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3])
     outputs = []
     for t in range(x.shape[1]):
@@ -48,12 +49,13 @@ def scan_state_space(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return torch.stack(outputs, 1)
 
 
-def scan_gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+def scan_gated_delta(q: Any, k: Any, v: Any, a: Any, b: Any, a_log: Any, dt_bias: Any) -> Any:
     """Return the outputs token by token (Yang et al. 2024, Gated Delta Networks, equation 10)."""
     import torch
 
     q, k = (item / torch.sqrt((item * item).sum(-1, keepdim=True) + 1e-6) for item in (q, k))
     q, k = (item.repeat_interleave(v.shape[2] // item.shape[2], 2) for item in (q, k))
+    g, beta = -torch.exp(a_log) * torch.nn.functional.softplus(a + dt_bias), torch.sigmoid(b)
     state = v.new_zeros(v.shape[0], v.shape[2], v.shape[3], k.shape[3])
     outputs = []
     for t in range(v.shape[1]):
@@ -67,7 +69,7 @@ def scan_gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
 
 
 CASES: Mapping[str, tuple[str, Callable[[int], list[Array]], Callable[..., Any], dict[str, Attr]]] = {
-    "state space": ("autopar::StateSpaceScan", state_space, scan_state_space, {}),
+    "state space": ("autopar::StateSpaceScan", state_space, scan_state_space, {"least": 0.5, "most": 1.5}),
     "gated delta rule": ("autopar::GatedDeltaRule", gated_delta, scan_gated_delta, {"scale": 0.25}),
 }
 

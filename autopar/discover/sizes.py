@@ -42,6 +42,7 @@ class Step:
         counts: Pairs of a size and an attribute that counts parts: the size becomes a multiple of the attribute's
             proxy. Only these attributes and the large ones are replaced.
         multiples: Pairs of a size and a smaller one: the size stays the same multiple of it.
+        loose: Instead, it becomes twice or three times it.
         ordered: A larger size has a larger proxy, so that the end of a slice stays inside.
     """
 
@@ -53,6 +54,7 @@ class Step:
     halvings: int = 0
     counts: tuple[tuple[int, str], ...] = ()
     multiples: tuple[tuple[int, int], ...] = ()
+    loose: bool = False
     ordered: bool = False
 
 
@@ -96,15 +98,18 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
         yield from (Step(keep_small, counts=counts) for keep_small in (False, True))
     yield from _LADDER[2:]
     # One ratio alone: 64 query heads to 8 key heads need no more, and all ratios together make proxies too large.
-    for pair in _ratios(sketch):
+    for pair in _ratios(sketch, _MAX_PARTS):
         yield from (Step(keep_small, multiples=(pair,)) for keep_small in (False, True))
+    # 256 heads of a scan in 8 groups: as many times a proxy would be too large.
+    for pair in _ratios(sketch, max(sizes_of(sketch), default=1)):
+        yield from (Step(keep_small, multiples=(pair,), loose=True) for keep_small in (False, True))
 
 
-def _ratios(sketch: Sketch) -> Iterator[tuple[int, int]]:
-    """Iterate over pairs of a size and a smaller one that divides it into a few parts."""
+def _ratios(sketch: Sketch, most: int) -> Iterator[tuple[int, int]]:
+    """Iterate over pairs of a size and a smaller one that divides it into at most so many parts."""
     sizes = sorted(sizes_of(sketch))
     for small, large in combinations(sizes, 2):
-        if large % small == 0 and large // small <= _MAX_PARTS:
+        if large % small == 0 and large // small <= most:
             yield large, small
 
 
@@ -264,7 +269,10 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
                 proxies[size] = counts[counts_of[size]] * known
             elif size in multiples:
                 small = multiples[size]
-                proxies[size] = size // small * (proxies.get(small) or fresh(small, proxies))
+                times = size // small
+                if step.loose:
+                    times = 2 if times % 2 == 0 else 3
+                proxies[size] = times * (proxies.get(small) or fresh(small, proxies))
             elif base and ratio <= step.exact_ratio:
                 proxies[size] = proxies[base] * ratio
             elif base and ratio <= step.soft_ratio:

@@ -93,28 +93,27 @@ def _sink_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return found
 
 
-def _scan_heads(x: Value, shared: Sequence[Value], per_token: Sequence[Value]) -> None:
-    """Check data of heads, what groups of heads share, and numbers per token and head."""
+def _scan_heads(x: Value, shared: Sequence[Value], per_token: Sequence[Value], per_head: Sequence[Value]) -> None:
+    """Check data of heads, what groups of heads share, and numbers per token and head or per head."""
     _require(x.is_float and len(x.shape) == 4, "data are float [samples, positions, heads, channels]")
-    _require(all(value.dtype == x.dtype for value in (*shared, *per_token)), "all inputs are of one type")
+    _require(all(value.dtype == x.dtype for value in (*shared, *per_token, *per_head)), "all inputs are of one type")
     tokens, heads = x.shape[:2], x.shape[2]
     first = shared[0].shape
     _require(len(first) == 4 and all(value.shape == first for value in shared), "what groups share is of one shape")
     _require(first[:2] == tokens and first[2] > 0 and heads % first[2] == 0, "groups divide the heads")
     _require(all(value.shape == (*tokens, heads) for value in per_token), "there is a number per token and head")
+    _require(all(value.shape == (heads,) for value in per_head), "there is a number per head")
 
 
 def _state_space(inputs: Sequence[Value]) -> tuple[Type, ...]:
-    x, dt, a, b, c, d = inputs
-    _scan_heads(x, (b, c), (dt,))
-    rows = all(value.shape == x.shape[2:3] and value.dtype == x.dtype for value in (a, d))
-    _require(rows, "there is one rate and one factor per head")
+    x, dt, a_log, b, c, d, dt_bias = inputs
+    _scan_heads(x, (b, c), (dt,), (a_log, d, dt_bias))
     return ((x.shape, x.dtype),)
 
 
 def _gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
-    q, k, v, g, beta = inputs
-    _scan_heads(v, (q, k), (g, beta))
+    q, k, v, a, b, a_log, dt_bias = inputs
+    _scan_heads(v, (q, k), (a, b), (a_log, dt_bias))
     return ((v.shape, v.dtype),)
 
 

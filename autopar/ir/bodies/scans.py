@@ -3,23 +3,30 @@
 `StateSpaceScan` is the selective state-space scan of Mamba 2 (Dao and Gu 2024, section 5). Each head has a state
 h [P, N], zeros before the first token, that decays by a number per token:
 
-    h_t = exp(dt_t a) h_(t-1) + dt_t x_t b_t^T        y_t = h_t c_t + d x_t
+    step_t = clip(softplus(dt_t + dt_bias), least, most)
+    h_t = exp(-step_t exp(a_log)) h_(t-1) + step_t x_t b_t^T        y_t = h_t c_t + d x_t
 
-Its body is the quadratic form of the paper's section 3.1, `y = (L * (C B^T)) (dt x) + d x`, where L holds the products
-of the decays between two tokens. Inputs are
+Its body is the quadratic form of the paper's section 3.1, `y = (L * (C B^T)) (step x) + d x`, where L holds the
+products of the decays between two tokens. Inputs are
 
-    x [B, S, H, P], dt [B, S, H], a [H], b [B, S, G, N], c [B, S, G, N], d [H], with G a divisor of H.
+    x [B, S, H, P], dt [B, S, H], a_log [H], b [B, S, G, N], c [B, S, G, N], d [H], dt_bias [H], with G a divisor of H,
+
+and attributes the least step and the most, 0 for none.
 
 `GatedDeltaRule` is linear attention that overwrites what the state holds for a key (Yang et al. 2024, Gated Delta
 Networks, equation 10). Each head has a state s [K, V] that maps keys to values:
 
-    u_t = exp(g_t) s_(t-1)        s_t = u_t + beta_t k_t (v_t - u_t^T k_t)^T        y_t = scale s_t^T q_t
+    u_t = exp(-softplus(a_t + dt_bias) exp(a_log)) s_(t-1)
+    s_t = u_t + sigmoid(b_t) k_t (v_t - u_t^T k_t)^T        y_t = scale s_t^T q_t
 
 where queries and keys are of length 1: the op normalises them, as the kernels of flash-linear-attention do. Inputs are
 
-    q [B, S, G, K], k [B, S, G, K], v [B, S, H, V], g [B, S, H], beta [B, S, H], with G a divisor of H.
+    q [B, S, G, K], k [B, S, G, K], v [B, S, H, V], a [B, S, H], b [B, S, H], a_log [H], dt_bias [H],
 
-Its body goes from token to token, and its gradient back over the states, which it computes again.
+with G a divisor of H. Its body goes from token to token, and its gradient back over the states, which it computes
+again.
+
+What makes steps, rates and decays is part of the ops, as it is of kernels: whatever their inputs, states decay.
 
 Names: B samples, S positions, H heads, G groups of heads that share two of the inputs, M heads of a group, T source
 positions, P channels of a head, N size of the state, K and V channels of keys and values.
@@ -42,7 +49,21 @@ _DECAYS = """
     size = Shape <start = 3> (x)
     of_heads = Concat <axis = 0> (tokens, groups, unknown)
     of_channels = Concat <axis = 0> (of_heads, size)
-    rate = Mul (dt, a)
+    raw_step = Add (dt, dt_bias)
+    free_step = Softplus (raw_step)
+    least_f = Constant <value_float: float = @least> ()
+    most_f = Constant <value_float: float = @most> ()
+    least = CastLike (least_f, x)
+    most_given = CastLike (most_f, x)
+    none = Sub (least, least)
+    is_limited = Greater (most_given, none)
+    highest = Constant <value = float {inf}> ()
+    infinity = CastLike (highest, x)
+    most = Where (is_limited, most_given, infinity)
+    step = Clip (free_step, least, most)
+    exp_a = Exp (a_log)
+    a = Neg (exp_a)
+    rate = Mul (step, a)
     total_BSH = CumSum (rate, axis1)
     total_BSGM = Reshape (total_BSH, of_heads)
     total_BGMS = Transpose <perm = [0, 2, 3, 1]> (total_BSGM)
@@ -57,8 +78,8 @@ _DECAYS = """
     seen = GreaterOrEqual (i_S1, i_T)
     logarithm = Where (seen, difference, minus_inf)
     decay = Exp (logarithm)
-    dt_BSH1 = Unsqueeze (dt, unknown)
-    dtx_BSHP = Mul (dt_BSH1, x)
+    step_BSH1 = Unsqueeze (step, unknown)
+    dtx_BSHP = Mul (step_BSH1, x)
     dtx = Reshape (dtx_BSHP, of_channels)
     scores = Einsum <equation = "bsgn,btgn->bgst"> (c, b)
     scores_1 = Unsqueeze (scores, axis_2)
@@ -68,7 +89,7 @@ _DECAYS = """
 """`decay`, the products of decays from token T to token S, and `weights`, these times the products of C and B."""
 
 _STATE_SPACE = f"""
-StateSpaceScan (x, dt, a, b, c, d) => (y)
+StateSpaceScan <least: float = 0.0, most: float = 0.0> (x, dt, a_log, b, c, d, dt_bias) => (y)
 {{{_DECAYS}
     y_BSGMP = Einsum <equation = "bgmst,btgmp->bsgmp"> (weights, dtx)
     scanned = Reshape (y_BSGMP, x_shape)
@@ -76,7 +97,8 @@ StateSpaceScan (x, dt, a, b, c, d) => (y)
     y = Add (scanned, passed)
 }}
 
-StateSpaceScanGrad (x, dt, a, b, c, d, dy) => (dx, ddt, da, db, dc, dd)
+StateSpaceScanGrad <least: float = 0.0, most: float = 0.0> (x, dt, a_log, b, c, d, dt_bias, dy)
+    => (dx, ddt, da_log, db, dc, dd, ddt_bias)
 {{{_DECAYS}
     dy_BSGMP = Reshape (dy, of_channels)
     ddtx_BTGMP = Einsum <equation = "bgmst,bsgmp->btgmp"> (weights, dy_BSGMP)
@@ -92,11 +114,19 @@ StateSpaceScanGrad (x, dt, a, b, c, d, dy) => (dx, ddt, da, db, dc, dd)
     dtotal = Reshape (dtotal_BSGM, dt_shape)
     drate = CumSum <reverse = 1> (dtotal, axis1)
     ddtx = Reshape (ddtx_BTGMP, x_shape)
-    ddt_rate = Mul (drate, a)
-    ddt_x = Einsum <equation = "bshp,bshp->bsh"> (ddtx, x)
-    ddt = Add (ddt_rate, ddt_x)
-    da = Einsum <equation = "bsh,bsh->h"> (drate, dt)
-    dx_scanned = Mul (ddtx, dt_BSH1)
+    dstep_rate = Mul (drate, a)
+    dstep_x = Einsum <equation = "bshp,bshp->bsh"> (ddtx, x)
+    dstep_any = Add (dstep_rate, dstep_x)
+    is_free = Equal (step, free_step)
+    free = CastLike (is_free, x)
+    dstep = Mul (dstep_any, free)
+    slope = Sigmoid (raw_step)
+    ddt = Mul (dstep, slope)
+    of_tokens = Constant <value_ints = [0, 1]> ()
+    ddt_bias = ReduceSum <keepdims = 0> (ddt, of_tokens)
+    da = Einsum <equation = "bsh,bsh->h"> (drate, step)
+    da_log = Mul (da, a)
+    dx_scanned = Mul (ddtx, step_BSH1)
     dx_passed = Mul (d_H1, dy)
     dx = Add (dx_scanned, dx_passed)
     dd = Einsum <equation = "bshp,bshp->h"> (dy, x)
@@ -109,7 +139,7 @@ _DELTA = """
     unknown = Constant <value_ints = [-1]> ()
     zero_f = Constant <value_float = 0.0> ()
     v_shape = Shape (v)
-    g_shape = Shape (g)
+    a_shape = Shape (a)
     tokens = Shape <start = 0, end = 2> (v)
     batch = Shape <start = 0, end = 1> (v)
     groups = Shape <start = 2, end = 3> (k)
@@ -118,6 +148,12 @@ _DELTA = """
     of_heads = Concat <axis = 0> (tokens, groups, unknown)
     of_values = Concat <axis = 0> (of_heads, values)
     v_BSGMV = Reshape (v, of_values)
+    raw_step = Add (a, dt_bias)
+    step = Softplus (raw_step)
+    exp_a = Exp (a_log)
+    speed = Neg (exp_a)
+    g = Mul (step, speed)
+    beta = Sigmoid (b)
     g_BSGM = Reshape (g, of_heads)
     beta_BSGM = Reshape (beta, of_heads)
     factor_BSGM = Exp (g_BSGM)
@@ -166,7 +202,7 @@ def _turned(name: str) -> str:
 
 
 _GATED_DELTA = f"""
-GatedDeltaRule <scale> (q, k, v, g, beta) => (y)
+GatedDeltaRule <scale> (q, k, v, a, b, a_log, dt_bias) => (y)
 {{{_DELTA}
     end, y_S = Scan <num_scan_inputs = 5, body = forward
         (state, query, key, value, factor, rate) => (next, shown) {{{_STEP}
@@ -176,7 +212,7 @@ GatedDeltaRule <scale> (q, k, v, g, beta) => (y)
     y = Reshape (y_BSGMV, v_shape)
 }}
 
-GatedDeltaRuleGrad <scale> (q, k, v, g, beta, dy) => (dq, dk, dv, dg, dbeta)
+GatedDeltaRuleGrad <scale> (q, k, v, a, b, a_log, dt_bias, dy) => (dq, dk, dv, da, db, da_log, ddt_bias)
 {{{_DELTA}
     first = Constant <value_ints = [0]> ()
     last = Constant <value_ints = [-1]> ()
@@ -228,8 +264,19 @@ GatedDeltaRuleGrad <scale> (q, k, v, g, beta, dy) => (dq, dk, dv, dg, dbeta)
     dg_BSGM = Transpose <perm = [1, 0, 2, 3]> (dg_S)
     dbeta_BSGM = Transpose <perm = [1, 0, 2, 3]> (dbeta_S)
     dv = Reshape (dv_BSGMV, v_shape)
-    dg = Reshape (dg_BSGM, g_shape)
-    dbeta = Reshape (dbeta_BSGM, g_shape)
+    dg = Reshape (dg_BSGM, a_shape)
+    dbeta = Reshape (dbeta_BSGM, a_shape)
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, v)
+    rest = Sub (one, beta)
+    beta_slope = Mul (beta, rest)
+    db = Mul (dbeta, beta_slope)
+    dstep = Mul (dg, speed)
+    step_slope = Sigmoid (raw_step)
+    da = Mul (dstep, step_slope)
+    of_tokens = Constant <value_ints = [0, 1]> ()
+    ddt_bias = ReduceSum <keepdims = 0> (da, of_tokens)
+    da_log = Einsum <equation = "bsh,bsh->h"> (dg, g)
 }}
 """
 
