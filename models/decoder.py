@@ -25,9 +25,9 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     w.declare_tables(tokens, [block.rope for block in config.blocks if block.rope is not None])
     x = w.scaled(g.op("Gather", embedding, tokens, name="embed", axis=0), config.embedding_scale)
     if config.positions:
-        x = g.op("Add", x, _learned_positions(w), name="embed.placed")
+        x = g.op("Add", x, _learned_positions(w, config), name="embed.placed")
     for index, block in enumerate(config.blocks):
-        x = _block(w, x, f"layers.{index}", names.layer.format(index), block)
+        x = transformer_block(w, x, f"layers.{index}", names.layer.format(index), block)
     x = w.norm(x, "final_norm", names.final_norm)
     changed = config.logits_scale != 1.0 or config.logits_cap
     logits = "logits.raw" if changed else "logits"
@@ -44,8 +44,8 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     return g.model({"logits": ("batch", config.seq, config.vocab)})
 
 
-def _learned_positions(w: Writer) -> str:
-    g, config = w.g, w.config
+def _learned_positions(w: Writer, config: DecoderConfig) -> str:
+    g = w.g
     table = g.parameter(f"{config.names.positions}.weight", (config.positions, config.hidden))
     if config.first_position == 0 and config.seq == config.positions:
         return table
@@ -53,7 +53,16 @@ def _learned_positions(w: Writer) -> str:
     return g.op("Slice", table, g.constant((first,)), g.constant((last,)), g.constant((0,)), name="embed.positions")
 
 
-def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
+def transformer_block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
+    """Return what a block makes of `x` [B, S, d]: attention and an MLP or experts, with norms as the stack has them.
+
+    Args:
+        w: Where to write.
+        x: What enters the block.
+        name: Prefix of all ops.
+        weights: Prefix of all weights.
+        block: The block.
+    """
     config, names = w.config, w.config.names
 
     def norm(value: str, part: str, of: str) -> str:
@@ -93,6 +102,9 @@ def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
         case "post":
             x = added(x, "attn_residual", norm(attend(x), "attn_norm", names.attention_norm))
             return added(x, "mlp_residual", norm(feed(x), "mlp_norm", names.mlp_norm))
+        case "after":
+            x = norm(added(x, "attn_residual", attend(x)), "attn_norm", names.attention_norm)
+            return norm(added(x, "mlp_residual", feed(x)), "mlp_norm", names.mlp_norm)
         case "parallel" | "parallel-shared":
             normed = norm(x, "attn_norm", names.attention_norm)
             y = attend(normed)

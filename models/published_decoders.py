@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.models import decoder
-from autopar.models.architectures import read_architecture
+from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import packed, unbalanced
+from autopar.models.decoder_config import DecoderConfig, packed, unbalanced
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -372,7 +371,9 @@ def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
     """
     native = read_architecture(config.configuration, config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
-    return decoder.build(name, unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance))
+    if isinstance(native, DecoderConfig):
+        native = unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance)
+    return build_architecture(name, native)
 
 
 def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec:

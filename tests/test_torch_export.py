@@ -312,5 +312,6 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
 
 def test_the_sequence_is_as_long_as_the_model_takes() -> None:
     """Up to 4096 tokens, unless it is set."""
-    assert huggingface.default_seq({"max_position_embeddings": 131072}) == 4096
-    assert huggingface.default_seq({"n_positions": 1024}) == 1024
+    assert huggingface.default_seq({"model_type": "llama", "max_position_embeddings": 131072}) == 4096
+    assert huggingface.default_seq({"model_type": "gpt2", "n_positions": 1024}) == 1024
+    assert huggingface.default_seq({"model_type": "roberta", "max_position_embeddings": 514}) == 512
