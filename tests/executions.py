@@ -24,6 +24,7 @@ from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
+from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.plan import BlockPlan, Job, ModelInfo, Plan
 from autopar.problem import Choice, Problem
@@ -119,7 +120,7 @@ QUICK_MEMORY = replace(
 
 def model_graph(name: str, batch: int, *, train: bool = True, double: bool = True) -> Graph:
     """Return a tiny model in float64 (or float32), as a training step or for inference."""
-    graph = find_blocks(load(models.build(name, **TINY[name]), batch=batch))
+    graph = with_relays(find_blocks(load(models.build(name, **TINY[name]), batch=batch)))
     if double:
         graph = as_float64(graph)
     return training_step(graph) if train else graph
