@@ -79,6 +79,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "experts": 4, "top_k": 2, "expert_ffn": 8, "shared_ffn": 8, "scan_heads": 8, "scan_head": 4, "scan_groups": 4,
         "state": 4,
     },
+    "t5-11b": {"num_layers": 2, "hidden": 16, "heads": 4, "head": 4, "seq": 4, "vocab": 24, "ffn": 24},
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
         "groups": 4,
