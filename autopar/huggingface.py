@@ -124,6 +124,8 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
 
 def default_seq(config: Mapping[str, Any]) -> int:
     """Return the tokens per sequence a model is exported with if nobody says."""
+    text = config.get("text_config")
+    config = {**(text if isinstance(text, dict) else {}), **config}
     stated = (config.get(name) for name in ("max_position_embeddings", "n_positions", "max_target_positions"))
     longest = int(next((length for length in stated if length), _LONGEST))
     padding = config.get("pad_token_id", 1)

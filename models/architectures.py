@@ -10,7 +10,7 @@ silently.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autopar.models import decoder, encoder, encoder_decoder
+from autopar.models import decoder, encoder, encoder_decoder, image_text
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
 from autopar.models.encoder_config import EncoderConfig
@@ -19,13 +19,15 @@ from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
 from autopar.models.gemma_reader import GEMMAS
 from autopar.models.hybrids import HYBRIDS
+from autopar.models.image_text_config import ImageTextConfig
+from autopar.models.image_text_reader import llava
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
 
 if TYPE_CHECKING:
     import onnx
 
-Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig
+Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig | ImageTextConfig
 """What a reader makes of a configuration."""
 
 
@@ -253,12 +255,17 @@ def _falcon(fields: Fields, seq: int) -> DecoderConfig:
     )  # fmt: skip
 
 
+def _llava(fields: Fields, seq: int) -> ImageTextConfig:
+    return llava(fields, seq, read_architecture)
+
+
 READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     "falcon": _falcon,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "granite": _granite,
     "llama": llama,
+    "llava": _llava,
     "mistral": _mistral,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
@@ -279,6 +286,7 @@ BUILDERS: "Mapping[type, Callable[[str, Any], onnx.ModelProto]]" = {
     DecoderConfig: decoder.build,
     EncoderConfig: encoder.build,
     EncoderDecoderConfig: encoder_decoder.build,
+    ImageTextConfig: image_text.build,
 }
 """What writes the graph of each kind of record; it takes the name of the graph and the record."""
 

@@ -18,12 +18,26 @@ if TYPE_CHECKING:
 
 def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab]."""
-    w, names = Writer(name, config), config.names
-    g = w.g
-    tokens = g.input("input_ids", ("batch", config.seq), "int64")
+    w = Writer(name, config)
+    tokens = w.g.input("input_ids", ("batch", config.seq), "int64")
+    return write_decoder(w, tokens, config)
+
+
+def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "") -> "onnx.ModelProto":
+    """Return the graph with a decoder and its head, behind what was written before.
+
+    Args:
+        w: Where to write.
+        tokens: The tokens, int64 [B, S'].
+        config: The decoder.
+        before: What comes before the tokens in the sequence [B, S - S', d]; "" if that is nothing.
+    """
+    g, names = w.g, config.names
     embedding = g.parameter(f"{names.embed}.weight", (config.vocab, config.hidden))
     w.declare_tables(tokens, [block.rope for block in config.blocks if block.rope is not None])
     x = w.scaled(g.op("Gather", embedding, tokens, name="embed", axis=0), config.embedding_scale)
+    if before:
+        x = g.op("Concat", before, x, name="embed.sequence", axis=1)
     if config.positions:
         x = g.op("Add", x, _learned_positions(w, config), name="embed.placed")
     for index, block in enumerate(config.blocks):
