@@ -426,9 +426,9 @@ def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec
 # Counts are without buffers of the router and without layers that predict further tokens; where an exact count of the
 # released checkpoint was published they equal it. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for
 # DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2 (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences
-# for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2, 2048 sequences for T5 (section
-# 3.7), 256 segments of sound for Whisper (Table 17); 4M tokens where none was published. Whisper's count is without the
-# 1,920,000 fixed positions of its encoder.
+# for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2, 2048 sequences for T5
+# (section 3.7), 256 segments of sound for Whisper (Table 17); 4M tokens where none was published. Whisper's count is
+# without the 1,920,000 fixed positions of its encoder.
 SPECS = (
     _spec("llama3.1-8b", 8_030_261_248, 512, 8192, "meta-llama/Llama-3.1-8B"),
     _spec("llama3.1-70b", 70_553_706_496, 512, 8192, "meta-llama/Llama-3.1-70B"),
