@@ -16,7 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models.decoder_config import packed, unbalanced
+from autopar.models.decoder_config import DecoderConfig, packed, unbalanced
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
@@ -49,6 +49,8 @@ _WHOLE = {
 """Fields that are whole numbers, or lists of them, with the least that makes a model."""
 _UNSET = -1
 """What some families write for a size that is not set."""
+_BEHIND_PADDING = ("roberta", "xlm-roberta")
+"""Families whose tables of positions begin with rows that only padding uses."""
 DOCUMENTS, IMBALANCE = "docs_per_sequence", "expert_imbalance"
 SETTINGS = ("seq", DOCUMENTS, IMBALANCE)
 """What `--set` may name on such a model."""
@@ -122,7 +124,14 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
 
 def default_seq(config: Mapping[str, Any]) -> int:
     """Return the tokens per sequence a model is exported with if nobody says."""
-    return min(_LONGEST, int(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST))
+    text = config.get("text_config")
+    config = {**(text if isinstance(text, dict) else {}), **config}
+    stated = (config.get(name) for name in ("max_position_embeddings", "n_positions", "max_target_positions"))
+    longest = int(next((length for length in stated if length), _LONGEST))
+    padding = config.get("pad_token_id", 1)
+    if config["model_type"] in _BEHIND_PADDING and isinstance(padding, int):
+        longest = max(1, longest - padding - 1)
+    return min(_LONGEST, longest)
 
 
 def build(
@@ -156,13 +165,17 @@ def build(
     native = models.read_architecture(config, seq)
     documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
-        decoder = unbalanced(packed(native, documents), imbalance)
-        return models.build_config("decoder", decoder, str(config["model_type"]))
-    fixed = {DOCUMENTS: "its attention is that of whole sequences", IMBALANCE: "its experts are not known as such"}
-    for name in settings.keys() & fixed.keys():
-        raise ModelError(
-            f"{name} cannot be set on a model that PyTorch exports: {fixed[name]}", hint=f"leave {name} out"
-        )
+        if isinstance(native, DecoderConfig):
+            native = unbalanced(packed(native, documents), imbalance)
+        else:
+            _refuse(settings, f"a model of type {config['model_type']}: it has no experts and no packed sequences")
+        if "seq" in sizes and native.sample_size != seq:
+            raise ModelError(
+                f"seq={seq} cannot be set on {config['model_type']}, which takes images",
+                hint="correct image_size in its config.json for images of another size",
+            )
+        return models.build_architecture(str(config["model_type"]), native)
+    _refuse(settings, "a model that PyTorch exports: its sequences are whole, and its experts not known as such")
     check_dense(config, seq)
     if seq > _MOST_TOKENS:
         raise ModelError(f"seq={seq} is more than PyTorch can trace", hint=f"--set seq={_MOST_TOKENS}, or less")
@@ -183,6 +196,16 @@ def build(
     except PlanError:  # a full or read-only disk costs no more than the export next time
         return model
     return path
+
+
+def _refuse(settings: Mapping[str, DimSize], what: str) -> None:
+    """Refuse settings of decoders on another model.
+
+    Raises:
+        ModelError: If there are some.
+    """
+    for name in settings.keys() & {DOCUMENTS, IMBALANCE}:
+        raise ModelError(f"{name} cannot be set on {what}", hint=f"leave {name} out")
 
 
 def _file_name(key: str, data: bytes) -> str:

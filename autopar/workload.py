@@ -20,6 +20,7 @@ from autopar.formulate.agreement import check_blocks
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
 from autopar.ir.graph import Graph, Value
+from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.onnx.abridge import abridged
 from autopar.onnx.content import content_digest
@@ -135,6 +136,7 @@ class Workload:
 
     def step(self, graph: Graph) -> Graph:
         """Return what is run for a forward graph with blocks."""
+        graph = with_relays(graph)
         if self.mode != "train":
             return graph
         return training_step(

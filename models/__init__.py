@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import ModelError
 from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, published_decoders, resnet, unet, vit
-from autopar.models.architectures import read_architecture
+from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "Config", "ModelSpec", "Unbuilt", "build", "build_config", "configured", "initial_values", "name_of", "names",
-    "num_parameters", "published", "read_architecture", "save", "sizes_of", "spec",
+    "Config", "ModelSpec", "Unbuilt", "build", "build_architecture", "build_config", "configured", "initial_values",
+    "name_of", "names", "num_parameters", "published", "read_architecture", "save", "sizes_of", "spec",
 ]  # fmt: skip
 
 CONFIG_KEY = "autopar.config"

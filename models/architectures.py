@@ -1,20 +1,34 @@
 """Hugging Face configurations as configurations of our builders: a table of families, one reader each.
 
-A `config.json` is a table of numbers. A reader takes the fields its family has and turns them into a `DecoderConfig`.
+A `config.json` is a table of numbers. A reader takes the fields its family has and turns them into a `DecoderConfig` or
+another record of `BUILDERS`, whose builder writes the graph.
 What a configuration says beyond that must not change the model: every field of `NEUTRAL` that nobody has read has to
 have a value there, or the model is one that the family's builder does not know (`Unbuilt`). Nothing is dropped
 silently.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from autopar.models import decoder, encoder, encoder_decoder, image_text
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
+from autopar.models.encoder_config import EncoderConfig
+from autopar.models.encoder_decoder_config import EncoderDecoderConfig
+from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
+from autopar.models.encoder_reader import ENCODERS
 from autopar.models.gemma_reader import GEMMAS
 from autopar.models.hybrids import HYBRIDS
+from autopar.models.image_text_config import ImageTextConfig
+from autopar.models.image_text_reader import llava
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
+
+if TYPE_CHECKING:
+    import onnx
+
+Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig | ImageTextConfig
+"""What a reader makes of a configuration."""
 
 
 def _mistral(fields: Fields, seq: int) -> DecoderConfig:
@@ -241,12 +255,17 @@ def _falcon(fields: Fields, seq: int) -> DecoderConfig:
     )  # fmt: skip
 
 
-READERS: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
+def _llava(fields: Fields, seq: int) -> ImageTextConfig:
+    return llava(fields, seq, read_architecture)
+
+
+READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     "falcon": _falcon,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "granite": _granite,
     "llama": llama,
+    "llava": _llava,
     "mistral": _mistral,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
@@ -258,13 +277,23 @@ READERS: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     **GEMMAS,
     **HYBRIDS,
     **MIXTURES,
+    **ENCODERS,
+    **ENCODER_DECODERS,
 }
 """Reader of each `model_type`."""
+
+BUILDERS: "Mapping[type, Callable[[str, Any], onnx.ModelProto]]" = {
+    DecoderConfig: decoder.build,
+    EncoderConfig: encoder.build,
+    EncoderDecoderConfig: encoder_decoder.build,
+    ImageTextConfig: image_text.build,
+}
+"""What writes the graph of each kind of record; it takes the name of the graph and the record."""
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
-def read_architecture(config: Mapping[str, Any], seq: int) -> DecoderConfig | Unbuilt:
+def read_architecture(config: Mapping[str, Any], seq: int) -> Architecture | Unbuilt:
     """Return what to build for a Hugging Face configuration, or why none of our builders makes the model.
 
     Args:
@@ -278,13 +307,23 @@ def read_architecture(config: Mapping[str, Any], seq: int) -> DecoderConfig | Un
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         return Unbuilt(f"model_type={kind!r}; known are {', '.join(READERS)}")
-    heads = config.get("architectures") or []
-    if heads and not str(heads[0]).endswith(_CAUSAL):
-        return Unbuilt(f"architectures={heads!r}; {kind} is built as a language model")
     fields = Fields(config)
     try:
         found = reader(fields, seq)
     except UnknownError as error:
         return Unbuilt(str(error))
+    heads = config.get("architectures") or []
+    if isinstance(found, DecoderConfig) and heads and not str(heads[0]).endswith(_CAUSAL):
+        return Unbuilt(f"architectures={heads!r}; {kind} is built as a language model")
     unread = fields.unread()
     return Unbuilt(unread) if unread else found
+
+
+def build_architecture(name: str, config: Architecture) -> "onnx.ModelProto":
+    """Return the ONNX graph of what a reader made of a configuration.
+
+    Args:
+        name: Name of the graph.
+        config: What to build.
+    """
+    return BUILDERS[type(config)](name, config)

@@ -1,14 +1,39 @@
-"""Attention of decoders: of heads that share keys and values in groups, and of latent keys and values.
+"""Attention: of heads that share keys and values in groups, and of latent keys and values.
 
-Dims: B batch, S sequence, H heads, D head size, d model width.
+Dims: B batch, S sequence, T sequence of keys and values, H heads, D head size, d model width.
 """
+
+from dataclasses import dataclass
 
 from autopar.models import layers
 from autopar.models.decoder_config import Attention, LatentAttention, Names
 from autopar.models.writer import Writer
 
 
-def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Attention, names: Names) -> str:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A sequence that another one attends to.
+
+    Attributes:
+        value: The sequence [B, T, d].
+        seq: Its length.
+    """
+
+    value: str
+    seq: int
+
+
+def grouped_attention(
+    w: Writer,
+    x_BSd: str,
+    name: str,
+    weights: str,
+    part: Attention,
+    names: Names,
+    *,
+    memory: Memory | None = None,
+    distance_bias: str = "",
+) -> str:
     """Return grouped-query attention of `x`, its output projection included.
 
     Args:
@@ -18,24 +43,28 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
         weights: Prefix of all weights.
         part: The attention.
         names: Names of its weights.
+        memory: What `x` attends to; None for itself.
+        distance_bias: Value [H, R] that is added to the scores by distance (`autopar::RelativeAttention`); "" without.
     """
     g, hidden, seq = w.g, w.config.hidden, w.config.seq
+    keys = memory or Memory(x_BSd, seq)
 
     def project(which: str, index: int, heads: int) -> str:
-        fused = bool(part.fused)
+        fused, source = bool(part.fused), Memory(x_BSd, seq) if which == "q" else keys
+        has_bias = part.qkv_bias and (which != "k" or part.key_bias)
         of = f"{weights}.{names.qkv[0 if fused else index]}"
         flat = w.linear(
-            x_BSd, f"{name}.{which}", of, hidden, heads * part.size,
-            bias=part.qkv_bias, part=f".{which}" if fused or (part.gated and which == "q") else "",
+            source.value, f"{name}.{which}", of, hidden, heads * part.size,
+            bias=has_bias, part=f".{which}" if fused or (part.gated and which == "q") else "",
             transposed=part.transposed,
         )  # fmt: skip
         if which != "v" and part.qk_norm == "width":
             flat = w.norm(flat, f"{name}.{which}_norm", f"{weights}.{names.qk_norm[index]}", heads * part.size)
         if which != "v" and part.qk_norm == "head":
-            flat = g.op("Reshape", flat, g.constant((0, seq, heads, part.size)), name=f"{name}.{which}.split")
+            flat = g.op("Reshape", flat, g.constant((0, source.seq, heads, part.size)), name=f"{name}.{which}.split")
             flat = w.norm(flat, f"{name}.{which}_norm", f"{weights}.{names.qk_norm[index]}", part.size)
             return g.op("Transpose", flat, name=f"{name}.{which}.heads", perm=(0, 2, 1, 3))
-        return layers.split_heads(g, flat, f"{name}.{which}", seq, heads, part.size)
+        return layers.split_heads(g, flat, f"{name}.{which}", source.seq, heads, part.size)
 
     q, k = project("q", 0, part.heads), project("k", 1, part.kv_heads)
     v = project("v", 2, part.kv_heads)
@@ -47,7 +76,7 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
         step, growth = part.temperature
         table = g.buffer(f"{weights}.self_attn.temperature", (seq, 1), f"temperature {step!r}:{growth!r}")
         q = g.op("Mul", q, table, name=f"{name}.q.tempered")
-    y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part)
+    y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part, distance_bias)
     width = part.heads * part.size
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
     if part.gated:
@@ -61,13 +90,22 @@ def grouped_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Atte
     )
 
 
-def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Attention) -> str:
+def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Attention, distance_bias: str = "") -> str:
     """Return what queries make of keys and values: by the op of the standard, where it says all there is."""
     limits = {"window": part.window, "chunk": part.chunk}
     limits = {kind: size for kind, size in limits.items() if 0 < size < w.config.seq}
+    if distance_bias:
+        assert not limits, "attention with biases by distance has no window and no chunks"
+        assert not part.sinks, "attention with biases by distance has no sinks"
+        assert not part.softcap, "attention with biases by distance has no soft cap"
+        scale = part.scale or part.size**-0.5
+        return w.g.op(
+            "autopar::RelativeAttention", q, k, v, distance_bias, name=name, scale=scale, is_causal=int(part.causal)
+        )
     if not limits and not part.softcap and not part.sinks:
-        scale = {} if part.scale is None else {"scale": part.scale}
-        return w.g.op("Attention", q, k, v, name=name, is_causal=1, **scale)
+        given = {} if part.scale is None else {"scale": part.scale}
+        return w.g.op("Attention", q, k, v, name=name, is_causal=int(part.causal), **given)
+    assert part.causal, "windows, chunks, soft caps and sinks are those of causal attention"
     given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
     if not part.sinks:
         return w.g.op("autopar::CausalAttention", q, k, v, name=name, **given)

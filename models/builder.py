@@ -27,7 +27,7 @@ BUFFERS_KEY = "autopar.buffers"
 INIT_KEY = "autopar.init"
 """Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`, or, of any frequencies in
 radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, or `temperature
-STEP:GROWTH`."""
+STEP:GROWTH`, or `sinusoids LONGEST`, sines and cosines of positions at wavelengths of up to 2 pi LONGEST."""
 
 Dims = Sequence[int | str]
 """A shape; a string names a dynamic dim."""

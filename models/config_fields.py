@@ -150,6 +150,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu-tanh",
     "gelu_fast": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
+    "quick_gelu": "gelu-sigmoid",
     "relu": "relu",
     "relu2": "relu-squared",
 }

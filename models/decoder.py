@@ -18,16 +18,30 @@ if TYPE_CHECKING:
 
 def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab]."""
-    w, names = Writer(name, config), config.names
-    g = w.g
-    tokens = g.input("input_ids", ("batch", config.seq), "int64")
+    w = Writer(name, config)
+    tokens = w.g.input("input_ids", ("batch", config.seq), "int64")
+    return write_decoder(w, tokens, config)
+
+
+def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "") -> "onnx.ModelProto":
+    """Return the graph with a decoder and its head, behind what was written before.
+
+    Args:
+        w: Where to write.
+        tokens: The tokens, int64 [B, S'].
+        config: The decoder.
+        before: What comes before the tokens in the sequence [B, S - S', d]; "" if that is nothing.
+    """
+    g, names = w.g, config.names
     embedding = g.parameter(f"{names.embed}.weight", (config.vocab, config.hidden))
     w.declare_tables(tokens, [block.rope for block in config.blocks if block.rope is not None])
     x = w.scaled(g.op("Gather", embedding, tokens, name="embed", axis=0), config.embedding_scale)
+    if before:
+        x = g.op("Concat", before, x, name="embed.sequence", axis=1)
     if config.positions:
-        x = g.op("Add", x, _learned_positions(w), name="embed.placed")
+        x = g.op("Add", x, _learned_positions(w, config), name="embed.placed")
     for index, block in enumerate(config.blocks):
-        x = _block(w, x, f"layers.{index}", names.layer.format(index), block)
+        x = transformer_block(w, x, f"layers.{index}", names.layer.format(index), block)
     x = w.norm(x, "final_norm", names.final_norm)
     changed = config.logits_scale != 1.0 or config.logits_cap
     logits = "logits.raw" if changed else "logits"
@@ -44,8 +58,8 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     return g.model({"logits": ("batch", config.seq, config.vocab)})
 
 
-def _learned_positions(w: Writer) -> str:
-    g, config = w.g, w.config
+def _learned_positions(w: Writer, config: DecoderConfig) -> str:
+    g = w.g
     table = g.parameter(f"{config.names.positions}.weight", (config.positions, config.hidden))
     if config.first_position == 0 and config.seq == config.positions:
         return table
@@ -53,7 +67,16 @@ def _learned_positions(w: Writer) -> str:
     return g.op("Slice", table, g.constant((first,)), g.constant((last,)), g.constant((0,)), name="embed.positions")
 
 
-def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
+def transformer_block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
+    """Return what a block makes of `x` [B, S, d]: attention and an MLP or experts, with norms as the stack has them.
+
+    Args:
+        w: Where to write.
+        x: What enters the block.
+        name: Prefix of all ops.
+        weights: Prefix of all weights.
+        block: The block.
+    """
     config, names = w.config, w.config.names
 
     def norm(value: str, part: str, of: str) -> str:
@@ -93,6 +116,9 @@ def _block(w: Writer, x: str, name: str, weights: str, block: Block) -> str:
         case "post":
             x = added(x, "attn_residual", norm(attend(x), "attn_norm", names.attention_norm))
             return added(x, "mlp_residual", norm(feed(x), "mlp_norm", names.mlp_norm))
+        case "after":
+            x = norm(added(x, "attn_residual", attend(x)), "attn_norm", names.attention_norm)
+            return norm(added(x, "mlp_residual", feed(x)), "mlp_norm", names.mlp_norm)
         case "parallel" | "parallel-shared":
             normed = norm(x, "attn_norm", names.attention_norm)
             y = attend(normed)

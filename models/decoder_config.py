@@ -8,7 +8,7 @@ that is [in, out] here where the checkpoint has [out, in] ends in `TRANSPOSED`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from autopar.errors import ModelError
 from autopar.models.rotary import Rope
@@ -36,7 +36,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal self-attention.
+    """Attention of a sequence to itself, or to another one.
 
     Attributes:
         heads: Query heads.
@@ -45,6 +45,7 @@ class Attention:
         fused: How a checkpoint fuses the three projections: not at all; as three blocks of rows; head by head, or
             group by group, the queries, keys and values of each. It changes names only.
         qkv_bias: Whether queries, keys and values have a bias.
+        key_bias: Whether keys have one, too.
         out_bias: Whether the output projection has one.
         qk_norm: Whether queries and keys are normalised: each head by itself, all heads together, or each head by
             itself behind the rotation and without a scale.
@@ -59,6 +60,7 @@ class Attention:
             p has its scores times `1 + growth ln(1 + floor((p + 1) / positions))`; None without.
         sinks: Whether each head has a logit of its own in the denominator of the softmax.
         gated: Whether a sigmoid of a second part of the projection of queries scales the result.
+        causal: Whether no query sees a later key.
     """
 
     heads: int
@@ -66,6 +68,7 @@ class Attention:
     size: int
     fused: Literal["", "blocks", "heads", "groups"] = ""
     qkv_bias: bool = False
+    key_bias: bool = True
     out_bias: bool = False
     qk_norm: Literal["", "head", "width", "unit"] = ""
     scale: float | None = None
@@ -78,6 +81,7 @@ class Attention:
     temperature: tuple[float, float] | None = None
     sinks: bool = False
     gated: bool = False
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -130,7 +134,7 @@ class LatentAttention:
             )
 
 
-Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu-squared"]
+Activation = Literal["silu", "gelu", "gelu-tanh", "gelu-sigmoid", "relu", "relu-squared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +346,39 @@ class Names:
     scan: str = "mixer"
 
 
+Arrangement = Literal["pre", "post", "both", "after", "parallel", "parallel-shared"]
+"""Where norms stand: before attention and MLP; behind them, before what they add is added; before and behind; behind
+the sum; before both, which run side by side; or one norm before both."""
+
+
+class BlockStack(Protocol):
+    """What a block needs to know of the stack that it is part of: fields as of `DecoderConfig`."""
+
+    @property
+    def hidden(self) -> int:
+        """Model width."""
+
+    @property
+    def seq(self) -> int:
+        """Length of the sequence."""
+
+    @property
+    def norm(self) -> Norm:
+        """Norm of every block."""
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Where norms stand."""
+
+    @property
+    def names(self) -> Names:
+        """Names of the weights."""
+
+    @property
+    def residual_scale(self) -> float:
+        """Factor of what attention and MLP add."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder.
@@ -352,8 +389,7 @@ class DecoderConfig:
         seq: Tokens per sequence.
         vocab: Tokens in the vocabulary.
         norm: Of every block and before the head.
-        arrangement: Where norms stand: before attention and MLP; behind them, before what they add is added; before
-            and behind; before both, which run side by side; or one norm before both.
+        arrangement: Where norms stand.
         names: Names of the weights.
         tied: Whether the head is the token embedding.
         head_bias: Whether the head has a bias.
@@ -370,7 +406,7 @@ class DecoderConfig:
     seq: int
     vocab: int
     norm: Norm
-    arrangement: Literal["pre", "post", "both", "parallel", "parallel-shared"]
+    arrangement: Arrangement
     names: Names
     tied: bool = False
     head_bias: bool = False

@@ -1,4 +1,4 @@
-"""Decoders of the zoo that are built from the configuration they were published with.
+"""Decoders and encoder-decoders of the zoo that are built from the configuration they were published with.
 
 Each entry is the part of its `config.json` that makes the model, read by `architectures`. Sizes can be changed under
 the names they have in the rest of the zoo.
@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.models import decoder
-from autopar.models.architectures import read_architecture
+from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import packed, unbalanced
+from autopar.models.decoder_config import DecoderConfig, packed, unbalanced
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -56,6 +55,11 @@ _GLM = {
     "model_type": "glm4_moe", "vocab_size": 151552, "num_attention_heads": 96, "num_key_value_heads": 8,
     "head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "partial_rotary_factor": 0.5, "attention_bias": True, "rope_theta": 1e6, "max_position_embeddings": 131072,
+}  # fmt: skip
+_WHISPER_LARGE = {
+    "model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "decoder_layers": 32,
+    "encoder_attention_heads": 20, "decoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120,
+    "max_source_positions": 1500,
 }  # fmt: skip
 _NEMOTRON = {
     "model_type": "nemotron", "vocab_size": 256000, "num_key_value_heads": 8, "partial_rotary_factor": 0.5,
@@ -210,6 +214,16 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         "full_attention_interval": 4, "rope_theta": 1e7, "partial_rotary_factor": 0.25,
         "max_position_embeddings": 262144,
     },
+    "t5-11b": {
+        "model_type": "t5", "d_model": 1024, "d_ff": 65536, "d_kv": 128, "num_heads": 128, "num_layers": 24,
+        "vocab_size": 32128,
+    },
+    "flan-t5-xxl": {
+        "model_type": "t5", "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_heads": 64, "num_layers": 24,
+        "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    },
+    "whisper-large": {**_WHISPER_LARGE, "vocab_size": 51865, "num_mel_bins": 80},
+    "whisper-large-v3": {**_WHISPER_LARGE, "vocab_size": 51866, "num_mel_bins": 128},
 }  # fmt: skip
 """Fields of published configurations by name in the zoo."""
 
@@ -233,7 +247,7 @@ _KEYS = {
     "rotated": "qk_rope_head_dim",
     "value": "v_head_dim",
 }
-"""Sizes by their name in the zoo, and the field of a configuration."""
+"""Sizes of decoders by their name in the zoo, and the field of a configuration."""
 _OTHER_KEYS: Mapping[str, tuple[str, ...]] = {
     "experts": ("num_experts", "n_routed_experts", "num_local_experts"),
     "shared_ffn": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
@@ -242,9 +256,26 @@ _OTHER_KEYS: Mapping[str, tuple[str, ...]] = {
     "scan_groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
     "state": ("state_size", "ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
 }
-"""Sizes by their name in the zoo, and the fields of which a configuration has one."""
+"""Sizes of decoders by their name in the zoo, and the fields of which a configuration has one."""
 _PATTERN = "hybrid_override_pattern"
 """Field that states the kind of each block by a letter."""
+_BOTH = ("encoder", "decoder")
+_KEYS_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "t5": {
+        "num_layers": ("num_layers",), "hidden": ("d_model",), "heads": ("num_heads",), "head": ("d_kv",),
+        "ffn": ("d_ff",), "vocab": ("vocab_size",),
+    },
+    "whisper": {
+        "num_layers": tuple(f"{side}_layers" for side in _BOTH), "hidden": ("d_model",),
+        "heads": tuple(f"{side}_attention_heads" for side in _BOTH),
+        "ffn": tuple(f"{side}_ffn_dim" for side in _BOTH), "vocab": ("vocab_size",),
+        "frames": ("max_source_positions",),
+    },
+}  # fmt: skip
+"""Sizes of other families, whose encoder and decoder may have a field each."""
+
+
+_SIZES = (*_KEYS, *_OTHER_KEYS, "frames")
 
 
 def _size() -> Any:
@@ -258,7 +289,7 @@ class PublishedConfig:
     Attributes:
         model: Name of the published configuration.
         seq: Tokens per sequence.
-        num_layers: Blocks.
+        num_layers: Blocks; of an encoder-decoder on either side.
         hidden: Model width.
         heads: Query heads.
         kv_heads: Key and value heads.
@@ -282,6 +313,7 @@ class PublishedConfig:
         scan_head: Elements of such a head.
         scan_groups: Groups of heads of a scan that share keys.
         state: Numbers of state per element of a head of a scan.
+        frames: Length of the sequence that an encoder makes of sound.
         docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
         expert_imbalance: Tokens of the fullest device, relative to an even load of experts.
     """
@@ -312,6 +344,7 @@ class PublishedConfig:
     scan_head: int = _size()
     scan_groups: int = _size()
     state: int = _size()
+    frames: int = _size()
     docs_per_sequence: int = 1
     expert_imbalance: float = 1.0
 
@@ -323,7 +356,7 @@ class PublishedConfig:
         published = _sizes(CONFIGURATIONS[self.model])
         for item in fields(self):
             size = getattr(self, item.name)
-            if item.name in (*_KEYS, *_OTHER_KEYS) and bool(size) != bool(published.get(item.name)):
+            if item.name in _SIZES and bool(size) != bool(published.get(item.name)):
                 known = published.get(item.name)
                 raise ModelError(
                     f"{self.model} has {item.name}={known}, which cannot be 0" if known
@@ -340,9 +373,9 @@ class PublishedConfig:
     def configuration(self) -> dict[str, Any]:
         """The fields of the `config.json`, with the sizes of this one."""
         published = dict(CONFIGURATIONS[self.model])
-        for name, key in _keys(published).items():
+        for name, keys in _keys(published).items():
             if getattr(self, name):
-                published[key] = getattr(self, name)
+                published.update(dict.fromkeys(keys, getattr(self, name)))
         if _PATTERN in published:
             if self.num_layers > len(published[_PATTERN]):
                 raise ModelError(
@@ -353,26 +386,36 @@ class PublishedConfig:
         return published
 
 
-def _keys(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Return the field of each size that a configuration may have, by its name in the zoo."""
-    stated = {name: next((key for key in keys if key in configuration), "") for name, keys in _OTHER_KEYS.items()}
-    return {**_KEYS, **{name: key for name, key in stated.items() if key}}
+def _keys(configuration: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the fields that state each size a configuration may have, by its name in the zoo."""
+    known = _KEYS_OF.get(configuration["model_type"])
+    if known is not None:
+        return known
+    stated = {name: tuple(key for key in keys if key in configuration)[:1] for name, keys in _OTHER_KEYS.items()}
+    return {**{name: (key,) for name, key in _KEYS.items()}, **{name: keys for name, keys in stated.items() if keys}}
 
 
 def _sizes(configuration: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a configuration by their name in the zoo; those it does not state are left out."""
-    return {name: configuration[key] for name, key in _keys(configuration).items() if configuration.get(key)}
+    return {name: configuration[of[0]] for name, of in _keys(configuration).items() if configuration.get(of[0])}
 
 
 def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
-    """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab].
+    """Return the graph of a published model (`decoder.build`, `encoder_decoder.build`).
 
     Raises:
-        ModelError: If the sizes make no model.
+        ModelError: If the sizes make no model, or it has no packed sequences or experts to set anything of.
     """
     native = read_architecture(config.configuration, config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
-    return decoder.build(name, unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance))
+    if isinstance(native, DecoderConfig):
+        native = unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance)
+    elif (config.docs_per_sequence, config.expert_imbalance) != (1, 1.0):
+        raise ModelError(
+            f"{config.model} has no packed sequences and no experts",
+            hint="leave docs_per_sequence and expert_imbalance out",
+        )
+    return build_architecture(name, native)
 
 
 def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec:
@@ -383,8 +426,9 @@ def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec
 # Counts are without buffers of the router and without layers that predict further tokens; where an exact count of the
 # released checkpoint was published they equal it. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for
 # DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2 (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences
-# for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2; 4M tokens where none was
-# published.
+# for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2, 2048 sequences for T5
+# (section 3.7), 256 segments of sound for Whisper (Table 17); 4M tokens where none was published. Whisper's count is
+# without the 1,920,000 fixed positions of its encoder.
 SPECS = (
     _spec("llama3.1-8b", 8_030_261_248, 512, 8192, "meta-llama/Llama-3.1-8B"),
     _spec("llama3.1-70b", 70_553_706_496, 512, 8192, "meta-llama/Llama-3.1-70B"),
@@ -418,5 +462,9 @@ SPECS = (
     _spec("nemotron3-nano-30b-a3b", 31_577_937_344, 3072, 8192, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"),
     _spec("qwen3-next-80b-a3b", 79_674_391_296, 1024, 4096, "Qwen/Qwen3-Next-80B-A3B-Instruct"),
     _spec("nemotron4-340b", 341_029_195_776, 2304, 4096, "nvidia/Nemotron-4-340B-Base"),
+    _spec("t5-11b", 11_307_321_344, 2048, 512, "google-t5/t5-11b; Raffel et al. 2020"),
+    _spec("flan-t5-xxl", 11_135_332_352, 2048, 512, "google/flan-t5-xxl"),
+    _spec("whisper-large", 1_541_384_960, 256, 448, "openai/whisper-large-v2; Radford et al. 2022"),
+    _spec("whisper-large-v3", 1_541_570_560, 256, 448, "openai/whisper-large-v3"),
 )
 """All models."""

@@ -56,6 +56,13 @@ def _temperature(text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return factors
 
 
+def _sinusoids(longest: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a table [S, d]: sines, then cosines of positions, at wavelengths of 2 pi to 2 pi times `longest`."""
+    half = shape[1] // 2
+    angles = np.multiply.outer(np.arange(shape[0]), longest ** (-np.arange(half) / max(1, half - 1)))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
 def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Return start values for every weight and buffer of a zoo model, in memory: for models that fit there.
 
@@ -76,6 +83,8 @@ def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray
                 array = _rotary_table(kind, text, shape)
             case "temperature":
                 array = _temperature(text, shape)
+            case "sinusoids":
+                array = _sinusoids(float(text), shape)
             case _:
                 raise AssertionError(f"weight {tensor.name} has the unknown initialisation {kind!r}")
         values[tensor.name] = array.astype(np.float32)

@@ -1,23 +1,23 @@
-"""Pieces of a decoder that all its parts are made of: projections, norms, nonlinearities, rotary positions.
+"""Pieces of a transformer that all its parts are made of: projections, norms, nonlinearities, rotary positions.
 
 Dims: B batch, S sequence, H heads, D head size, d model width.
 """
 
 from autopar.models.builder import Builder
-from autopar.models.decoder_config import TRANSPOSED, Activation, DecoderConfig
+from autopar.models.decoder_config import TRANSPOSED, Activation, BlockStack
 from autopar.models.rotary import Rope
 
 
 class Writer:
-    """Writes pieces of one decoder into a graph.
+    """Writes pieces of one stack of blocks into a graph.
 
     Args:
-        name: Name of the graph.
-        config: The decoder.
+        graph: The graph, or the name of a new one.
+        config: The stack.
     """
 
-    def __init__(self, name: str, config: DecoderConfig) -> None:
-        self.g = Builder(name)
+    def __init__(self, graph: Builder | str, config: BlockStack) -> None:
+        self.g = Builder(graph) if isinstance(graph, str) else graph
         self.config = config
         self._tables: dict[Rope, tuple[str, str]] = {}
         self._shape = ""
@@ -112,6 +112,8 @@ class Writer:
                 return g.op("Gelu", x, name=f"{name}.gelu", approximate="none")
             case "gelu-tanh":
                 return g.op("Gelu", x, name=f"{name}.gelu", approximate="tanh")
+            case "gelu-sigmoid":
+                return g.op("Swish", x, name=f"{name}.swish", alpha=1.702)
             case "relu":
                 return g.op("Relu", x, name=f"{name}.relu")
             case "relu-squared":

@@ -24,6 +24,7 @@ from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
+from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.plan import BlockPlan, Job, ModelInfo, Plan
 from autopar.problem import Choice, Problem
@@ -78,6 +79,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "experts": 4, "top_k": 2, "expert_ffn": 8, "shared_ffn": 8, "scan_heads": 8, "scan_head": 4, "scan_groups": 4,
         "state": 4,
     },
+    "t5-11b": {"num_layers": 2, "hidden": 16, "heads": 4, "head": 4, "seq": 4, "vocab": 24, "ffn": 24},
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
         "groups": 4,
@@ -119,7 +121,7 @@ QUICK_MEMORY = replace(
 
 def model_graph(name: str, batch: int, *, train: bool = True, double: bool = True) -> Graph:
     """Return a tiny model in float64 (or float32), as a training step or for inference."""
-    graph = find_blocks(load(models.build(name, **TINY[name]), batch=batch))
+    graph = with_relays(find_blocks(load(models.build(name, **TINY[name]), batch=batch)))
     if double:
         graph = as_float64(graph)
     return training_step(graph) if train else graph

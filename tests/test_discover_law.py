@@ -121,6 +121,12 @@ CASES: list[Callable[[Sizes], Case]] = [
         7,
         {"scale": 0.25},
     ),
+    lambda z: (
+        "autopar::RelativeAttentionGrad",
+        [*[floats(z.b, z.h, z.s, z.k)] * 3, floats(z.h, 7), floats(z.b, z.h, z.s, z.k)],
+        4,
+        {"scale": 0.3, "is_causal": 1},
+    ),
     lambda z: ("Transpose", [floats(z.b, z.s, z.h, z.k)], 1, {"perm": (2, 0, 3, 1)}),
     lambda z: ("Reshape", [floats(z.b, z.s, z.d), ints(z.b, z.s, z.h, z.k)], 1, {}),
     lambda z: ("Reshape", [floats(z.b, z.s, 3 * z.d), ints(z.b, z.s, 3, z.h, z.k)], 1, {}),

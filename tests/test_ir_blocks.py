@@ -225,6 +225,19 @@ def test_a_bias_computed_in_the_first_layer_for_all_is_moved_up() -> None:
     assert block_kinds(graph) == (0, 1, 1, 1, 2)
 
 
+@pytest.mark.parametrize("kind", ["t5", "whisper"])
+def test_encoder_decoders_are_two_chains_of_equal_layers(kind: str) -> None:
+    """What an encoder makes is read by all layers of the decoder, as are biases of its own, which come after it."""
+    sizes = {"num_layers": 5, "num_decoder_layers": 3, "encoder_layers": 5, "decoder_layers": 3}
+    native = models.read_architecture({"model_type": kind, **sizes}, 16)
+    assert not isinstance(native, models.Unbuilt)
+    graph = find_blocks(load(models.build_architecture(kind, native), batch=2))
+    front = [(0, 1), (1, 1)] if kind == "whisper" else [(0, 1)]  # the two convolutions
+    first = len(front)
+
+    assert _pattern(block_kinds(graph)) == [*front, (first, 5), (first + 1, 1), (first + 2, 3), (first + 3, 1)]
+
+
 def test_a_training_step_is_refused() -> None:
     graph = replace(SMALL, ops=(*SMALL.ops[:-1], replace(SMALL.ops[-1], phase=Phase.BACKWARD)))
 

@@ -56,6 +56,8 @@ EXACT = {
     "deepseek-v2": 235_741_434_880, "deepseek-v3": 671_026_404_352, "glm-4.5-air": 106_852_245_504,
     "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320, "gemma3-12b": 11_766_034_176, "gemma3-27b": 27_009_346_304,
+    "t5-11b": 11_307_321_344, "flan-t5-xxl": 11_135_332_352,
+    "whisper-large": 1_543_304_960 - 1500 * 1280, "whisper-large-v3": 1_543_490_560 - 1500 * 1280,  # fixed positions
     "mlp-xs": 8 * 512**2, "mlp-small": 16 * 8192**2, "mlp-medium": 64 * 16384**2, "mlp-large": 96 * 32768**2,
 }  # fmt: skip
 """Counts of the released checkpoints."""
@@ -137,17 +139,22 @@ def test_bert_is_the_published_encoder_with_a_head_in_place_of_the_pooler() -> N
 
 @pytest.mark.parametrize("name", models.names())
 def test_spec_agrees_with_the_graph(name: str) -> None:
-    """Input shape and number of layers are those of the spec; dim 0 of input and output is the symbolic batch."""
+    """Input shape and number of layers are those of the spec; dim 0 of input and output is the symbolic batch.
+
+    Of encoder-decoders these are those of the decoder, with as many layers on either side.
+    """
     entry, model = models.spec(name), models.build(name)
 
-    data, *_ = (item.type.tensor_type.shape.dim for item in model.graph.input)
+    inputs = {item.name: item.type.tensor_type.shape.dim for item in model.graph.input}
+    data = inputs.get("decoder_input_ids", next(iter(inputs.values())))
     (logits,) = (item.type.tensor_type.shape.dim for item in model.graph.output)
     assert data[-1].dim_value == entry.sample_size
     assert data[0].dim_param == logits[0].dim_param == "batch"
     assert entry.global_batch > 0
     if entry.sample == "sequence":
-        blocks = {found.group() for node in model.graph.node if (found := re.match(r"layers\.\d+\.", node.name))}
-        assert len(blocks) == entry.num_layers
+        form = r"(?:encoder\.|decoder\.)?layers\.\d+\."
+        blocks = {found.group() for node in model.graph.node if (found := re.match(form, node.name))}
+        assert len(blocks) == entry.num_layers * (2 if "decoder_input_ids" in inputs else 1)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], **DECODER, "num_key_value_heads": 2},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], **DECODER, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "gpt2": {"architectures": ["GPT2LMHeadModel"], **GPT2, "bos_token_id": 0, "eos_token_id": 0},
-    "gemma": {"architectures": ["GemmaForCausalLM"], **DECODER, "num_key_value_heads": 2, "head_dim": 8},
+    "helium": {"architectures": ["HeliumForCausalLM"], **DECODER, "num_key_value_heads": 2, "head_dim": 8},
     "bert": {"architectures": ["BertForMaskedLM"], **DECODER},
     "vit": {"architectures": ["ViTForImageClassification"], **DECODER, "image_size": 32, "patch_size": 8},
 }  # fmt: skip
@@ -51,7 +51,7 @@ def test_without_torch_there_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(module, "find_spec", lambda name: None)
 
     with pytest.raises(ModelError, match=r"autopar\[torch\]"):
-        open_workload(f"hf:{written('bert', tmp_path)}")
+        open_workload(f"hf:{written('helium', tmp_path)}")
     with pytest.raises(ModelError, match="needs torch, onnxscript"):
         autopar.from_torch(None, (), tmp_path / "model.onnx")
 
@@ -129,7 +129,7 @@ def _run(graph: Graph, module: Any, data: np.ndarray[Any, Any]) -> Any:
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma"])
+@pytest.mark.parametrize("name", ["helium"])
 def test_exported_models_compute_the_same(name: str, tmp_path: Path) -> None:
     """With the module's weights under the names that the file gives them: attention, rotations, grouped heads."""
     import torch
@@ -255,7 +255,7 @@ def test_what_cannot_be_traced_gets_one_error(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "helium"])
 def test_a_configuration_is_planned_and_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`hf:` wherever a model is accepted; of a model that PyTorch exports, the second command finds the cached file."""
     source = f"hf:{written(name, tmp_path)}"
@@ -267,7 +267,7 @@ def test_a_configuration_is_planned_and_exported(name: str, tmp_path: Path, caps
     for target in ("megatron", "pytorch"):
         assert main(["export", str(tmp_path / "out" / "plan.json"), "--to", target, *cache]) == 0
     assert [file.stat().st_mtime_ns for file in tmp_path.glob("cache/huggingface/*")] == made
-    assert len(made) == (name == "gemma")
+    assert len(made) == (name == "helium")
 
     text = capsys.readouterr().out
     assert "--num-layers 3" in text
@@ -279,7 +279,7 @@ def test_a_configuration_is_planned_and_exported(name: str, tmp_path: Path, caps
 @pytest.mark.slow
 def test_a_damaged_model_of_the_cache_is_made_again(tmp_path: Path) -> None:
     """And a cache that cannot be written to costs no more than the export next time."""
-    source = written("gemma", tmp_path)
+    source = written("helium", tmp_path)
     path = huggingface.build(source, {"seq": 8}, tmp_path / "cache")
     assert isinstance(path, Path)
     data = path.read_bytes()
@@ -299,7 +299,7 @@ def test_a_damaged_model_of_the_cache_is_made_again(tmp_path: Path) -> None:
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     """An export is reproducible, so that a plan still fits its model when the cache was emptied, or without one."""
     first, second = (tmp_path / "1", tmp_path / "2")
-    source = written("gemma", tmp_path)
+    source = written("helium", tmp_path)
 
     files = [huggingface.build(source, {}, folder) for folder in (first, second)]
     kept = huggingface.build(source, {})
@@ -312,5 +312,6 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
 
 def test_the_sequence_is_as_long_as_the_model_takes() -> None:
     """Up to 4096 tokens, unless it is set."""
-    assert huggingface.default_seq({"max_position_embeddings": 131072}) == 4096
-    assert huggingface.default_seq({"n_positions": 1024}) == 1024
+    assert huggingface.default_seq({"model_type": "llama", "max_position_embeddings": 131072}) == 4096
+    assert huggingface.default_seq({"model_type": "gpt2", "n_positions": 1024}) == 1024
+    assert huggingface.default_seq({"model_type": "roberta", "max_position_embeddings": 514}) == 512

@@ -340,6 +340,8 @@ CASES = [
     Case("autopar::StateSpaceScan", state_space(heads=3, groups=1), {"least": 0.5, "most": 1.5}, note="one-group"),
     Case("autopar::GatedDeltaRule", gated_delta(heads=4, groups=2), {"scale": 0.6}, note="groups"),
     Case("autopar::GatedDeltaRule", gated_delta(heads=2, groups=2), {"scale": 0.6}, note="heads"),
+    Case("autopar::RelativeAttention", [Q, K, W, _random(4, 5)], {"scale": 0.3}, note="all-keys"),
+    Case("autopar::RelativeAttention", [Q, K, W, _random(4, 5)], {"scale": 0.3, "is_causal": 1}, note="causal"),
     Case("RotaryEmbedding", [Q, COS, SIN], trained=(0,)),
     Case("RotaryEmbedding", [Q, COS, SIN], {"interleaved": 1}, trained=(0,), note="interleaved"),
     Case(

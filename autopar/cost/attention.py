@@ -38,7 +38,7 @@ LIMITED_KINDS = frozenset(
 )
 """Causal attention of which a query may see only the keys nearby; attributes `window` and `chunk`."""
 _GRADIENT = frozenset(
-    f"autopar::{name}AttentionGrad{part}" for name in ("", "Masked", "Causal", "Sink") for part in _PARTS
+    f"autopar::{name}AttentionGrad{part}" for name in ("", "Masked", "Causal", "Relative", "Sink") for part in _PARTS
 )
 # Of some queries (`size`: of how many), and of some query heads with all key heads.
 _QUERIES_PARTS = frozenset(
@@ -47,7 +47,9 @@ _QUERIES_PARTS = frozenset(
 _HEADS_PARTS = frozenset(
     f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
 )
-ATTENTION_KINDS = frozenset({"Attention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT | LIMITED_KINDS
+ATTENTION_KINDS = (
+    frozenset({"Attention", "autopar::RelativeAttention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT | LIMITED_KINDS
+)
 
 BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
 CHANNEL_BLOCK = 32  # FlashAttention-2 pads channels per head to a multiple of it

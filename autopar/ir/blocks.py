@@ -51,6 +51,11 @@ class Line:
     sequence: OpSequence
     regions: tuple[Region, ...]
 
+    @property
+    def covered(self) -> int:
+        """Ops in layers."""
+        return sum(region.size for region in self.regions)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
@@ -99,19 +104,18 @@ def cut(graph: Graph) -> Cut:
         raise GraphError("blocks of a training step cannot be found", hint="find blocks of the forward graph first")
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     ordered = canonical_order(graph, forward)
-    lines = [_line(graph, ordered)]
-    shared = _shared(ordered, lines[0].regions)
-    if shared:
-        # Values that all layers read are computed within the first one, which is therefore not equal to the others:
-        # move them up.
-        again = canonical_order(graph, forward, shared)
+    line = _line(graph, ordered)
+    lines = [line]
+    # Values that all layers read are computed within the first one, which is therefore not equal to the others: move
+    # them up. The layers of an encoder repeat only then, and may have values of their own to move.
+    moved: list[str] = []
+    while (shared := _shared(ordered, line.regions)) != moved:
+        moved, again = shared, canonical_order(graph, forward, shared)
         lines.append(_line(graph, again))
-        covered = [sum(region.size for region in line.regions) for line in lines]
-        if covered[1] > covered[0]:
-            ordered = again
-        else:
-            lines.reverse()
-    line = lines[-1]
+        if lines[-1].covered <= line.covered:
+            break
+        ordered, line = again, lines[-1]
+    lines.sort(key=lambda other: other is line)
     work = np.array([work_of(op, graph) for op in line.core], np.float64)
     starts = _starts(work, line.sequence, line.regions)
     blocks = np.searchsorted(starts, np.arange(len(line.core)), side="right") - 1
@@ -210,7 +214,11 @@ def content(array: NDArray[np.generic]) -> Hashable:
 
 
 def _shared(ordered: Ordered, regions: Sequence[Region]) -> list[str]:
-    """Return values defined before a region that all its instances (the first aside) read, in order of definition."""
+    """Return values defined before a region that all its instances (the first aside) read.
+
+    They are in the order of the regions, those of one region from the deepest on: what an encoder makes comes before
+    small tables of the decoder, which would else be there while the encoder runs.
+    """
     instance_of = {
         position: (index, (position - region.start) // region.period)
         for index, region in enumerate(regions)
@@ -222,11 +230,18 @@ def _shared(ordered: Ordered, regions: Sequence[Region]) -> list[str]:
         for name in ordered.core[position].inputs:
             if position_of.get(name, regions[index].start) < regions[index].start:
                 readers.setdefault((index, name), set()).add(instance)
-    shared = {
-        name for (index, name), instances in readers.items() if len(instances | {0}) == regions[index].count
-        and len(instances) > 1
-    }  # fmt: skip
-    return sorted(shared, key=lambda name: position_of[name])
+    depth: dict[str, int] = {}
+    for op in ordered.core:
+        below = max((depth.get(name, 0) for name in op.inputs), default=0)
+        depth.update(dict.fromkeys(op.outputs, below + 1))
+    found = sorted(readers.items(), key=lambda item: (item[0][0], -depth[item[0][1]], position_of[item[0][1]]))
+    return list(
+        dict.fromkeys(
+            name
+            for (index, name), instances in found
+            if len(instances | {0}) == regions[index].count and len(instances) > 1
+        )
+    )
 
 
 def _starts(work: Floats, sequence: OpSequence, regions: Sequence[Region]) -> list[int]:

@@ -26,6 +26,7 @@ from autopar.ir.bodies.indexing import INDEXING, PARTS
 from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.quantized import QUANTIZED
 from autopar.ir.bodies.recurrent import RECURRENT
+from autopar.ir.bodies.relative_attention import RELATIVE_ATTENTION
 from autopar.ir.bodies.scans import SCANS
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
 
@@ -54,6 +55,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     CAUSAL_PARTS,
     HEADS_PARTS,
     CAUSAL_ATTENTION,
+    RELATIVE_ATTENTION,
     INDEXING,
     PARTS,
     CONVOLUTION,

@@ -33,7 +33,7 @@ def canonical_order(graph: Graph, ops: Sequence[Op], first: Iterable[str] = ()) 
         first: Values to be computed before all else.
     """
     trained = {state.input for state in graph.states if state.role is Role.PARAMETER}
-    weighted = _downstream(ops, trained or set(graph.inputs))
+    weighted = downstream(ops, trained or set(graph.inputs))
     core = [op for op in ops if not weighted.isdisjoint(op.outputs)]
     producer = {name: index for index, op in enumerate(core) for name in op.outputs if name}
     inputs = [tuple(dict.fromkeys(producer[name] for name in op.inputs if name in producer)) for op in core]
@@ -61,7 +61,7 @@ def canonical_order(graph: Graph, ops: Sequence[Op], first: Iterable[str] = ()) 
     return Ordered(early, tuple(core[index] for index in merged))
 
 
-def _downstream(ops: Sequence[Op], sources: Set[str]) -> set[str]:
+def downstream(ops: Sequence[Op], sources: Set[str]) -> set[str]:
     """Return `sources` and all values computed from them."""
     reached = set(sources)
     for op in ops:

@@ -117,8 +117,20 @@ def _gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return ((v.shape, v.dtype),)
 
 
+def _relative_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    found = _attention(inputs)
+    q, k, _, bias = inputs
+    _require(q.shape[2] == k.shape[2], "there is a key for every query")
+    _require(
+        len(bias.shape) == 2 and bias.shape[0] == q.shape[1] and bias.shape[1] % 2 == 1,
+        "biases are [heads, distances], an odd number of them",
+    )
+    return found
+
+
 _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::CausalAttention": _attention,
+    f"{DOMAIN}::RelativeAttention": _relative_attention,
     f"{DOMAIN}::SinkAttention": _sink_attention,
     f"{DOMAIN}::ExpertDispatch": _dispatch,
     f"{DOMAIN}::ExpertCombine": _combine,

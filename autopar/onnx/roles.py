@@ -48,7 +48,7 @@ _KNOWN_SLOTS: Mapping[str, tuple[int, ...]] = {
 _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "Attention": (1, 2), "BatchNormalization": (1, 2), "CausalAttention": (1, 2), "Conv": (1, 2),
     "ConvTranspose": (1, 2), "FusedConv": (1, 2), "FusedGemm": (1, 2), "FusedMatMul": (1,), "Gemm": (1, 2),
-    "MatMul": (1,), "SinkAttention": (1, 2, 3), "SkipLayerNormalization": (2, 3, 4),
+    "MatMul": (1,), "RelativeAttention": (1, 2, 3), "SinkAttention": (1, 2, 3), "SkipLayerNormalization": (2, 3, 4),
     "SkipSimplifiedLayerNormalization": (2, 3),
 }  # fmt: skip
 """Inputs that hold weights when they do not depend on data."""

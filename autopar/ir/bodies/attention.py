@@ -79,12 +79,18 @@ _MASK = """
     scores = Add (scores_causal, mask_BKGST)
 """
 
-_ALL = "    i_S = Range (zero, queries, one)"
+ALL_QUERIES = "    i_S = Range (zero, queries, one)"
 _FROM_START = """    i_0 = Range (zero, queries, one)
     i_S = Add (i_0, start)"""
 
 
-def _gradient(positions: str, mask: str = "    scores = Identity (scores_causal)") -> str:
+def attention_gradient(positions: str, mask: str = "    scores = Identity (scores_causal)") -> str:
+    """Return the body of the gradient of attention, up to its closing brace.
+
+    Args:
+        positions: Lines that number the queries.
+        mask: Lines from `scores_causal` to `scores`.
+    """
     body = _BODY.replace("SCORES_GRADIENT", SCORES_GRADIENT).replace("OPERANDS_GRADIENT", OPERANDS_GRADIENT)
     return body.replace("POSITIONS", positions).replace("    MASK", mask)
 
@@ -121,7 +127,7 @@ ScaledAttentionPart <scale, size: int = 0, is_causal: int = 0, softcap: float = 
 }}
 
 AttentionGradPart <scale, is_causal, size: int = 0> (q, k, v, dy, start) => (dq, dk, dv)
-{{{_gradient(_FROM_START)}"""
+{{{attention_gradient(_FROM_START)}"""
 """A scale of 0 stands for the usual one, the inverse root of the channels."""
 
 
@@ -179,17 +185,17 @@ HEADS_PARTS = f"""
 {_heads("ScaledMaskedAttentionHeadsPart", "mask, ", "scale, ")}
 
 AttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, dy, start) => (dq, dk, dv)
-{{{heads_gradient(_gradient(_ALL))}
+{{{heads_gradient(attention_gradient(ALL_QUERIES))}
 
 MaskedAttentionGradHeadsPart <scale, is_causal, size> (q, all_k, all_v, mask, dy, start) => (dq, dk, dv)
-{{{heads_gradient(_gradient(_ALL, _MASK))}"""
+{{{heads_gradient(attention_gradient(ALL_QUERIES, _MASK))}"""
 
 ATTENTION = f"""
 AttentionGrad <scale, is_causal> (q, k, v, dy) => (dq, dk, dv)
-{{{_gradient(_ALL)}
+{{{attention_gradient(ALL_QUERIES)}
 
 MaskedAttentionGrad <scale, is_causal> (q, k, v, mask, dy) => (dq, dk, dv)
-{{{_gradient(_ALL, _MASK)}
+{{{attention_gradient(ALL_QUERIES, _MASK)}
 
 RotaryEmbeddingGrad <interleaved, num_heads, rotary_embedding_dim> (dy, cos, sin, positions) => (dx)
 {{

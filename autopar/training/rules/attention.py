@@ -64,8 +64,8 @@ def _additive(t: Tape, mask: str, dtype: str) -> str:
     return t.emit("Where", [mask, zero, hidden], t.shape(mask), dtype)
 
 
-def _causal_attention(t: Tape, op: Op, grads: Grads) -> Grads:
-    """Recompute the scores as `_attention` does; inputs q, k, v and for `autopar::SinkAttention` the sinks."""
+def _own_attention(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Recompute the scores as `_attention` does; inputs are q, k, v, and a parameter of some kinds."""
     shapes = [t.shape(name) for name in op.inputs]
     inputs = [*op.inputs, grad_of(grads)]
     return t.emit_all(f"{op.kind}Grad", inputs, shapes, t.dtype(op.inputs[0]), **dict(op.attrs))
@@ -84,6 +84,7 @@ def _rotary(t: Tape, op: Op, grads: Grads) -> Grads:
 ATTENTION: Mapping[str, Rule] = {
     "Attention": _attention,
     "RotaryEmbedding": _rotary,
-    "autopar::CausalAttention": _causal_attention,
-    "autopar::SinkAttention": _causal_attention,
+    "autopar::CausalAttention": _own_attention,
+    "autopar::RelativeAttention": _own_attention,
+    "autopar::SinkAttention": _own_attention,
 }
