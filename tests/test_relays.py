@@ -108,3 +108,13 @@ def test_stages_of_the_decoder_receive_both_values(tmp_path: Path, cache_dir: Pa
     back = [sum(value.bytes for value in table[first, SegmentPhase.BACKWARD].outputs) for first, _ in ends[1:]]
     assert [len(stage.blocks) for stage in program.stages] == [2, 3, 3, 3]
     assert ahead == back == [1024, 1024, 2048]
+
+
+def test_a_deep_encoder_decoder_is_made_at_any_size(tmp_path: Path) -> None:
+    """One block sums up the gradients of biases of all layers, so that an excerpt with fewer layers tells nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({**T5, "num_layers": 12}))
+    workload = open_workload(f"hf:{tmp_path}", dims={"seq": 8})
+
+    for samples in (4, 8):
+        graph = workload.folded(samples).graph
+        assert graph.values["logits"].shape == (samples, 8, 48)

@@ -75,14 +75,16 @@ class Resizer:
         """Return the resizer of a folded graph; None if the excerpt does not represent all of it."""
         if {folded.chain[block] for block in kept} != set(range(len(folded.kinds))):
             return None
+        number = {folded.chain[block]: index for index, block in enumerate(kept)}
+        blocks = instance_ops(sample.step)
+        forms = ((kind.ops, blocks[number[kind.id]]) for kind in folded.kinds)
+        if any(_structure(folded.graph, ops) != _structure(sample.step, twins) for ops, twins in forms):
+            return None  # a block sums up a gradient of every layer, for instance
         found = cls(cut, folded, kept, sample)
         sizes = (len(line.crossing) for line in cut.lines)
         if any(len(index) != size for (_, index), size in zip(found._lines, sizes, strict=True)):
             return None  # some crossing values have no producer in the step
         if len(found._core[1]) != len(cut.lines[-1].core):
-            return None
-        forms = zip(folded.kinds, found._ops(sample.step), strict=True)
-        if any(_structure(folded.graph, kind.ops) != _structure(sample.step, ops) for kind, ops in forms):
             return None
         return found
 
