@@ -99,6 +99,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "loss": "mse",
         "optimizer": "sgd",
         "sync_batchnorm": False,
+        "lora": None,
         "stack": "mine.yaml",
         "precision": "mixed",
         "cache_dir": None,
@@ -260,8 +261,8 @@ def test_file_that_is_a_folder_is_refused_before_the_work(
             "Invalid value for '--set': dim 'b' is set to 1 and to 2",
         ),
         ("solve zoo:gpt2 --gpus 8 --mode eat", "Invalid value for '--mode': 'eat' is not one of 'train', 'infer'."),
-        ("model gpt2", "give a name and -o FILE.onnx, or --list"),
-        ("model gpt2 --list", "--list takes neither a name nor -o nor --set"),
+        ("model gpt2", "give a name or --from CONFIG, and -o FILE.onnx, or --list"),
+        ("model gpt2 --list", "--list takes neither a name nor -o nor --set nor --from"),
         ("slove zoo:gpt2", "No such command 'slove'. Did you mean 'solve'?"),
     ],
 )

@@ -147,7 +147,7 @@ def _list_models(as_json: bool) -> None:
         )
         for entry in entries
     ]
-    header = ("name", "parameters", "layers", "one sample", "samples per step")
+    header = ("name", "parameters", "layers", "one sample", "batch")
     click.echo("\n".join(format_table(header, rows)))
 
 
