@@ -520,7 +520,7 @@ def test_sizes_of_hugging_face_decoders() -> None:
 
     assert facts.config_sizes(llama, {}) == facts.Sizes(2, 64, 4, 2, 128, 32, 96, family="llama", rope_theta=1e4)
     assert facts.config_sizes(gpt2, {"seq": 8}) == facts.Sizes(2, 64, 4, 4, 256, 8, 96, family="gpt", tied=True)
-    assert facts.config_sizes({"model_type": "vit", "hidden_size": 64}, {}) is None
+    assert facts.config_sizes({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4}, {}) is None
 
 
 def test_layers_of_a_published_mixture_are_asked_for() -> None:
