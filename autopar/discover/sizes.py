@@ -362,10 +362,10 @@ SPAN_ATTRS: Mapping[str, tuple[str, ...]] = dict.fromkeys(
 
 
 def span_proxy(name: str, tokens: int) -> int:
-    """Return what stands for one of `SPAN_ATTRS` where keys have so many tokens, whatever it is in the real op.
+    """Return the window or chunk of a proxy op with `tokens` keys; the size in the real op does not matter.
 
-    A window hides some keys of half of the queries. The only border between chunks is none between two or three blocks
-    of tokens: that chunks are blocks on some numbers of devices must not be taken for a strategy.
+    A window of half the tokens hides keys from half of the queries. A chunk of one token more has its only border where
+    no two or three equal blocks of tokens have one: else chunks that happen to be blocks would pass for a strategy.
 
     >>> [(span_proxy("window", tokens), span_proxy("chunk", tokens)) for tokens in (4, 6, 12)]
     [(2, 3), (3, 4), (6, 7)]

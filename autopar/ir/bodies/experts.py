@@ -9,78 +9,73 @@ Names: E experts, B samples, S positions, K choices of a token, d and f widths; 
 experts (0, 1, 2, ...), a shard of which stands for a shard of the experts.
 """
 
-EXPERTS = """
-ExpertDispatch <fill: float = 1.0> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
-{
-    last = Constant <value_ints = [-1]> ()
-    choice = Constant <value_ints = [2]> ()
+
+def _choices(like: str, *, once: bool = False) -> str:
+    """Return lines that say in the type of `like` which choice is which expert, and, with `once`, who is chosen."""
+    lines = f"""    last = Constant <value_ints = [-1]> ()
     expert_BSK1 = Unsqueeze (expert_BSK, last)
     expert_like = CastLike (expert_BSK1, numbers_E)
     is_chosen = Equal (expert_like, numbers_E)
-    chosen_BSKE = CastLike (is_chosen, x_BSd)
-    chosen_BSE = ReduceMax <keepdims = 0> (chosen_BSKE, choice)
+    chosen_BSKE = CastLike (is_chosen, {like})"""
+    if not once:
+        return lines
+    return f"""{lines}
+    choice = Constant <value_ints = [2]> ()
+    chosen_BSE = ReduceMax <keepdims = 0> (chosen_BSKE, choice)"""
+
+
+EXPERTS = f"""
+ExpertDispatch <fill: float = 1.0> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
+{{
+{_choices("x_BSd", once=True)}
     chosen_EBS = Transpose <perm = [2, 0, 1]> (chosen_BSE)
     chosen_EBS1 = Unsqueeze (chosen_EBS, last)
     rows_EBSd = Mul (chosen_EBS1, x_BSd)
-}
+}}
 
 ExpertSum <fill: float = 1.0> (rows_EBSd, expert_BSK, numbers_E) => (y_BSd)
-{
-    last = Constant <value_ints = [-1]> ()
-    choice = Constant <value_ints = [2]> ()
-    expert_BSK1 = Unsqueeze (expert_BSK, last)
-    expert_like = CastLike (expert_BSK1, numbers_E)
-    is_chosen = Equal (expert_like, numbers_E)
-    chosen_BSKE = CastLike (is_chosen, rows_EBSd)
-    chosen_BSE = ReduceMax <keepdims = 0> (chosen_BSKE, choice)
+{{
+{_choices("rows_EBSd", once=True)}
     y_BSd = Einsum <equation = "bse,ebsd->bsd"> (chosen_BSE, rows_EBSd)
-}
+}}
 
 ExpertCombine <fill: float = 1.0> (rows_EBSd, weight_BSK, expert_BSK, numbers_E) => (y_BSd)
-{
-    last = Constant <value_ints = [-1]> ()
-    expert_BSK1 = Unsqueeze (expert_BSK, last)
-    expert_like = CastLike (expert_BSK1, numbers_E)
-    is_chosen = Equal (expert_like, numbers_E)
-    chosen_BSKE = CastLike (is_chosen, rows_EBSd)
+{{
+{_choices("rows_EBSd")}
     weight_BSE = Einsum <equation = "bsk,bske->bse"> (weight_BSK, chosen_BSKE)
     y_BSd = Einsum <equation = "bse,ebsd->bsd"> (weight_BSE, rows_EBSd)
-}
+}}
 
 ExpertCombineGrad <fill: float = 1.0> (rows_EBSd, w_BSK, expert_BSK, numbers_E, dy_BSd) => (drows_EBSd, dw_BSK)
-{
-    last = Constant <value_ints = [-1]> ()
-    expert_BSK1 = Unsqueeze (expert_BSK, last)
-    expert_like = CastLike (expert_BSK1, numbers_E)
-    is_chosen = Equal (expert_like, numbers_E)
-    chosen_BSKE = CastLike (is_chosen, rows_EBSd)
+{{
+{_choices("rows_EBSd")}
     weight_EBS = Einsum <equation = "bsk,bske->ebs"> (w_BSK, chosen_BSKE)
     weight_EBS1 = Unsqueeze (weight_EBS, last)
     drows_EBSd = Mul (weight_EBS1, dy_BSd)
     product_BSE = Einsum <equation = "ebsd,bsd->bse"> (rows_EBSd, dy_BSd)
     dw_BSK = Einsum <equation = "bske,bse->bsk"> (chosen_BSKE, product_BSE)
-}
+}}
 
 GroupedMatMul <fill: float = 1.0> (rows_EBSd, w_Edf) => (y_EBSf)
-{
+{{
     samples = Constant <value_ints = [1]> ()
     w_E1df = Unsqueeze (w_Edf, samples)
     y_EBSf = MatMul (rows_EBSd, w_E1df)
-}
+}}
 
 GroupedMatMulGrad <fill: float = 1.0> (dy_EBSf, w_Edf) => (drows_EBSd)
-{
+{{
     samples = Constant <value_ints = [1]> ()
     w_Efd = Transpose <perm = [0, 2, 1]> (w_Edf)
     w_E1fd = Unsqueeze (w_Efd, samples)
     drows_EBSd = MatMul (dy_EBSf, w_E1fd)
-}
+}}
 
 GroupedMatMulWeightGrad <fill: float = 1.0> (rows_EBSd, dy_EBSf) => (dw_Edf)
-{
+{{
     samples = Constant <value_ints = [1]> ()
     rows_EBdS = Transpose <perm = [0, 1, 3, 2]> (rows_EBSd)
     dw_EBdf = MatMul (rows_EBdS, dy_EBSf)
     dw_Edf = ReduceSum <keepdims = 0> (dw_EBdf, samples)
-}
+}}
 """
