@@ -121,7 +121,8 @@ def _doubt(doubts: Sequence[str]) -> tuple[str, str]:
 
 
 def _mfu(plan: Plan, found: Simulated, costs: CostModel) -> tuple[str, str]:
-    if plan.job.mode != "train" or load_policy(plan.job.precision).numbers != "half":
+    policy = load_policy(plan.job.precision)
+    if plan.job.mode != "train" or policy.classes != ("half",):
         return "mfu", ""  # nothing comparable is published
     if found.mfu == 0:
         return "mfu", "an MFU of 0: no op of the model is a matrix product, a convolution or attention"

@@ -20,6 +20,7 @@ from autopar.formulate.agreement import check_blocks
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
 from autopar.ir.graph import Graph, Value
+from autopar.ir.linear import mark_linear
 from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.onnx.abridge import abridged
@@ -137,15 +138,15 @@ class Workload:
     def step(self, graph: Graph) -> Graph:
         """Return what is run for a forward graph with blocks."""
         graph = with_relays(graph)
-        if self.mode != "train":
-            return graph
-        return training_step(
-            graph,
-            loss=self.loss,
-            optimizer=self.optimizer,
-            sync_batchnorm=self.synchronises_batchnorm,
-            fused=self.fusion == "chains",
-        )
+        if self.mode == "train":
+            graph = training_step(
+                graph,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                sync_batchnorm=self.synchronises_batchnorm,
+                fused=self.fusion == "chains",
+            )
+        return mark_linear(graph)
 
     @cached_property
     def synchronises_batchnorm(self) -> bool:

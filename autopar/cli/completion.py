@@ -36,6 +36,13 @@ def complete_cluster(context: click.Context, parameter: click.Parameter, incompl
     return [*names, CompletionItem(incomplete, type="file")]
 
 
+def complete_precision(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the precisions that begin like this."""
+    from autopar.cost.policy import ALIASES, POLICIES
+
+    return [CompletionItem(name) for name in (*ALIASES, *POLICIES) if name.startswith(incomplete)]
+
+
 def complete_stack(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the stacks that begin like this, and leave files to the shell."""
     from autopar.cost import bundled_stacks

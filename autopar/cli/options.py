@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from autopar.cli.completion import complete_cluster, complete_model, complete_stack
+from autopar.cli.completion import complete_cluster, complete_model, complete_precision, complete_stack
 from autopar.cli.files import prepare_folder
 from autopar.cli.values import (
     dim_binding,
@@ -15,6 +15,7 @@ from autopar.cli.values import (
     not_negative,
     positive_number,
     positive_whole,
+    precision_name,
     solver_name,
 )
 
@@ -141,13 +142,16 @@ stack_option = click.option(
 other_stack_option = click.option(
     "--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."
 )
-_precisions = click.Choice(["mixed", "megatron-fp16", "fsdp", "fp32"])
 precision_option = click.option(
     "--precision",
-    type=_precisions,
+    type=precision_name,
     default="mixed",
     show_default=True,
-    help="What is stored in which precision; `docs/cost_model.md` has the bytes.",
+    metavar="NAME[,CHANGE=BITS]",
+    shell_complete=complete_precision,
+    help="What is stored and multiplied in which precision: bf16 (mixed), fp16, fp8, fp8-current, fp8-block, mxfp8, "
+    "nvfp4, int8, fsdp, tf32, fp32; changes are weights=low, gradients=16, reduce=16, moments=8 or 16. "
+    "`docs/cost_model.md` has the bytes.",
 )
 program_options = together(
     click.option(
@@ -157,7 +161,11 @@ program_options = together(
         help="What a program runs on: preset or YAML file; default: h100. A plan has its own.",
     ),
     click.option(
-        "--precision", type=_precisions, help="What a program computes in; default: mixed. A plan has its own."
+        "--precision",
+        type=precision_name,
+        metavar="NAME",
+        shell_complete=complete_precision,
+        help="What a program computes in; default: mixed. A plan has its own.",
     ),
 )
 """What the text of a program cannot say."""

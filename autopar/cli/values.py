@@ -92,6 +92,21 @@ def solver_name(name: str) -> str:
     return name
 
 
+def precision_name(name: str) -> str:
+    """Return a precision, as plans name it.
+
+    Raises:
+        click.BadParameter: If there is none of that name, or it has no such change.
+    """
+    from autopar.cost import load_policy
+    from autopar.errors import JobError
+
+    try:
+        return load_policy(name).name
+    except JobError as error:
+        raise click.BadParameter(f"{error.args[0]}; {error.hint}") from None
+
+
 def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of solvers written with commas between them.
 

@@ -48,6 +48,7 @@ class _DeviceFile(_File, frozen=True):
     bandwidth_efficiency: float = 0.85
     num_sms: int = 0
     batched_efficiency: float = 0.4
+    efficiencies: dict[str, float] = {}
 
 
 class _TuningFile(_File, frozen=True):
@@ -236,6 +237,7 @@ def _device(field: str, device: _DeviceFile) -> Device:
         bandwidth_efficiency=device.bandwidth_efficiency,
         num_sms=device.num_sms,
         batched_efficiency=device.batched_efficiency,
+        efficiencies=tuple(device.efficiencies.items()),
     )
 
 

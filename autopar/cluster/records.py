@@ -38,6 +38,7 @@ class Device:
         num_sms: Multiprocessors: as many tiles of a matrix product are computed at a time; 0 if products of all dims
             reach `gemm_efficiency`.
         batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
+        efficiencies: `gemm_efficiency` of classes of numbers where it is another one, in the order of `peaks`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Device:
     bandwidth_efficiency: float
     num_sms: int = 0
     batched_efficiency: float = 0.4
+    efficiencies: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -64,6 +66,9 @@ class Device:
             bandwidth_efficiency=self.bandwidth_efficiency,
             batched_efficiency=self.batched_efficiency,
         )
+        require_share(owner, **{f"efficiencies.{name}": value for name, value in self.efficiencies})
+        for name, _ in self.efficiencies:
+            self.peak(name)
         if self.num_sms < 0:
             raise ClusterError(f"{owner}: num_sms is {self.num_sms}", hint="num_sms is a whole number, 0 if unknown")
 
@@ -79,8 +84,13 @@ class Device:
         known = ", ".join(name for name, _ in self.peaks)
         raise ClusterError(f"device {self.name!r} has no peak for {numbers!r} numbers", hint=f"it has {known}")
 
+    def efficiency(self, numbers: str) -> float:
+        """Return the share of the peak that large products of a class of numbers reach."""
+        return dict(self.efficiencies).get(numbers, self.gemm_efficiency)
+
     def to_dict(self) -> dict[str, object]:
         """Return the device as the mapping a cluster file holds."""
+        other = {"efficiencies": dict(self.efficiencies)} if self.efficiencies else {}
         return {
             "name": self.name,
             "peaks": {name: format_quantity(value, "FLOP/s") for name, value in self.peaks},
@@ -92,6 +102,7 @@ class Device:
             "bandwidth_efficiency": self.bandwidth_efficiency,
             "num_sms": self.num_sms,
             "batched_efficiency": self.batched_efficiency,
+            **other,
         }
 
 
@@ -504,6 +515,11 @@ def _weakest_device(name: str, devices: list[Device]) -> Device:
     values: dict[str, Any] = {
         "name": " and ".join(dict.fromkeys(device.name for device in devices)),
         "peaks": tuple((numbers, min(device.peak(numbers) for device in devices)) for numbers in classes),
+        "efficiencies": tuple(
+            (numbers, min(device.efficiency(numbers) for device in devices))
+            for numbers in classes
+            if any(numbers in dict(device.efficiencies) for device in devices)
+        ),
     }
     for field in fields(Device):
         if field.name not in values:

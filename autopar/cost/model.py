@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.cost import collectives
-from autopar.cost.arrays import FloatArray, IntArray, Product
+from autopar.cost.arrays import FloatArray, IntArray, Product, num_elements
 from autopar.cost.attention import (
     ATTENTION_KINDS,
     UNFUSED_KERNELS,
@@ -26,6 +26,7 @@ from autopar.cost.attention import (
     unfused_traffic,
 )
 from autopar.cost.collectives import Collective
+from autopar.cost.formats import COPIES, Format
 from autopar.cost.fusion import ALONE, Fused, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
@@ -34,7 +35,8 @@ from autopar.cost.products import PRODUCT_KINDS, op_products
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
 from autopar.cost.stack import DEFAULT, Stack
 from autopar.cost.traffic import PLAIN_SHARE, bandwidth_share, is_view, op_bytes
-from autopar.ir.graph import Op, Phase
+from autopar.ir.fills import fill_of
+from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
 from autopar.sharding import Axis
 
 MEMORY_LAUNCH = 0.3  # launch of a kernel bound by memory, as a share of a matrix product's; fit
@@ -62,7 +64,8 @@ class CostModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
-        self.cluster.device.peak(self.policy.numbers)
+        for numbers in self.policy.classes:
+            self.cluster.device.peak(numbers)
 
     def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int]) -> Mapping[str, Fused]:
         """Return by name those of the ops of a block that the stack does not run as kernels of their own.
@@ -101,11 +104,56 @@ class CostModel:
             return self._attention_seconds(attention_work(op, inputs, outputs), nbytes, element_bytes[op.inputs[0]])
         device = self.cluster.device
         if op.kind in PRODUCT_KINDS:
-            compute = self._products_seconds(op_products(op, inputs, outputs))
+            if op.linear is not None and self.policy.format is not None:
+                return self._quantized_seconds(op, op.linear, self.policy.format, inputs, outputs, element_bytes, fused)
+            compute = self._products_seconds(op_products(op, inputs, outputs), self.policy.numbers)
             return device.launch * SCAN_KERNELS.get(op.kind, 1) + overlapped(compute, nbytes / self._bandwidth)
         return self.launch_seconds(op, fused) + nbytes * (
             self.stack["memory_traffic"] / (self._bandwidth * bandwidth_share(op.kind))
         )
+
+    def _quantized_seconds(
+        self,
+        op: Op,
+        linear: Linear,
+        quantized: Format,
+        inputs: Sequence[IntArray | None],
+        outputs: Sequence[IntArray | None],
+        element_bytes: Mapping[str, float],
+        fused: Fused,
+    ) -> FloatArray:
+        """Return the seconds of a product of a linear layer, and of the kernel that quantizes its operand.
+
+        Arguments are as of `op_seconds`.
+        """
+        weight = linear.product is not LinearProduct.WEIGHT_GRADIENT
+        read = op.inputs[:2] if quantized.activations else op.inputs[1:2] if weight else ()
+        sizes = {**element_bytes, **{name: min(element_bytes[name], quantized.bytes) for name in read}}
+        nbytes = op_bytes(op, inputs, outputs, sizes, fused.unread, fused.unwritten)
+        compute = self._products_seconds(op_products(op, inputs, outputs), quantized.numbers)
+        seconds = self.cluster.device.launch + overlapped(compute, nbytes / self._bandwidth)
+        operand = inputs[0 if weight else 1]
+        if not self._casts(linear) or operand is None:
+            return seconds
+        copies = (COPIES if linear.kept else 1) * quantized.bytes
+        moved = num_elements(operand) * (quantized.reads * self.policy.activation + copies) * fill_of(op)
+        return (
+            seconds
+            + quantized.reads * MEMORY_LAUNCH * self.cluster.device.launch
+            + moved * (self.stack["memory_traffic"] / (self._bandwidth * PLAIN_SHARE))
+        )
+
+    def _casts(self, linear: Linear) -> bool:
+        """Whether a product of a linear layer has its operand quantized by a kernel of its own."""
+        quantized = self.policy.format
+        if quantized is None or not quantized.activations or linear.cast is Cast.BEFORE:
+            return False
+        return linear.cast is Cast.OWN or not quantized.by_maker
+
+    def _numbers(self, op: Op) -> str:
+        """Return the class of numbers that the products of an op run in."""
+        quantized = self.policy.format
+        return self.policy.numbers if op.linear is None or quantized is None else quantized.numbers
 
     def launch_seconds(self, op: Op, fused: Fused = ALONE) -> float:
         """Return the seconds an op that is no view takes however small it is."""
@@ -120,13 +168,14 @@ class CostModel:
     ) -> FloatArray:
         """Return seconds on the matrix units, (n,), that no sharding of an op needs less of, over all its devices."""
         device = self.cluster.device
-        peak = device.peak(self.policy.numbers)
+        numbers = self._numbers(op)
+        peak = device.peak(numbers)
         batched = device.batched_efficiency * self.stack["attention_efficiency"]
         if op.kind in ATTENTION_KINDS:
             fused = device.attention_efficiency * self.stack["attention_efficiency"]
             best = fused if self.stack.attention == "fused" else batched
             return attention_work(op, inputs, outputs).flops / (peak * best)
-        best = max(device.gemm_efficiency * self.stack["gemm_efficiency"], batched)
+        best = max(device.efficiency(numbers) * self.stack["gemm_efficiency"], batched)
         total: FloatArray = np.zeros(1)
         for product in op_products(op, inputs, outputs):
             if not product.on_vectors:
@@ -143,10 +192,10 @@ class CostModel:
     def _bandwidth(self) -> float:
         return self.cluster.device.memory_bandwidth * self.cluster.device.bandwidth_efficiency
 
-    def _products_seconds(self, products: Sequence[Product]) -> FloatArray:
+    def _products_seconds(self, products: Sequence[Product], numbers: str) -> FloatArray:
         """Return the seconds on the matrix units; batches of small products reach less than one large product."""
         device = self.cluster.device
-        rate = device.peak(self.policy.numbers) * device.gemm_efficiency * self.stack["gemm_efficiency"]
+        rate = device.peak(numbers) * device.efficiency(numbers) * self.stack["gemm_efficiency"]
         total: FloatArray = np.zeros(1)
         for product in products:
             if product.on_vectors:
@@ -154,13 +203,13 @@ class CostModel:
             seconds = compute_seconds(product, device, rate)
             small = (product.batch > 1) & (np.minimum(np.minimum(product.m, product.n), product.k) <= SMALL)
             if small.any():
-                seconds = np.where(small, self._batched_seconds(product), seconds)
+                seconds = np.where(small, self._batched_seconds(product, numbers), seconds)
             total = total + seconds
         return total
 
-    def _batched_seconds(self, product: Product) -> FloatArray:
+    def _batched_seconds(self, product: Product, numbers: str) -> FloatArray:
         device = self.cluster.device
-        rate = device.peak(self.policy.numbers) * device.batched_efficiency * self.stack["attention_efficiency"]
+        rate = device.peak(numbers) * device.batched_efficiency * self.stack["attention_efficiency"]
         unaligned = (product.n % ALIGNMENT > 0) | (product.k % ALIGNMENT > 0)
         return compute_seconds(product, device, rate) * np.where(unaligned, 1 / UNALIGNED_SHARE, 1.0)
 
@@ -173,7 +222,11 @@ class CostModel:
         seconds: FloatArray = np.zeros_like(work.scores)
         for product in unfused_products(work):
             moved = element * product.batch * (product.m * product.k + product.k * product.n + product.m * product.n)
-            seconds = seconds + device.launch + overlapped(self._batched_seconds(product), moved / self._bandwidth)
+            seconds = (
+                seconds
+                + device.launch
+                + overlapped(self._batched_seconds(product, self.policy.numbers), moved / self._bandwidth)
+            )
         between = UNFUSED_KERNELS[work.is_gradient] - (4 if work.is_gradient else 2)
         traffic = self.stack["memory_traffic"] * unfused_traffic(work, element) / (self._bandwidth * PLAIN_SHARE)
         return seconds + traffic + between * MEMORY_LAUNCH * device.launch
@@ -192,10 +245,25 @@ class CostModel:
         """
         if op.kind in SCAN_KERNELS:
             return scan_kept_bytes(op, inputs, element_bytes[op.inputs[0]])
+        if op.linear is not None:
+            return self._kept_quantized(op, op.linear, inputs, element_bytes)
         if op.kind not in ATTENTION_KINDS:
             return np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
         work = attention_work(op, inputs, outputs)
         return kept_bytes(work, element_bytes[op.inputs[0]], fused=self.stack.attention == "fused")
+
+    def _kept_quantized(
+        self, op: Op, linear: Linear, inputs: Sequence[IntArray | None], element_bytes: Mapping[str, float]
+    ) -> FloatArray:
+        """Return the bytes of the quantized copy of a forward operand that is kept in 16 bits, too, (n,)."""
+        operand, quantized = inputs[0], self.policy.format
+        assert operand is not None, op.name
+        is_first = linear.product is LinearProduct.FORWARD and linear.cast is not Cast.BEFORE and linear.kept
+        if not is_first or quantized is None or not quantized.activations:
+            return np.zeros(len(operand))
+        if element_bytes[op.inputs[0]] < self.policy.activation * fill_of(op):
+            return np.zeros(len(operand))
+        return num_elements(operand) * quantized.bytes * fill_of(op)
 
     def op_kernels(self, op: Op, rank: int, fused: Fused = ALONE) -> int:
         """Return the kernels an op starts.
@@ -209,7 +277,10 @@ class CostModel:
             return 0
         if op.kind in ATTENTION_KINDS and self.stack.attention == "unfused":
             return UNFUSED_KERNELS["Grad" in op.kind]
-        return SCAN_KERNELS.get(op.kind, 1)
+        kernels = SCAN_KERNELS.get(op.kind, 1)
+        if op.linear is not None and self.policy.format is not None and self._casts(op.linear):
+            kernels += self.policy.format.reads
+        return kernels
 
     def host_seconds(self, op: Op, rank: int, fused: Fused = ALONE) -> float:
         """Return the seconds the host needs to start the kernels of an op.

@@ -12,6 +12,22 @@ The first two are Megatron-LM's (its README: 18 and 20, 6 + 12/d and 4 + 16/d wi
 devices), the third is PyTorch FSDP2's with `param_dtype=bfloat16` and `reduce_dtype=float32` as torchtitan has it:
 shards are float32, a unit is gathered in bfloat16, gradients are reduced in float32 and kept so.
 
+Below 16 bits (`autopar.cost.formats`) the products of linear layers (`autopar.ir.linear`) run in a quantized format,
+and everything else as in `mixed`. Of an element of q bytes:
+
+    weight of a linear layer      2 + 2 q: in 16 bits, and quantized along either dim; 2 q with `weights=low`, where the
+                                  quantized copies are the parameter and what is gathered (primary weights in fp8)
+    values that nothing but       q: one copy is kept for the weight gradient
+    linear layers read
+    results of attention          2 + q
+
+A precision is a name of `POLICIES`, or such a name with changes behind commas (`load_policy`):
+
+    weights=16 | low                16 bits, or quantized alone
+    gradients=16 | 32               buffer in which gradients are summed
+    reduce=16 | 32                  gradients on their way between devices
+    moments=8 | 16 | 32             moments of the optimizer
+
 The optimizer's own copies lie where the moments lie: each of k moments counts 1/k of them. Without moments (plain SGD)
 they lie with the parameter.
 """
@@ -21,9 +37,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from autopar.cost.formats import COPIES, FORMATS, Format
 from autopar.errors import JobError
 from autopar.ir.fills import fills
 from autopar.ir.graph import ITEM_BYTES, PACKED, STORED, Graph, Role, Value
+from autopar.ir.linear import linear_weights, quantized_values
+
+_DISPATCH = "autopar::ExpertDispatch"
+"""Kind whose result travels to the devices of experts: in 16 bits, and is quantized there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +53,8 @@ class DtypePolicy:
 
     Attributes:
         name: Name of the preset.
-        numbers: Class of numbers matrix products run in, a key of `Device.peaks`.
+        numbers: Class of numbers matrix products run in, a key of `Device.peaks`; those of linear layers in that of
+            the `format`.
         activation: Bytes of an element of data, activations and their gradients, and of buffers.
         parameter: Bytes of an element of a parameter as the forward and backward pass read it.
         stored: Bytes of an element of a trained parameter as it is kept between them; a frozen one is kept as it is
@@ -43,6 +65,8 @@ class DtypePolicy:
             parameter itself is exact enough.
         gradient_wire: Bytes of an element of a gradient buffer while it is reduced over devices: 4 as Megatron-LM
             does, 2 as DDP in bfloat16 does.
+        format: What the products of linear layers run in, where that is not `numbers`.
+        low_weights: Whether their weights are kept and gathered in that format alone.
     """
 
     name: str
@@ -54,6 +78,20 @@ class DtypePolicy:
     moment: float
     master: float
     gradient_wire: float
+    format: Format | None = None
+    low_weights: bool = False
+
+    @property
+    def half(self) -> str:
+        """Name of the 16-bit numbers of activations, "bf16" or "fp16"; "" where they have 32 bits."""
+        if self.activation != MIXED.activation:
+            return ""
+        return "fp16" if self.name.partition(",")[0] == MEGATRON_FP16.name else "bf16"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Classes of numbers that products run in."""
+        return tuple(dict.fromkeys((self.numbers, self.format.numbers if self.format else self.numbers)))
 
     def element_bytes(self, value: Value, role: Role | None = None, num_moments: int = 2) -> float:
         """Return the resident bytes of one element.
@@ -128,7 +166,7 @@ class DtypePolicy:
                         size = self.parameter
                     known[key] = size
                 sizes[name] = known[key]
-        return sizes | self._packed_sizes(graph)
+        return sizes | self._quantized_sizes(graph, sizes) | self._packed_sizes(graph)
 
     def graph_read_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph as forward and backward ops read it."""
@@ -139,6 +177,8 @@ class DtypePolicy:
             name: self.element_bytes(graph.values[name]) if not graph.values[name].is_float else self.parameter
             for name in parameters
         }
+        if self.format is not None:
+            read.update((name, self.format.bytes) for name in self._low(graph))
         return self.graph_element_bytes(graph) | read | self._packed_sizes(graph)
 
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
@@ -151,7 +191,42 @@ class DtypePolicy:
                 if key not in known:
                     known[key] = self.wire_bytes(graph.values[name], state.role)
                 sizes[name] = known[key]
+        if self.format is not None:
+            if self.low_weights:
+                sizes.update((name, self.format.bytes) for name in self._low(graph))
+            rows = {name for name, op in quantized_values(graph).items() if op.kind == _DISPATCH}
+            found = self._quantized_values(graph, sizes)
+            sizes.update((name, size) for name, size in found.items() if name not in rows)
         return sizes | self._packed_sizes(graph)
+
+    def _quantized_sizes(self, graph: Graph, sizes: Mapping[str, float]) -> dict[str, float]:
+        """Return the resident bytes of one element of what linear layers read, given those without quantization."""
+        if self.format is None:
+            return {}
+        trains = any(state.role is Role.GRADIENT for state in graph.states)
+        copies = (COPIES if trains and self.format.activations else 1) * self.format.bytes
+        instead = self.parameter if self.low_weights or not trains else 0.0
+        weights = {name: sizes[name] - instead + copies for name in self._low(graph)}
+        return weights | self._quantized_values(graph, sizes)
+
+    def _low(self, graph: Graph) -> list[str]:
+        """Return the names, before and after a step, of the weights of linear layers that are quantized.
+
+        Trained ones are if activations are, too: nothing is trained in 8 bits alone.
+        """
+        assert self.format is not None, self.name
+        weights = linear_weights(graph)
+        if not self.format.activations:
+            weights -= {state.owner for state in graph.states if state.role is Role.GRADIENT}
+        names = (name for state in graph.states if state.input in weights for name in (state.input, state.output))
+        return [name for name in dict.fromkeys(names) if graph.values[name].is_float]
+
+    def _quantized_values(self, graph: Graph, sizes: Mapping[str, float]) -> dict[str, float]:
+        """Return the bytes of one element of values that are stored quantized."""
+        if self.format is None or not self.format.activations:
+            return {}
+        share = self.format.bytes / self.activation
+        return {name: sizes[name] * share for name in quantized_values(graph) if graph.values[name].is_float}
 
     @staticmethod
     def _packed_sizes(graph: Graph) -> dict[str, float]:
@@ -201,16 +276,61 @@ FP32 = DtypePolicy(
     master=0.0,
     gradient_wire=4.0,
 )
-POLICIES: Mapping[str, DtypePolicy] = {policy.name: policy for policy in (MIXED, MEGATRON_FP16, FSDP, FP32)}
+POLICIES: Mapping[str, DtypePolicy] = {
+    policy.name: policy
+    for policy in (
+        MIXED,
+        MEGATRON_FP16,
+        FSDP,
+        FP32,
+        replace(FP32, name="tf32", numbers="tf32"),
+        *(replace(MIXED, name=each.name, format=each, low_weights=not each.activations) for each in FORMATS.values()),
+    )
+}
 """What can be trained in, by name."""
+
+ALIASES: Mapping[str, str] = {"bf16": "mixed", "fp16": "megatron-fp16", "fp8-delayed": "fp8"}
+"""Other names of precisions."""
+
+_CHANGES: Mapping[str, Mapping[str, Mapping[str, float | bool]]] = {
+    "weights": {"16": {"low_weights": False}, "low": {"low_weights": True}},
+    "gradients": {"16": {"gradient": 2.0}, "32": {"gradient": 4.0}},
+    "reduce": {"16": {"gradient_wire": 2.0}, "32": {"gradient_wire": 4.0}},
+    "moments": {"8": {"moment": 1.0}, "16": {"moment": 2.0}, "32": {"moment": 4.0}},
+}
+"""Changes of a policy: by name and value, the fields that it sets."""
 
 
 def load_policy(name: str) -> DtypePolicy:
-    """Return a policy by name.
+    """Return a policy by name, changes included.
+
+    >>> found = load_policy("bf16,reduce=16")
+    >>> found.name, found.gradient_wire, found.gradient
+    ('mixed,reduce=16', 2.0, 4.0)
 
     Raises:
-        JobError: If there is none of that name.
+        JobError: If there is none of that name, or no such change.
     """
-    if name not in POLICIES:
-        raise JobError(f"there is no precision {name!r}", hint=f"choose {', '.join(POLICIES)}")
-    return POLICIES[name]
+    base, *changes = (part.strip() for part in name.split(","))
+    policy = POLICIES.get(ALIASES.get(base, base))
+    if policy is None:
+        raise JobError(f"there is no precision {base!r}", hint=f"choose {', '.join(ALIASES)}, {', '.join(POLICIES)}")
+    made: dict[str, str] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in _CHANGES:
+            raise JobError(f"precision {name!r}: there is no {key!r}", hint=f"change {', '.join(_CHANGES)}")
+        if value not in _CHANGES[key]:
+            raise JobError(
+                f"precision {name!r}: {key} is {value!r}", hint=f"{key} is one of {', '.join(_CHANGES[key])}"
+            )
+        if key == "weights" and policy.format is None:
+            raise JobError(
+                f"precision {name!r}: {base} quantizes no weights", hint=f"choose {', '.join(FORMATS)} for that"
+            )
+        if key in made:
+            raise JobError(f"precision {name!r} says {key} twice", hint="say it once")
+        made[key] = value
+        policy = replace(policy, **_CHANGES[key][value])  # type: ignore[arg-type]  # fields of the policy
+    words = [policy.name.partition(",")[0], *(f"{key}={made[key]}" for key in _CHANGES if key in made)]
+    return replace(policy, name=",".join(words))

@@ -248,7 +248,7 @@ def _same_structure(one: Graph, other: Graph) -> bool:
 
 def _fields(op: Op) -> Hashable:
     """Return all fields of an op but its attributes."""
-    return op.name, op.kind, op.inputs, op.outputs, op.phase, op.block, op.origin
+    return op.name, op.kind, op.inputs, op.outputs, op.phase, op.block, op.origin, op.linear
 
 
 def _one_to_one(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
@@ -276,7 +276,7 @@ def _structure(graph: Graph, ops: Sequence[Op]) -> list[Hashable]:
         results = [graph.values[name] if name else None for name in op.outputs]
         outputs = tuple([value and (value.shape, value.dtype) for value in results])
         inside.update({name: (position, slot) for slot, name in enumerate(op.outputs) if name})
-        lines.append((op.kind, op.attrs, op.phase, inputs, outputs))
+        lines.append((op.kind, op.attrs, op.phase, inputs, outputs, op.linear))
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+from autopar.cost import load_policy
 from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
 from autopar.frameworks.known import DEEPSPEED_SOURCE
@@ -26,10 +27,11 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "gradient_accumulation_steps": facts.plan.num_microbatches,
         "zero_optimization": _zero(facts, lost),
     }
-    if facts.plan.job.precision in ("mixed", "fsdp"):
-        fields["bf16"] = {"enabled": True}
-    elif facts.plan.job.precision == "megatron-fp16":
-        fields["fp16"] = {"enabled": True}
+    policy = load_policy(facts.plan.job.precision)
+    if policy.half:
+        fields[policy.half] = {"enabled": True}
+    if policy.format is not None:
+        lost.append(f"products of linear layers in {policy.format.name}: DeepSpeed leaves them in {policy.half}")
     if facts.tp > 1:
         fields["tensor_parallel"] = {"autotp_size": facts.tp}
         if facts.zero == 3:

@@ -61,9 +61,26 @@ MEGATRON: Mapping[str, str] = {
     "--disable-bias-linear": "flag",
     "--untie-embeddings-and-output-weights": "flag",
     "--bf16": "flag",
+    "--fp8-format": "text",
+    "--fp8-recipe": "text",
+    "--fp8-param-gather": "flag",
+    "--fp4-format": "text",
+    "--fp4-recipe": "text",
+    "--grad-reduce-in-bf16": "flag",
+    "--exp-avg-dtype": "text",
+    "--exp-avg-sq-dtype": "text",
     "--fp16": "flag",
 }
 """Arguments, and what follows each: nothing ("flag"), a whole number or text."""
+
+MEGATRON_RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "fp8": (("--fp8-format", "hybrid"), ("--fp8-recipe", "delayed")),
+    "fp8-current": (("--fp8-format", "hybrid"), ("--fp8-recipe", "tensorwise")),
+    "fp8-block": (("--fp8-format", "e4m3"), ("--fp8-recipe", "blockwise")),
+    "mxfp8": (("--fp8-format", "e4m3"), ("--fp8-recipe", "mxfp8")),
+    "nvfp4": (("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4")),
+}
+"""Arguments of Megatron-LM for formats of `autopar.cost.formats`."""
 
 TORCHTITAN_SOURCE = "pytorch/torchtitan v0.2.0, torchtitan/config/job_config.py, read 2026-11-22"
 TORCHTITAN: Mapping[str, frozenset[str]] = {
@@ -83,6 +100,9 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
         }
     ),
     "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
+    "model": frozenset({"converters"}),
+    "quantize.linear.float8": frozenset({"enable_fsdp_float8_all_gather", "recipe_name"}),
+    "quantize.linear.mx": frozenset({"recipe_name"}),
 }
 """Fields of each section."""
 TORCHTITAN_SCHEDULES: Mapping[str, str] = {

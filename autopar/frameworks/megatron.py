@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.granted import (
@@ -15,7 +16,7 @@ from autopar.frameworks.granted import (
     taken_for_granted,
 )
 from autopar.frameworks.header import Remarks, header
-from autopar.frameworks.known import MEGATRON_SOURCE
+from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
 from autopar.plan import Exported
@@ -214,13 +215,31 @@ def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
 
 
 def _precision(facts: Facts, lost: list[str]) -> Iterable[Argument]:
-    name = facts.plan.job.precision
-    if name in ("mixed", "fsdp"):
-        yield "--bf16", True
-    elif name == "megatron-fp16":
-        yield "--fp16", True
-    elif name != "fp32":
-        lost.append(f"precision {name!r}")
+    policy = load_policy(facts.plan.job.precision)
+    if policy.half:
+        yield f"--{policy.half}", True
+    quantized = policy.format
+    if quantized is not None and quantized.name in MEGATRON_RECIPES:
+        yield from MEGATRON_RECIPES[quantized.name]
+        if policy.low_weights and quantized.numbers == "fp8":
+            yield "--fp8-param-gather", True
+        elif policy.low_weights:
+            lost.append(f"weights in {quantized.name} alone: Megatron-LM keeps them in {policy.half}, too")
+    elif quantized is not None:
+        lost.append(f"products of linear layers in {quantized.name}")
+    if policy.half == "bf16" and policy.gradient == policy.gradient_wire == MEGATRON_FP16.gradient:
+        yield "--grad-reduce-in-bf16", True
+    elif policy.half == "bf16" and not policy.gradient == policy.gradient_wire == MIXED.gradient:
+        lost.append("gradients that are summed and reduced in different precisions")
+    if policy.moment != MIXED.moment:
+        if not facts.zero:
+            lost.append("moments in fewer than 32 bits: Megatron-LM stores them so with ZeRO 1 only")
+        else:
+            stored = "fp8" if policy.moment < MEGATRON_FP16.gradient else "bf16"
+            if not facts.hosted:
+                yield "--use-precision-aware-optimizer", True
+            yield "--exp-avg-dtype", stored
+            yield "--exp-avg-sq-dtype", stored
 
 
 def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
@@ -262,7 +281,7 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--moe-router-topk", sizes.top_k
         if decoder is None:
             yield "--moe-ffn-hidden-size", sizes.ffn
-        if facts.plan.job.precision in ("mixed", "fsdp"):
+        if load_policy(facts.plan.job.precision).half == "bf16":
             yield "--moe-grouped-gemm", True  # of bfloat16 only
         if facts.ep > 1:
             yield "--moe-token-dispatcher-type", "alltoall"

@@ -9,6 +9,7 @@ from math import gcd
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
+from autopar.frameworks.known import MEGATRON_RECIPES
 from autopar.frameworks.megatron import Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
 from autopar.units import parse_whole
@@ -76,7 +77,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         (model, {}) if model is not None else read_model(arguments, vocabulary_multiple(arguments, tp), assumed)
     )
     _communication(arguments, degrees, assumed)
-    precision = "mixed" if arguments.flag("--bf16") else "megatron-fp16" if arguments.flag("--fp16") else "fp32"
+    precision = _stated_precision(arguments)
     return Configuration(
         degrees,
         source,
@@ -87,6 +88,38 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tuple(assumed),
         first_layers,
     )
+
+
+def _stated_precision(arguments: "Taken") -> str:
+    """Return the precision of arguments.
+
+    Raises:
+        ExportError: If they name an unknown recipe of scaling.
+    """
+    half = "mixed" if arguments.flag("--bf16") else "megatron-fp16" if arguments.flag("--fp16") else "fp32"
+    low, recipe, format4 = (arguments.text(name) for name in ("--fp8-format", "--fp8-recipe", "--fp4-format"))
+    arguments.text("--fp4-recipe")
+    words = [half]
+    if format4 is not None:
+        words = ["nvfp4"]
+    elif low is not None:
+        wanted = str(recipe or "delayed")
+        known = {dict(own).get("--fp8-recipe"): name for name, own in MEGATRON_RECIPES.items()}
+        if wanted not in known:
+            raise ExportError(f"--fp8-recipe is {wanted!r}", hint=f"{', '.join(filter(None, known))} are predicted")
+        words = [known[wanted]]
+    if arguments.flag("--fp8-param-gather") and low is not None:
+        words.append("weights=low")
+    if arguments.flag("--grad-reduce-in-bf16") and half == "mixed":
+        words += ["gradients=16", "reduce=16"]
+    bits = {"fp32": "32", "fp16": "16", "bf16": "16", "fp8": "8", "uint8": "8"}
+    moments = {arguments.text(name) or "fp32" for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
+    if moments != {"fp32"}:
+        widths = {bits.get(name, "") for name in moments}
+        if len(widths) > 1 or "" in widths:
+            raise ExportError("--exp-avg-dtype and --exp-avg-sq-dtype differ", hint="predict with one width of both")
+        words.append(f"moments={widths.pop()}")
+    return ",".join(words)
 
 
 class Taken:

@@ -2,6 +2,7 @@
 
 import json
 
+from autopar.cost import load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.facts import Facts, offloads_lost
 from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
@@ -34,6 +35,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "parallelism": _parallelism(facts, lost),
         "activation_checkpoint": _recompute(facts, lost),
     }
+    sections |= _quantized(facts, lost)
     # FSDP reduces and gathers beside compute by itself.
     granted = taken_for_granted(facts, frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ()))
     remarks = Remarks(lost, granted, _NAMES, outcome)
@@ -108,6 +110,22 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
     fields["context_parallel_degree"] = facts.cp
     fields["expert_parallel_degree"] = facts.ep
     return fields
+
+
+def _quantized(facts: Facts, lost: list[str]) -> dict[str, dict[str, object]]:
+    """Return the sections that have linear layers run in 8 bits: of scales per tensor and per 32 numbers."""
+    policy = load_policy(facts.plan.job.precision)
+    if policy.format is None:
+        return {}
+    if policy.format.name == "mxfp8":
+        return {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
+    if policy.format.name == "fp8-current":
+        return {
+            "model": {"converters": ["quantize.linear.float8"]},
+            "quantize.linear.float8": {"enable_fsdp_float8_all_gather": policy.low_weights},
+        }
+    lost.append(f"products of linear layers in {policy.format.name}: torchtitan has fp8-current and mxfp8")
+    return {}
 
 
 def _parts(layers: tuple[int, ...]) -> list[list[str]]:

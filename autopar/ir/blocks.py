@@ -397,6 +397,6 @@ def _signature(ops: Sequence[Op], facts: _Facts) -> Hashable:
             leaves = None if state is None else (str(state.role), outside.get(state.input, -1))
             results.append((facts.sort[name], leaves, name in facts.results))
         origin = position_of.get(op.origin, outside.get(op.origin, -1) if op.origin in facts.owner else -2)
-        lines.append((op.kind, op.attrs, op.phase, operands, tuple(results), origin))
+        lines.append((op.kind, op.attrs, op.phase, operands, tuple(results), origin, op.linear))
         position_of[op.name] = position
     return tuple(lines)

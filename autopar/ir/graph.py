@@ -85,6 +85,55 @@ class Value:
         return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+class LinearProduct(StrEnum):
+    """Which product of a linear layer an op is."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "dgrad"
+    WEIGHT_GRADIENT = "wgrad"
+
+
+class Cast(StrEnum):
+    """Who quantizes the activations, or their gradients, that a product of a linear layer reads."""
+
+    OWN = "own"  # a kernel of its own before the product
+    BY_MAKER = "maker"  # the kernel that makes them, if it may
+    BEFORE = "before"  # an earlier product of the same block and phase has paid for it
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An op as a product of a linear layer (`autopar.ir.linear`).
+
+    Attributes:
+        product: Which one.
+        cast: Who quantizes what it reads besides the weight: x of a forward product, dy of a gradient.
+        kept: Whether the product of a weight gradient reads that, too, and so a transposed copy of it.
+    """
+
+    product: LinearProduct
+    cast: Cast
+    kept: bool
+
+    def __str__(self) -> str:
+        return f"{self.product}/{self.cast}{'/kept' if self.kept else ''}"
+
+
+def parse_linear(text: str) -> Linear:
+    """Return what `str` of a `Linear` wrote.
+
+    Raises:
+        ValueError: If it is nothing of the kind.
+
+    >>> parse_linear("dgrad/own/kept")
+    Linear(product=<LinearProduct.INPUT_GRADIENT: 'dgrad'>, cast=<Cast.OWN: 'own'>, kept=True)
+    """
+    product, cast, *kept = text.split("/")
+    if kept not in ([], ["kept"]):
+        raise ValueError(text)
+    return Linear(LinearProduct(product), Cast(cast), bool(kept))
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation.
@@ -100,6 +149,7 @@ class Op:
             the block of the forward op they belong to.
         origin: Name of the forward op a backward op differentiates, or the parameter an update op updates; ""
             otherwise.
+        linear: Which product of a linear layer it is; None for all other ops.
     """
 
     name: str
@@ -110,6 +160,7 @@ class Op:
     phase: Phase = Phase.FORWARD
     block: int = -1
     origin: str = ""
+    linear: Linear | None = None
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """Return an attribute's value, or `default`."""
@@ -119,7 +170,17 @@ class Op:
         return default
 
     def __reduce__(self) -> tuple[type["Op"], tuple[object, ...]]:
-        own = self.name, self.kind, self.inputs, self.outputs, self.attrs, self.phase, self.block, self.origin
+        own = (
+            self.name,
+            self.kind,
+            self.inputs,
+            self.outputs,
+            self.attrs,
+            self.phase,
+            self.block,
+            self.origin,
+            self.linear,
+        )
         return Op, own  # as of values
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import GraphError
-from autopar.ir.graph import ITEM_BYTES, Attr, Graph, Op, Phase, Role, State, Value
+from autopar.ir.graph import ITEM_BYTES, Attr, Graph, Linear, Op, Phase, Role, State, Value, parse_linear
 
 _BARE = re.compile(r"[\w.\-/+'$]+(?:::[\w.\-/+'$]+)*", re.ASCII)
 _MAX_INLINE = 64  # elements of a constant written out one by one
@@ -72,6 +72,8 @@ def format_op(op: Op, values: Mapping[str, Value]) -> str:
         parts.append(f"#{op.block}")
     if op.origin:
         parts.append(f"of {_word(op.origin)}")
+    if op.linear is not None:
+        parts.append(f"linear {_word(str(op.linear))}")
     if not op.outputs or op.name != op.outputs[0]:
         parts.append(f"as {_word(op.name)}")
     return " ".join(parts)
@@ -328,8 +330,18 @@ class _Draft:
             raise line.error(f"unknown phase {phase!r}")
         block = line.integer() if line.take("#") else -1
         origin = line.word() if line.take("of") else ""
+        linear = self.linear(line) if line.take("linear") else None
         name = line.word() if line.take("as") else outputs[0] if outputs else ""
-        self.ops.append(Op(name, kind, tuple(inputs), tuple(outputs), tuple(attrs), Phase(phase), block, origin))
+        own = name, kind, tuple(inputs), tuple(outputs), tuple(attrs), Phase(phase), block, origin, linear
+        self.ops.append(Op(*own))
+
+    @staticmethod
+    def linear(line: _Line) -> Linear:
+        text = line.word()
+        try:
+            return parse_linear(text)
+        except ValueError:
+            raise line.error(f"{text!r} is no product of a linear layer, such as forward/own") from None
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:

@@ -281,7 +281,9 @@ class BlockLowering:
 
     def _operand(self, name: str, placements: Placements, label: str = "") -> Operand:
         shape = local_shape(self.graph.values[name].shape, placements, self.mesh)
-        size = self.resident[name] if name in self.whole or label.endswith(_MASTER) else self.wire[name]
+        travels = name in self.roles or name in self.parameters
+        is_kept = name in self.whole or label.endswith(_MASTER) or not travels
+        size = self.resident[name] if is_kept else self.wire[name]
         for dim in shape:
             size *= dim
         return Operand(label or name, shape, size, placements)
@@ -425,7 +427,7 @@ class BlockLowering:
             [None if operand is None else np.array([operand.shape], dtype=np.int64) for operand in operands]
             for operands in (inputs, outputs)
         )
-        return float(self.costs.kept_bytes(op, read, made, self.wire)[0])
+        return float(self.costs.kept_bytes(op, read, made, self.resident)[0])
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]

@@ -41,7 +41,7 @@ from typing import assert_never
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.escaping import is_plain
-from autopar.ir.graph import Attr, Op, Phase
+from autopar.ir.graph import Attr, Cast, LinearProduct, Op, Phase, parse_linear
 from autopar.program.line import COMMENT, MAX_WHOLE, Line, format_name
 from autopar.program.records import (
     Category,
@@ -70,6 +70,7 @@ from autopar.program.records import (
 from autopar.recompute import FLAVOURS, Recompute
 from autopar.sharding import Axis, Mesh, Replicate, Shard, format_placements
 
+_LINEAR = re.compile(f"({'|'.join(LinearProduct)})/({'|'.join(Cast)})(/kept)?")
 _RESIDENT = re.compile("parameters|gradients|optimizer|buffers")
 
 
@@ -115,6 +116,8 @@ def _compute(compute: Compute) -> str:
     parts.append(f"op={format_name(op.name)} phase={op.phase} block={op.block}")
     if op.origin:
         parts.append(f"origin={format_name(op.origin)}")
+    if op.linear is not None:
+        parts.append(f"linear={op.linear}")
     # the names the graph gives its values, where the program has others
     if op.inputs != _values(compute.inputs):
         parts.append(f"reads={_list(map(format_name, op.inputs))}")
@@ -267,6 +270,7 @@ def _parse_instruction(line: Line, scope: _Scope) -> Instruction:
         phase=Phase(phase),
         block=block,
         origin=line.name() if line.accept("origin=") else "",
+        linear=parse_linear(line.match(_LINEAR, "a product of a linear layer")) if line.accept("linear=") else None,
         inputs=line.sequence(line.name) if line.accept("reads=") else _values(inputs),
         outputs=line.sequence(line.name) if line.accept("defines=") else _values(outputs),
     )
