@@ -115,7 +115,7 @@ def _stated_precision(arguments: "Taken") -> str:
     bits = {"fp32": "32", "fp16": "16", "bf16": "16", "fp8": "8", "uint8": "8"}
     moments = {arguments.text(name) or "fp32" for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
     if moments != {"fp32"}:
-        widths = {bits.get(name, "") for name in moments}
+        widths = {bits.get(str(name), "") for name in moments}
         if len(widths) > 1 or "" in widths:
             raise ExportError("--exp-avg-dtype and --exp-avg-sq-dtype differ", hint="predict with one width of both")
         words.append(f"moments={widths.pop()}")

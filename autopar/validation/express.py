@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from autopar import models
 from autopar.cluster import PRESETS, Cluster, networks
 from autopar.cost import Stack
-from autopar.cost.policy import POLICIES, DtypePolicy
+from autopar.cost.policy import POLICIES, DtypePolicy, load_policy
 from autopar.degrees import Degrees
 from autopar.errors import AutoparError
 from autopar.models.bert import BertConfig
@@ -169,18 +169,40 @@ def nics(text: str) -> tuple[int, float] | None:
     return (1, float(found[1])) if found else None
 
 
+_FORMATS = (
+    (r"fp4", r"", "nvfp4"),
+    (r"mxfp8|^fp8-mx", r"", "mxfp8"),
+    (r"subchannel only|blockwise|fp8-sc", r"", "fp8-block"),
+    (r"fp8-cs|rowwise|tensorwise|full", r"", "fp8-current"),
+    (r"fp8", r"torchtitan|megatron-bridge|maxtext", "fp8-current"),
+    (r"fp8", r"", "fp8"),
+)
+"""Pattern of a row's precision, of its framework, and the precision that is meant, first match first.
+
+Where a table says fp8 and no more: torchtitan scales by a tensor's own maximum, and so do Megatron-Bridge's tables of
+Hopper (NVIDIA-NeMo/Megatron-Bridge docs/performance-guide.md) and MaxText; older Transformer Engine by delayed scaling.
+"""
+
+_BFLOAT16_GRADIENTS = r"nemo|megatron-bridge|mlperf"
+"""Frameworks that sum and reduce gradients in bfloat16 and, in fp8, keep and gather weights in it.
+
+NeMo's plugins of precision have `grad_reduce_in_fp32=False` and `fp8_params=True`
+(nemo/collections/llm/recipes/precision/mixed_precision.py).
+"""
+
+
 def _policy(row: Row) -> DtypePolicy:
     """Return what numbers are stored and multiplied in; training in 16 bits where the row does not say."""
-    text = (row.precision or "").lower()
-    if re.search(r"nvfp4|fp4", text):
-        raise InexpressibleError(f"matrix products in {row.precision} are not priced")
-    if re.search(r"fp8|int8", text):
-        if "fp8" not in POLICIES:
-            raise InexpressibleError(f"matrix products in {row.precision} are not priced")
-        return POLICIES["fp8"]
+    text, framework = (row.precision or "").lower(), (row.framework or "").lower()
     if "fp32" in text and "16" not in text:
         return POLICIES["fp32"]
-    return POLICIES["mixed"]
+    name = next(
+        (name for own, whose, name in _FORMATS if re.search(own, text) and re.search(whose, framework)), "mixed"
+    )
+    if re.search(_BFLOAT16_GRADIENTS, framework):
+        has_primary = name in ("fp8", "fp8-current", "mxfp8")
+        name += ",weights=low,gradients=16,reduce=16" if has_primary else ",gradients=16,reduce=16"
+    return load_policy(name)
 
 
 # Degrees.
