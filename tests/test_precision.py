@@ -1,6 +1,7 @@
 """Precisions below 16 bits: which products run in them, what is stored, what casts cost, what exports ask for."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from autopar import solve
+from autopar.cluster import Device
 from autopar.cluster.presets import PRESETS
 from autopar.cost import CostModel, load_policy
 from autopar.cost.formats import FORMATS
@@ -17,7 +19,9 @@ from autopar.folding.fold import Folded
 from autopar.frameworks.configurations import parse_configuration
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, parse_linear
 from autopar.ir.linear import linear_weights, quantized_values
+from autopar.precisions import in_other_precisions
 from autopar.prediction import Predictor
+from autopar.report.precisions import format_precisions
 from autopar.workload import Workload, open_workload
 
 H100 = PRESETS["h100"]
@@ -180,6 +184,24 @@ def test_a_planned_step_in_fp8_is_faster_and_the_formula_agrees_with_the_simulat
         assert plan.job.precision == load_policy(name).name
 
 
+def test_a_plan_in_every_precision_of_its_devices(cache_dir: Path) -> None:
+    found = Predictor(llama(), cache_dir).predict(Degrees(dp=4, zero=1, microbatch=1, global_batch=8), H100)
+
+    effects = in_other_precisions(found.plan, cache_dir=cache_dir)
+
+    names = [each.precision for each in effects]
+    assert names[0] == "mixed"
+    assert {"fp32", "tf32", "fp8", "mxfp8", "fp8,weights=low"} <= set(names)
+    assert not {"nvfp4", "int8"} & set(names)  # no fp4 on Hopper; weights alone are not trained in 8 bits
+    by_name = dict(zip(names, effects, strict=True))
+    assert by_name["mixed"].step_seconds == pytest.approx(found.timeline.step_seconds)
+    assert by_name["fp8,weights=low"].peak_bytes < by_name["fp8"].peak_bytes
+    assert by_name["tf32"].step_seconds < by_name["fp32"].step_seconds
+    text = format_precisions(effects)
+    assert "1.00 x" in text
+    assert "nothing was changed" in text
+
+
 def test_names_and_changes_of_a_precision() -> None:
     assert load_policy("bf16").name == "mixed"
     changed = load_policy("fp8, reduce=16,moments=16, weights=low")
@@ -235,3 +257,27 @@ def test_text_of_a_mark_is_read_back() -> None:
                 assert parse_linear(str(mark)) == mark
     with pytest.raises(ValueError, match="nothing"):
         parse_linear("nothing/own")
+
+
+def test_layers_stay_equal_whatever_the_head_is() -> None:
+    """A head of an odd size is no linear layer, and no reason to take the last layer for one."""
+    chain = open_workload("zoo:llama3-8b", dims={**LLAMA, "num_layers": 4, "vocab": 1001}, mode="infer").folded(2).chain
+
+    assert len(set(chain[1:-1])) == 1
+
+
+def test_every_field_of_quantized_numbers_counts() -> None:
+    op = Op("y", "MatMul", ("x", "w"), ("y",), linear=Linear(LinearProduct.FORWARD, Cast.BEFORE, kept=False))
+    sizes, shape = dict.fromkeys(("x", "w", "y"), 2.0), np.array([[4096, 4096]])
+
+    def seconds(device: Device) -> float:
+        costs = CostModel(replace(PRESETS["b200"], device=device), load_policy("nvfp4"))
+        return float(costs.op_seconds(op, [shape, shape], [shape], sizes)[0])
+
+    b200 = PRESETS["b200"].device
+    slower = replace(b200, peaks=tuple((name, peak / 2 if name == "fp4" else peak) for name, peak in b200.peaks))
+    worse = replace(b200, efficiencies=(("fp4", 0.3),))
+    assert seconds(slower) > 1.5 * seconds(b200)
+    assert seconds(worse) > 1.5 * seconds(b200)
+    with pytest.raises(ClusterError, match="no peak for 'fp2'"):
+        replace(b200, efficiencies=(("fp2", 0.3),))

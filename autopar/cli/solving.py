@@ -26,7 +26,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
-from autopar.cli.values import file_path, not_negative_number
+from autopar.cli.values import AUTO_PRECISION, file_path, not_negative_number
 from autopar.display import show_progress
 from autopar.progress import ProgressCallback, StopCallback
 
@@ -78,6 +78,8 @@ def solve(
     Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
     plan found so far; if nothing fits, what says why with what is known.
 
+    --precision auto plans in bf16 and lists what the plan would come to in each precision that the devices have.
+
     With --find-min-gpus, --target-time or --budget numbers of GPUs are searched one after the other, each for
     --time-limit seconds, 30 unless told otherwise. --gpus, --workers, --engine, --ray-address, --dump-problem and
     --grid do not go with them.
@@ -90,11 +92,16 @@ def solve(
     if dump_problem is not None:
         prepare_file(dump_problem)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    compares = request["precision"] == AUTO_PRECISION
+    if compares:
+        request["precision"] = "mixed"
     check_request(model, request["dims"], request["cluster"])
     if asked is not None:
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
+    from autopar.precisions import in_other_precisions
     from autopar.report import format_report
+    from autopar.report.precisions import format_precisions
     from autopar.search.backends import usual_workers
 
     if request["workers"] is None and request["engine"] == "local" and dump_problem is None:
@@ -117,6 +124,8 @@ def solve(
                 write_folder(plan, output, cache)
         finally:  # a full disk does not cost the answer
             click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
+        if compares:
+            click.echo(format_precisions(in_other_precisions(plan, cache_dir=cache)), nl=False, err=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 

@@ -92,8 +92,12 @@ def solver_name(name: str) -> str:
     return name
 
 
+AUTO_PRECISION = "auto"
+"""Value of --precision that asks what each would bring; of `solve` alone."""
+
+
 def precision_name(name: str) -> str:
-    """Return a precision, as plans name it.
+    """Return a precision, as plans name it, or `AUTO_PRECISION`.
 
     Raises:
         click.BadParameter: If there is none of that name, or it has no such change.
@@ -101,6 +105,8 @@ def precision_name(name: str) -> str:
     from autopar.cost import load_policy
     from autopar.errors import JobError
 
+    if name == AUTO_PRECISION:
+        return name
     try:
         return load_policy(name).name
     except JobError as error:

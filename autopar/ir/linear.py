@@ -9,7 +9,7 @@ Quantizing is a pass over the operand: the first product that reads a value in a
 that makes the value may write it quantized (norms and activations).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from autopar.ir.graph import Cast, Graph, Linear, LinearProduct, Op, Phase, Role
@@ -23,6 +23,10 @@ _ROUTES = frozenset({"TopK"})
 """Kinds that choose experts."""
 _TOWARDS_ROUTES = frozenset({"Add", "Cast", "Div", "Mul", "Sigmoid", "Softmax", *_VIEWS})
 """Kinds between a router's product and the choice."""
+_AFTER_HEAD = frozenset(
+    {"Add", "Cast", "Div", "LogSoftmax", "Mul", "Sigmoid", "Slice", "Softmax", "Sub", "Tanh", *_VIEWS}
+)
+"""Kinds between the projection to the results and these: biases, scaling, soft caps, probabilities."""
 _ALIGNMENT = 16
 """Both dims of a quantized matrix are multiples of it: kernels take nothing else (cuBLASLt; Transformer Engine)."""
 _WRITERS = frozenset(
@@ -130,21 +134,32 @@ def _read_otherwise(ops: Sequence[Op], source: _Sources) -> Iterator[str]:
 
 
 def _forward(graph: Graph, source: _Sources, weights: set[str]) -> dict[str, Op]:
-    """Return the forward products of linear layers by name: no router, and none that only leads to an output."""
-    candidates = [op for op in graph.ops if op.phase is Phase.FORWARD and _is_linear(graph, op, source, weights)]
+    """Return the forward products of linear layers by name: no router, and no projection to the results."""
     users = graph.consumers()
-    ahead: set[str] = set()
-    names = {op.name for op in candidates}
-    followed: dict[str, bool] = {}  # op -> whether a candidate comes after it
-    for op in reversed(graph.ops):
-        if op.phase is Phase.FORWARD:
-            after = [user for name in op.outputs if name for user in users.get(name, ())]
-            followed[op.name] = any(
-                user.name in names or followed.get(user.name, False) for user in after if user.phase is Phase.FORWARD
-            )
-            if followed[op.name]:
-                ahead.add(op.name)
-    return {op.name: op for op in candidates if op.name in ahead and not _is_router(op, users)}
+    given = weights | set(graph.constants)
+    return {
+        op.name: op
+        for op in graph.ops
+        if op.phase is Phase.FORWARD
+        and _is_linear(graph, op, source, weights)
+        and not _is_router(op, users)
+        and not _is_head(op, users, given, source)
+    }
+
+
+def _is_head(op: Op, users: Mapping[str, Sequence[Op]], given: Set[str], source: _Sources) -> bool:
+    """Whether what a product computes is a result, or goes into the loss: after biases and scaling at most."""
+    waiting = list(op.outputs)
+    while waiting:
+        name = waiting.pop()
+        for user in users.get(name, ()):
+            if user.phase is not Phase.FORWARD:
+                continue
+            others = [source(each) for each in user.inputs if each and each != name]
+            if user.kind not in _AFTER_HEAD or not given.issuperset(others):
+                return False
+            waiting.extend(user.outputs)
+    return True
 
 
 def _is_linear(graph: Graph, op: Op, source: _Sources, weights: set[str]) -> bool:
