@@ -9,7 +9,7 @@ Quantizing is a pass over the operand: the first product that reads a value in a
 that makes the value may write it quantized (norms and activations).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.ir.graph import Cast, Graph, Linear, LinearProduct, Op, Phase, Role
@@ -147,7 +147,7 @@ def _forward(graph: Graph, source: _Sources, weights: set[str]) -> dict[str, Op]
     }
 
 
-def _is_head(op: Op, users: Mapping[str, Sequence[Op]], given: Set[str], source: _Sources) -> bool:
+def _is_head(op: Op, users: Mapping[str, Sequence[Op]], given: set[str], source: _Sources) -> bool:
     """Whether what a product computes is a result, or goes into the loss: after biases and scaling at most."""
     waiting = list(op.outputs)
     while waiting:
