@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
-from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
+from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.folding.fold import Folded
@@ -207,7 +207,7 @@ def simulate_plan(
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
     trace: bool = True,
-    bucket: float = BUCKET_BYTES,
+    bucket: float | None = None,
     stragglers: Stragglers = EVEN,
     cache_dir: str | Path | None = None,
 ) -> Timeline:
@@ -218,7 +218,8 @@ def simulate_plan(
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
+            per device of a group where that is more.
         stragglers: How much slower than others devices are.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
@@ -238,7 +239,7 @@ def simulate_again(
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
     trace: bool = False,
-    bucket: float = BUCKET_BYTES,
+    bucket: float | None = None,
     stragglers: Stragglers = EVEN,
     cache_dir: str | Path | None = None,
 ) -> tuple[Plan, Timeline]:
@@ -253,7 +254,7 @@ def simulate_devices(
     *,
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
-    bucket: float = BUCKET_BYTES,
+    bucket: float | None = None,
     stragglers: Stragglers = EVEN,
     cache_dir: str | Path | None = None,
 ) -> Devices:
@@ -269,7 +270,7 @@ def simulate_program(
     stack: str | Path | Stack = DEFAULT,
     precision: str = "mixed",
     trace: bool = True,
-    bucket: float = BUCKET_BYTES,
+    bucket: float | None = None,
     stragglers: Stragglers = EVEN,
 ) -> Timeline:
     """Return the simulated timeline of a distributed program that is written by hand.
@@ -281,7 +282,8 @@ def simulate_program(
         precision: Class of numbers that matrix products run in, by the name of a policy in `autopar.cost.POLICIES`;
             the bytes of values are those the program states.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
+            per device of a group where that is more.
         stragglers: How much slower than others devices are.
 
     Raises:

@@ -63,10 +63,8 @@ def _settings(path: Path, cluster: str | None, stack: str | None, precision: str
 @click.option(
     "--bucket-mb",
     type=not_negative_number,
-    default=25.0,
-    show_default=True,
     metavar="MB",
-    help="Gradients that travel together; 0: each alone.",
+    help="Gradients that travel together; 0: each alone. [default: 25, or 2 per device of a group where that is more]",
 )
 @click.option(
     "--stragglers",
@@ -88,7 +86,7 @@ def simulate(
     trace: Path | None,
     critical_path: bool,
     flat: bool,
-    bucket_mb: float,
+    bucket_mb: float | None,
     stragglers: float,
     seed: int,
     cache_dir: Path | None,
@@ -113,7 +111,10 @@ def simulate(
     from autopar.simulate import simulate as run_simulator
 
     traced, cache = trace is not None or critical_path, resolve_cache_dir(cache_dir, no_cache=no_cache)
-    request: dict[str, Any] = {"bucket": bucket_mb * 1e6, "stragglers": Stragglers(stragglers, seed)}
+    request: dict[str, Any] = {
+        "bucket": None if bucket_mb is None else bucket_mb * 1e6,
+        "stragglers": Stragglers(stragglers, seed),
+    }
     if isinstance(given, Plan):
         of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, **request}
         plan, timeline = api.simulate_again(given, trace=traced, **of_plan)

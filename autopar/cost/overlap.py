@@ -40,7 +40,11 @@ LEAST_GATHER = 0.05
 """Least share of gathers of parameters that is waited for: the first one of a pass has nothing to run beside. By hand,
 for passes of 20 blocks."""
 BUCKET_BYTES = 25e6
-"""Gradients are reduced in buckets of so many bytes; the default of PyTorch's DistributedDataParallel."""
+"""Gradients are reduced in buckets of so many bytes at least; the default of PyTorch's DistributedDataParallel."""
+MEMBER_BYTES = 2e6
+"""Bytes of a bucket per device of a group, so that a ring's latency, which grows with the group, stays a small share.
+
+Megatron-Core (`DistributedDataParallel`, bucket_size) takes 1,000,000 parameters per device, here of 2 bytes."""
 
 TRANSIT_BLOCKS = 2
 """Blocks whose saved values are on their way to or from the host at once: one goes out, one comes in."""
@@ -145,6 +149,19 @@ HIDING = Overlap()
 """All that can overlap does, and nothing is slower for it: the software stack of a user who names none."""
 
 
+def full_bucket(axis: Axis, nbytes: float | None = None) -> float:
+    """Return the bytes from which on a bucket of gradients that an axis reduces is full.
+
+    Args:
+        axis: The devices of a group.
+        nbytes: What it is set to; None for what frameworks do, 0 if every gradient travels alone.
+
+    >>> full_bucket(Axis("dp", 8, 1)), full_bucket(Axis("dp", 64, 1)), full_bucket(Axis("dp", 64, 1), 1e6)
+    (25000000.0, 128000000.0, 1000000.0)
+    """
+    return max(BUCKET_BYTES, MEMBER_BYTES * axis.size) if nbytes is None else nbytes
+
+
 def bucket_share(most: Seconds, full: float) -> Seconds:
     """Return how many times what one tensor hands to collectives its bucket hands to them.
 
@@ -170,11 +187,11 @@ class Bucketed:
 
     Attributes:
         costs: What a bucket costs.
-        nbytes: Bytes of a full bucket; 0 if every tensor travels alone.
+        nbytes: Bytes of a full bucket, as of `full_bucket`.
     """
 
     costs: CostModel
-    nbytes: float = BUCKET_BYTES
+    nbytes: float | None = None
 
     @property
     def cluster(self) -> Cluster:
@@ -196,12 +213,12 @@ class Carried:
 
     Attributes:
         costs: What a bucket costs.
-        full: Bytes of a full bucket.
+        full: Bytes of a full bucket, as of `full_bucket`.
         start: Bytes of a tensor on a device before the first of them.
     """
 
     costs: CostModel
-    full: float
+    full: float | None
     start: float | FloatArray
 
     @property
@@ -211,5 +228,5 @@ class Carried:
 
     def collective_seconds(self, collective: Collective | str, nbytes: FloatArray, axis: Axis) -> FloatArray:
         """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
-        many = bucket_share(np.maximum(nbytes, self.start), self.full)
+        many = bucket_share(np.maximum(nbytes, self.start), full_bucket(axis, self.full))
         return self.costs.collective_seconds(collective, many * nbytes, axis) / many

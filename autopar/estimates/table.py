@@ -9,8 +9,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import BUCKET_BYTES, CostModel, Overlap
-from autopar.cost.overlap import bucket_share, state_buffers
+from autopar.cost import CostModel, Overlap
+from autopar.cost.overlap import bucket_share, full_bucket, state_buffers
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import Scaled
 from autopar.folding.fold import Folded
@@ -123,7 +123,7 @@ class Table:
         most: list[float] = []
         for item in layout.traffic:
             most.append(max(item.nbytes, most[item.after] if item.after >= 0 else 0.0))
-            many = float(bucket_share(most[-1], BUCKET_BYTES))
+            many = float(bucket_share(most[-1], full_bucket(view.axis(item.axis))))
             seconds = view.collective_seconds(item.collective, many * item.nbytes, item.axis) / many
             traffic += seconds
             outside += seconds * (item.resource is Resource.INTER)

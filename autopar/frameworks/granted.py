@@ -1,7 +1,8 @@
 """What a prediction takes for granted of the software that runs a plan, and a configuration does not ask for."""
 
-from autopar.cost import BUCKET_BYTES
+from autopar.cost.overlap import full_bucket
 from autopar.frameworks.facts import Facts
+from autopar.sharding import Axis
 from autopar.workload import job_stack
 
 OVERLAPPED_GRADIENTS = "gradients are reduced while the backward runs"
@@ -20,7 +21,10 @@ def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tupl
     found: list[str] = []
     data = facts.dp * facts.cp
     if data > 1:
-        found += [OVERLAPPED_GRADIENTS, f"gradients are reduced in buckets of {BUCKET_BYTES / 1e6:g} MB"]
+        found += [
+            OVERLAPPED_GRADIENTS,
+            f"gradients are reduced in buckets of {full_bucket(Axis('dp', data, 1)) / 1e6:g} MB",
+        ]
     if facts.zero and data > 1:
         found.append(OVERLAPPED_GATHERS)
     if facts.tp > 1:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import fsum, inf
 
 from autopar.cluster import Cluster
-from autopar.cost import BUCKET_BYTES, Overlap
+from autopar.cost import Overlap
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
@@ -51,7 +51,7 @@ def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     ]
 
 
-def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
+def stages_in_time(program: Program, costs: Costs, bucket: float | None) -> list[StageLayout]:
     """Return the stages in time; equal stages on equal devices are one and the same object.
 
     Segments are laid out once for all stages that work on equal devices.
@@ -77,7 +77,7 @@ def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageL
 
 
 def traffic_of(
-    stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float
+    stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float | None
 ) -> tuple[Pass, list[StageTraffic]]:
     """Return the pass that makes gradients, and the gradient traffic of every stage."""
     maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
@@ -156,7 +156,7 @@ def _update_seconds(chunks: Sequence[StageLayout]) -> float:
 
 
 def run_step(
-    program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
+    program: Program, costs: Costs, *, bucket: float | None = None, stragglers: Stragglers = EVEN
 ) -> Simulation:
     """Return one step of a lawful program in time; arguments as of `simulate`."""
     stages = stages_in_time(program, costs, bucket)
@@ -208,7 +208,7 @@ def simulate(
     costs: Costs,
     *,
     trace: bool = False,
-    bucket: float = BUCKET_BYTES,
+    bucket: float | None = None,
     stragglers: Stragglers = EVEN,
     verified: bool = False,
 ) -> Timeline:
@@ -218,7 +218,8 @@ def simulate(
         program: The lowered plan.
         costs: Seconds of its ops, collectives and transfers.
         trace: Whether to record the bars of a trace and memory over time.
-        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
+            per device of a group where that is more.
         stragglers: How much slower than the others devices are.
         verified: Whether the program is known to keep the laws of programs, so that they need not be checked again.
 

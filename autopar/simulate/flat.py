@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import BUCKET_BYTES, Overlap
+from autopar.cost import Overlap
 from autopar.program.records import Program, StageProgram
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass, topological_order
@@ -90,7 +90,7 @@ def _latest(times: FloatArray, stage: StageProgram, axis: Axis) -> FloatArray:
 
 
 def simulate_flat(
-    program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
+    program: Program, costs: Costs, *, bucket: float | None = None, stragglers: Stragglers = EVEN
 ) -> Devices:
     """Return one step of a program on every device; arguments and errors as of `simulate`."""
     verify_program(program)

@@ -18,6 +18,7 @@ from math import fsum
 import numpy as np
 
 from autopar.cost import Overlap
+from autopar.cost.overlap import full_bucket
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
@@ -48,7 +49,7 @@ that no two buckets can wait for each other.
 class _Buckets:
     """Gradients of one backward on their way into jobs; times count from its start."""
 
-    def __init__(self, costs: Costs, limit: float) -> None:
+    def __init__(self, costs: Costs, limit: float | None) -> None:
         self.jobs: list[Job] = []
         self._costs, self._limit = costs, limit
         self._open: dict[_Key, list[int]] = {}  # numbers of the gradients of a bucket
@@ -68,7 +69,7 @@ class _Buckets:
             self._gradients.append((traffic, start + traffic.ready, after, key))
             self._job.append(-1)
             full = self._full[key] = self._full.get(key, 0.0) + traffic.nbytes
-            if full >= self._limit:
+            if full >= full_bucket(traffic.axis, self._limit):
                 self._close(key)
 
     def flush(self) -> Jobs:
@@ -118,14 +119,14 @@ class StageTraffic:
 _PHASE = {Pass.BACKWARD: SegmentPhase.BACKWARD, Pass.WEIGHT: SegmentPhase.WEIGHT}
 
 
-def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float) -> StageTraffic:
+def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float | None) -> StageTraffic:
     """Return the gradient traffic of a stage.
 
     Args:
         layout: What the stage does.
         maker: The pass that makes the gradients: the backward, or what a split leaves of it for later.
         costs: What a bucket takes.
-        bucket: Bytes from which on a bucket is full; 0 to let every gradient travel alone.
+        bucket: Bytes from which on a bucket is full, as of `full_bucket`.
     """
     every, last = _Buckets(costs, bucket), _Buckets(costs, bucket)
     for part in layout.passes[maker].parts:

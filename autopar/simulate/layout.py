@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
+from autopar.cost import ALONE, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
-from autopar.cost.overlap import WEIGHT_COVER, bucket_share, launched
+from autopar.cost.overlap import WEIGHT_COVER, bucket_share, full_bucket, launched
 from autopar.ir.graph import Op
 from autopar.program.records import (
     HOST_PHASES,
@@ -256,13 +256,13 @@ def _covering(segment: Segment) -> set[int]:
     return found
 
 
-def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Layout:
+def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layout:
     """Return the segment in time; everything in a `REDUCE` segment overlaps, whether marked or not.
 
     Args:
         segment: What to lay out.
         costs: What it is made of takes.
-        bucket: Bytes of new parameters that travel together; 0 if every tensor travels alone.
+        bucket: Bytes of new parameters that travel together, as of `full_bucket`.
     """
     if segment.phase in HOST_PHASES:
         return _lay_out_copies(segment, costs.cluster)
@@ -292,7 +292,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
-                    many = float(bucket_share(instruction.bytes, bucket))
+                    many = float(bucket_share(instruction.bytes, full_bucket(axis, bucket)))
                     seconds = float(costs.collective_seconds(kind, many * instruction.bytes, axis)) / many
                     waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
