@@ -18,8 +18,8 @@ from math import fsum
 import numpy as np
 
 from autopar.cost import Overlap
-from autopar.cost.overlap import full_bucket
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.overlap import full_bucket
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
 from autopar.sharding import Axis
