@@ -147,9 +147,6 @@ def _cluster(row: Row, notes: _Notes) -> Cluster:
     if per_node == cluster.devices_per_node and (row.n_gpus <= per_node or "not stated" in (row.inter or "")):
         return cluster
     cards = nics(row.inter or "")
-    if cards is not None:  # those of a server, of which a rack has several
-        servers = max(1, per_node // (row.gpus_per_node or per_node))
-        cards = cards[0] * servers, cards[1]
     if cards is None:
         notes.assume(f"links between nodes as of preset {name}")
         known = cluster.inter.nics
@@ -165,11 +162,8 @@ def nics(text: str) -> tuple[int, float] | None:
 
     >>> nics("4x InfiniBand HDR 200Gb/s per node"), nics("1600Gbps node-node RoCE"), nics("NVL72")
     ((4, 200.0), (1, 1600.0), None)
-    >>> nics("Storage: 2x ConnectX-7 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC")
-    (8, 400.0)
     """
-    text = text.partition("Compute:")[2] or text
-    if found := re.search(r"(\d+)\s*x\s*(?:[A-Za-z].*?\s)?(\d+)\s*Gb", text):
+    if found := re.search(r"(\d+)\s*x\D*?(\d+)\s*Gb", text):
         return int(found[1]), float(found[2])
     found = re.search(r"(\d+)\s*Gb", text)
     return (1, float(found[1])) if found else None
