@@ -60,6 +60,13 @@ GRACE = KnownHost(
     "480 GB, 512 GB/s of LPDDR5X for two GPUs (GB200 data sheet), 0.85 of it hand-set; the link itself is faster",
 )
 EIGHT_L4 = KnownHost(_pcie(4, 768 * GIB, 8), f"{_FOUR}; 768 GiB (AWS g6.48xlarge)")
+AWS_G5 = KnownHost(_pcie(4, 768 * GIB, 8), f"{_FOUR}; 768 GiB (AWS g5.48xlarge)")
+FOUR_GPUS = KnownHost(_pcie(5, 1000 * GB, 4), f"{_FIVE}; memory hand-set")
+FOUR_L40S = KnownHost(_pcie(4, 512 * GB, 4), f"{_FOUR}; memory hand-set")
+GRACE_HOPPER = KnownHost(
+    Host("NVLink-C2C", 480 * GB, 1, 0.85 * 450e9, 0.85 * 450e9),
+    "480 GB, NVLink-C2C of 450 GB/s each way (GH200 data sheet), 0.85 of it hand-set",
+)
 EIGHT_4090 = KnownHost(_pcie(4, 512 * GB, 8), f"{_FOUR}; memory hand-set")
 AZURE_MI300X = KnownHost(_pcie(5, 1850 * GIB, 8), f"{_FIVE}; 1850 GiB (Azure ND MI300X v5)")
 
@@ -83,6 +90,9 @@ _BY_PRESET = {
     "a100-pcie": FOUR_A100,
     "h100": DGX_H100,
     **dict.fromkeys(("h100-2x400", "h100-96"), replace(DGX_H100, source=f"{DGX_H100.source}, hand-set")),
+    **dict.fromkeys(("h800", "h20", "h100-pcie"), replace(DGX_H100, source=f"{DGX_H100.source}, hand-set")),
+    "h200-nvl": FOUR_GPUS,
+    "gh200": GRACE_HOPPER,
     **dict.fromkeys(("h200", "b200", "b300"), DGX_B200),
     "b200-efa": AWS_P6,
     **dict.fromkeys(("gb200", "gb300"), GRACE),
@@ -90,8 +100,12 @@ _BY_PRESET = {
     "v100-aws": AWS_P3,
     "v100-dgx2": DGX_2,
     "l4": EIGHT_L4,
+    "l20": replace(EIGHT_L4, source=f"{EIGHT_L4.source}, hand-set"),
+    "l40s": FOUR_L40S,
+    "a10g": AWS_G5,
     "rtx4090": EIGHT_4090,
     "mi300x": AZURE_MI300X,
+    "mi325x": replace(AZURE_MI300X, source=f"{AZURE_MI300X.source}, hand-set"),
     "mi355x": replace(AZURE_MI300X, source=f"{AZURE_MI300X.source}, hand-set"),
     "tpu-v5e": TPU_V5E,
     "tpu-v5p": TPU_V5P,

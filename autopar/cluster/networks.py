@@ -110,6 +110,10 @@ NVLINK4 = Known(
     "fit: all-reduces and sends of 2 to 8 H100 (microsoft/vidur, meta-pytorch/autoparallel); gather, scatter and "
     "all-to-all as measured by the latter, with the latency of all-reduce",
 )  # fmt: skip
+NVLINK4_H800 = Known(
+    Link("NVLink4 of 400 GB/s", 400 / 900 * 344.75e9, 35.5e-6, overlap_slowdown=NVLINK_OVERLAP),
+    "hand-set to 400 / 900 of the H100's, whose data sheet states 900 GB/s where the H800's states 400",
+)
 NVLINK4_H200 = Known(
     Link(
         "NVLink4 NVLS",
@@ -181,6 +185,10 @@ PCIE4 = Known(
 PCIE4_PAIRS = Known(
     Link("PCIe 4.0 x16", 12e9, 52.5e-6, overlap_slowdown=NVLINK_OVERLAP),
     "fit: all-reduces of 4 A100 PCIe, pairs of which have a bridge (microsoft/vidur)",
+)
+PCIE5 = Known(
+    Link("PCIe 5.0 x16", 48e9, 59.1e-6, overlap_slowdown=NVLINK_OVERLAP),
+    "hand-set to twice PCIe 4.0 between A100",
 )
 PCIE4_HOST = Known(
     Link("PCIe 4.0 x16 through the host", 12e9, 59.1e-6, overlap_slowdown=NVLINK_OVERLAP),

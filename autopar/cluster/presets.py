@@ -122,6 +122,67 @@ _RTX4090 = Device(
     num_sms=128,  # NVIDIA Ada whitepaper
 )
 
+_L40S = Device(
+    name="L40S-48GB",
+    peaks=(
+        ("half", 362.05e12),
+        ("tf32", 183e12),
+        ("single", 91.6e12),
+        ("fp8", 733e12),
+    ),  # NVIDIA L40S data sheet, dense
+    memory=48e9,
+    memory_bandwidth=864e9,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.6,  # hand-set to the L4's, of the same generation
+    attention_efficiency=0.4,  # hand-set
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=142,  # NVIDIA Ada whitepaper
+)
+_L20 = replace(
+    _L40S,
+    name="L20-48GB",
+    peaks=(("half", 119.5e12), ("tf32", 59.8e12), ("single", 59.8e12), ("fp8", 239e12)),  # NVIDIA L20 data sheet, dense
+    num_sms=92,  # CUDA device properties
+)
+_A10G = Device(
+    name="A10G-24GB",
+    peaks=(("half", 70e12), ("tf32", 35e12), ("single", 31.52e12)),  # NVIDIA A10G data sheet, dense
+    memory=24e9,
+    memory_bandwidth=600e9,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.763,  # hand-set to the A100's, of the same generation
+    attention_efficiency=0.4,  # hand-set
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=80,  # CUDA device properties
+)
+_H800 = replace(_H100, name="H800-SXM5-80GB")
+_H20 = replace(
+    _H100,
+    name="H20-SXM5-96GB",
+    peaks=(("half", 148e12), ("tf32", 74e12), ("single", 44e12), ("fp8", 296e12)),  # NVIDIA H20 data sheet, dense
+    memory=96e9,
+    memory_bandwidth=4.0e12,
+    num_sms=78,  # CUDA device properties
+)
+_H100_PCIE = replace(
+    _H100,
+    name="H100-PCIe-80GB",
+    peaks=(("half", 756e12), ("tf32", 378e12), ("single", 51e12), ("fp8", 1513e12)),  # NVIDIA H100 data sheet (PCIe)
+    memory_bandwidth=2.0e12,
+    num_sms=114,  # NVIDIA H100 data sheet (PCIe)
+)
+_H200_NVL = replace(
+    _H200,
+    name="H200-NVL-141GB",
+    peaks=(
+        ("half", 835.5e12),
+        ("tf32", 417.5e12),
+        ("single", 60e12),
+        ("fp8", 1670.5e12),
+    ),  # NVIDIA H200 data sheet (NVL)
+)
+_GH200 = replace(_H100, name="GH200-96GB", memory=96e9, memory_bandwidth=4.0e12)  # NVIDIA GH200 data sheet (HBM3)
+
 
 def _instinct(name: str, half: float, memory: float, memory_bandwidth: float) -> Device:
     return Device(
@@ -137,6 +198,7 @@ def _instinct(name: str, half: float, memory: float, memory_bandwidth: float) ->
 
 
 _MI300X = _instinct("MI300X-192GB", 1.3074e15, 192e9, 5.3e12)
+_MI325X = _instinct("MI325X-256GB", 1.3074e15, 256e9, 6e12)
 _MI355X = _instinct("MI355X-288GB", 2.5166e15, 288e9, 8e12)
 
 
@@ -218,7 +280,16 @@ _WITHOUT_HOSTS = {
     "v100-dgx2": _nodes("v100-dgx2", _V100, networks.NVLINK2_SWITCH, networks.nics(_EDR, 8, 100, 16), 16),
     "l4": _nodes("l4", _L4, networks.PCIE4, networks.nics("Ethernet", 1, 100, 8)),
     "rtx4090": _nodes("rtx4090", _RTX4090, networks.PCIE4_HOST, networks.nics("Ethernet", 1, 100, 8)),
+    "l40s": _nodes("l40s", _L40S, networks.PCIE4, networks.nics("Ethernet", 2, 400, 4), 4),
+    "l20": _nodes("l20", _L20, networks.PCIE4, networks.nics("Ethernet", 1, 100, 8)),
+    "a10g": _nodes("a10g", _A10G, networks.PCIE4_HOST, networks.nics("Ethernet", 1, 100, 8)),
+    "h800": _nodes("h800", _H800, networks.NVLINK4_H800, networks.nics(_NDR, 8, 400, 8)),
+    "h20": _nodes("h20", _H20, networks.NVLINK4, networks.nics(_NDR, 8, 400, 8)),
+    "h100-pcie": _nodes("h100-pcie", _H100_PCIE, networks.PCIE5, networks.nics(_NDR, 2, 400, 8)),
+    "h200-nvl": _nodes("h200-nvl", _H200_NVL, networks.NVLINK4, networks.nics(_NDR, 2, 400, 4), 4),
+    "gh200": _nodes("gh200", _GH200, networks.NVLINK4, networks.nics(_NDR, 1, 400, 1), 1),
     "mi300x": _nodes("mi300x", _MI300X, networks.INFINITY3, networks.nics("RoCE", 8, 400, 8)),
+    "mi325x": _nodes("mi325x", _MI325X, networks.INFINITY3, networks.nics("RoCE", 8, 400, 8)),
     "mi355x": _nodes("mi355x", _MI355X, networks.INFINITY4, networks.nics("RoCE", 8, 400, 8)),
     # The largest slice; `tpu-v5p-4x4x8` is a smaller one. Axes are rings if they have whole cubes, or all of a pod.
     "tpu-v5e": _tpus("tpu-v5e", _TPU_V5E, "ICI v5e", (16, 16), (400, 25), 16),
