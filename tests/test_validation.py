@@ -14,7 +14,8 @@ from autopar.errors import DataError
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts
 from autopar.models.published_decoders import PublishedConfig
 from autopar.validation.calibrate import fit_prepared, prepare
-from autopar.validation.express import Case, InexpressibleError, express
+from autopar.validation.completion import InexpressibleError
+from autopar.validation.express import Case, express
 from autopar.validation.records import Row, load_rows
 from autopar.validation.report import format_calibration, format_validation, to_dicts
 from autopar.validation.run import Outcome, predict_case, predict_row, predict_rows

@@ -23,7 +23,8 @@ from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.simulate.engine import run_step
-from autopar.validation.express import Case, InexpressibleError, express
+from autopar.validation.completion import InexpressibleError
+from autopar.validation.express import Case, express
 from autopar.validation.records import Row
 from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors

@@ -1,7 +1,7 @@
 """What a published row says, as a case autopar can predict: model, degrees, cluster, numbers and stack.
 
-Rules, not row ids. What a row does not state is derived where arithmetic allows it, and assumed where its framework's
-habits allow it; every assumption is written down. What cannot be expressed gets a reason.
+Rules, not row ids. What a row does not state is filled first (`autopar.validation.completion`), and assumed where its
+framework's habits allow it; every assumption is written down. What cannot be expressed gets a reason.
 """
 
 import re
@@ -14,7 +14,7 @@ from autopar.cost.policy import POLICIES, DtypePolicy, load_policy
 from autopar.degrees import Degrees
 from autopar.errors import AutoparError
 from autopar.models.bert import BertConfig
-from autopar.models.decoder_config import Attention, Experts, Norm, uniform
+from autopar.models.decoder_config import Attention, DecoderConfig, Experts, Norm, uniform
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.llama_reader import LLAMA
@@ -22,6 +22,9 @@ from autopar.models.published_decoders import PublishedConfig
 from autopar.models.rotary import Rope
 from autopar.models.spec import Config
 from autopar.schedule import SCHEDULES
+from autopar.training import Lora, read_lora
+from autopar.validation.completion import InexpressibleError, complete
+from autopar.validation.model_flops import step_flops
 from autopar.validation.records import Row
 from autopar.validation.stacks import stack_for
 
@@ -34,7 +37,7 @@ class Case:
     """A row as something to predict.
 
     Attributes:
-        row: The row.
+        row: The row, completed.
         family: Family of the model.
         config: Its configuration.
         degrees: The plan.
@@ -44,6 +47,8 @@ class Case:
         seconds: Measured seconds of a step.
         assumptions: What the row does not state and was assumed.
         lighter: Recompute flavours to try in order until the plan fits; empty if the row says which.
+        lora: Adapters that are trained in place of the model; None for the model itself.
+        first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
     """
 
     row: Row
@@ -56,10 +61,16 @@ class Case:
     seconds: float
     assumptions: tuple[str, ...] = ()
     lighter: tuple[str, ...] = ()
+    lora: Lora | None = None
+    first_layers: int = 0
 
-
-class InexpressibleError(Exception):
-    """A row says too little, or what the zoo or the cost model do not know; the message says what."""
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        config = self.config
+        if isinstance(config, DecoderConfig):
+            return any(isinstance(block.mlp, Experts) for block in config.blocks)
+        return isinstance(config, PublishedConfig) and config.experts > 0
 
 
 class _Notes:
@@ -79,13 +90,21 @@ def express(row: Row) -> Case:
         InexpressibleError: If it cannot be expressed; the message says why.
     """
     notes = _Notes()
-    seconds = _seconds(row)
+    row, filled = complete(row)
+    notes.made += filled
     cluster = _cluster(row, notes)
-    policy = _policy(row)
     degrees, lighter = _degrees(row, notes)
     family, config = _model(row, degrees, notes)
+    seconds = _seconds(row, config, notes)
+    policy = _policy(row)
     stack = stack_for(row.framework or "", row.gpu or "", degrees.zero)
-    return Case(row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter)
+    if row.attention == "unfused":
+        stack = replace(stack, attention="unfused")
+    lora = read_lora(row.lora) if row.lora else None
+    return Case(
+        row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter, lora,
+        row.recompute_layers or 0,
+    )  # fmt: skip
 
 
 def _need(row: Row, *names: str) -> None:
@@ -94,12 +113,23 @@ def _need(row: Row, *names: str) -> None:
         raise InexpressibleError(f"does not state {', '.join(missing)}")
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: Row, config: Config, notes: _Notes) -> float:
     """Return the measured seconds of a step, from throughput if need be."""
     if row.step_time_s is not None:
         return row.step_time_s
-    if row.tokens_per_s_per_gpu and row.global_batch and row.seq and row.n_gpus:
+    assert row.global_batch is not None
+    assert row.n_gpus is not None
+    if row.tokens_per_s_per_gpu and row.seq:
+        notes.assume("seconds of a step: global batch x seq / (tokens/s of a device x devices)")
         return row.global_batch * row.seq / (row.tokens_per_s_per_gpu * row.n_gpus)
+    if row.samples_per_s:
+        notes.assume("seconds of a step: global batch / (samples/s)")
+        return row.global_batch / row.samples_per_s
+    if row.tflops_per_gpu and row.tflops_kind == "model":
+        work = step_flops(config, row.global_batch, row.mtp_layers or 0)
+        if work is not None:
+            notes.assume("seconds of a step: operations as Megatron-LM counts them / (TFLOP/s of a device x devices)")
+            return work / (row.tflops_per_gpu * 1e12 * row.n_gpus)
     raise InexpressibleError("has no step time")
 
 
@@ -108,9 +138,14 @@ def _seconds(row: Row) -> float:
 _DEVICES = (
     (r"A100.*40\s*GB", "a100-40"),
     (r"A100|Ampere", "a100"),
+    (r"GH200", "gh200"),
     (r"H100.*96\s*GB", "h100-96"),
+    (r"H100.*PCIe", "h100-pcie"),
     (r"H100", "h100"),
+    (r"H200.*NVL", "h200-nvl"),
     (r"H200", "h200"),
+    (r"H800", "h800"),
+    (r"H20\b", "h20"),
     (r"GB200", "gb200"),
     (r"GB300", "gb300"),
     (r"B200", "b200"),
@@ -118,11 +153,15 @@ _DEVICES = (
     (r"V100.*16\s*GB", "v100-aws"),
     (r"V100", "v100"),
     (r"MI300", "mi300x"),
+    (r"MI325", "mi325x"),
     (r"MI355", "mi355x"),
-    (r"TPU v5p", "tpu-v5p"),
-    (r"TPU v5e", "tpu-v5e"),
-    (r"TPU v6e", "tpu-v6e"),
-    (r"TPU v7x", "tpu-v7x"),
+    (r"TPU[ -]v5p", "tpu-v5p"),
+    (r"TPU[ -]v5e", "tpu-v5e"),
+    (r"TPU[ -]v6e", "tpu-v6e"),
+    (r"TPU[ -]v7x", "tpu-v7x"),
+    (r"A10G", "a10g"),
+    (r"L40S", "l40s"),
+    (r"L20\b", "l20"),
     (r"L4\b", "l4"),
     (r"4090", "rtx4090"),
 )
@@ -226,10 +265,11 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
     if dp * tp * pp * cp != row.n_gpus:
         raise InexpressibleError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} are not {row.n_gpus} devices")
     # More groups than data-parallel devices are only possible with whole experts.
-    stated = (row.as_published or {}).get("etp")
-    whole = tp > 1 and ep % tp == 0 and (dp * tp) % ep == 0 and (stated == 1 or (stated is None and dp % ep > 0))
+    whole = tp > 1 and ep % tp == 0 and (dp * tp) % ep == 0 and (row.etp == 1 or (row.etp is None and dp % ep > 0))
     schedule = _schedule(row)
     recompute, lighter = _recompute(row, notes)
+    zero, interleave = _zero(row), _interleave(row, pp, schedule, notes)
+    shard = row.shard if zero and row.shard and row.shard < dp * cp else 0
     try:
         return (
             Degrees(
@@ -239,13 +279,15 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
                 cp=cp,
                 ep=ep if whole else min(ep, dp),
                 etp=1 if whole else 0,
-                zero=_zero(row),
+                zero=zero,
+                shard=shard,
                 sequence_parallel=_sequence_parallel(row, tp),
                 recompute=recompute,
                 schedule=schedule,
-                interleave=_interleave(row, pp, schedule, notes),
+                interleave=interleave,
                 microbatch=_microbatch(row, dp, pp, notes),
                 global_batch=row.global_batch,
+                layers=_stage_layers(row, pp * interleave),
             ),
             lighter,
         )
@@ -275,6 +317,31 @@ def _interleave(row: Row, pp: int, schedule: str, notes: _Notes) -> int:
         notes.assume("2 stages per group of devices")
         return 2
     return 1
+
+
+_SPLITS_EVENLY = r"mega|nemo"
+"""Frameworks that refuse a number of layers that their stages do not divide."""
+
+
+def _stage_layers(row: Row, num_stages: int) -> tuple[int, ...]:
+    """Return the layers of every stage; () for an even cut.
+
+    Megatron-Core counts the embedding and the head as a layer each if it is told to, and refuses layers that its stages
+    do not divide: such a row was told to.
+    """
+    if num_stages == 1:
+        return ()
+    if row.stage_layers is not None:
+        return row.stage_layers
+    if row.layers is None or not re.search(_SPLITS_EVENLY, row.framework or "", re.IGNORECASE):
+        return ()
+    if (row.schedule or "").lower() not in ("", "1f1b"):
+        return ()
+    per_stage, rest = divmod(row.layers + 2, num_stages)
+    counted = all(str(end) == "True" for end in (row.as_published or {}).get("asym_pp", ("",)))
+    if rest or not (counted or row.layers % num_stages):
+        return ()
+    return (per_stage - 1, *(per_stage,) * (num_stages - 2), per_stage - 1)
 
 
 def _microbatch(row: Row, dp: int, pp: int, notes: _Notes) -> int:
@@ -307,7 +374,7 @@ def _sequence_parallel(row: Row, tp: int) -> bool:
         return False
     if row.sequence_parallel is not None:
         return row.sequence_parallel
-    return bool(re.search(r"megatron-(core|bridge)|megascale|torchtitan", row.framework or "", re.IGNORECASE))
+    return bool(re.search(r"megatron-(core|bridge)|nemo|megascale|torchtitan", row.framework or "", re.IGNORECASE))
 
 
 def _recompute(row: Row, notes: _Notes) -> tuple[str, tuple[str, ...]]:
@@ -317,6 +384,8 @@ def _recompute(row: Row, notes: _Notes) -> tuple[str, tuple[str, ...]]:
         return "none", ("selective", "full")
     if "select" in text or "minimal" in text:
         return "selective", ()
+    if "offload" in text:
+        return "offload", ()
     return ("full", ()) if "full" in text else ("none", ())
 
 
@@ -328,7 +397,7 @@ _SEQUENCES = ((r"megatron-lm 2020", 1024),)
 
 
 _PUBLISHED = (
-    (r"deepseek-?v3(?! width)", "deepseek-v3"),
+    (r"deepseek-?v3", "deepseek-v3"),
     (r"kimi[ _-]?k2", "kimi-k2"),
     (r"qwen3-235b", "qwen3-235b-a22b"),
     (r"qwen3-30b", "qwen3-30b-a3b"),
@@ -338,10 +407,12 @@ _PUBLISHED = (
     (r"llama-?4 scout", "llama4-scout"),
     (r"nemotron-?4-15b", "nemotron4-15b"),
     (r"nemotron-?4-340b", "nemotron4-340b"),
+    (r"nemotron-?h-56b", "nemotron-h-56b"),
+    (r"nemotron[ _-]?(v3|3)[ _-]nano", "nemotron3-nano-30b-a3b"),
 )
 """Pattern of a model's name, and the published configuration that is meant; sizes a row states must be those."""
 _STATED = {
-    "layers": "num_layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "num_experts": "experts",
+    "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "num_experts": "experts",
     "topk": "top_k", "moe_ffn": "expert_ffn",
 }  # fmt: skip
 """Fields of a row, and sizes of a published configuration."""
@@ -357,6 +428,8 @@ def _published(row: Row, degrees: Degrees, notes: _Notes) -> Model | None:
     if name is None:
         return None
     config = models.spec(name).config
+    if row.layers is not None and row.layers != config.num_layers:
+        config = _proxy(name, config, row)
     for own, size in _STATED.items():
         stated, known = getattr(row, own), getattr(config, size)
         if stated is not None and known and stated != known:
@@ -365,6 +438,20 @@ def _published(row: Row, degrees: Degrees, notes: _Notes) -> Model | None:
     vocab = _padded(config.vocab, degrees.tp)
     notes.assume(f"the published configuration of {name}")
     return "published", replace(config, seq=_sequence(row, notes), vocab=vocab)
+
+
+def _proxy(name: str, config: Config, row: Row) -> Config:
+    """Return a published configuration with the fewer layers that a row states.
+
+    Raises:
+        InexpressibleError: If layers differ and the row does not say which are left, or it states more.
+    """
+    assert isinstance(config, PublishedConfig), name
+    assert row.layers is not None
+    alike = not config.dense_layers and not config.scan_heads and "llama4" not in name
+    if row.layers > config.num_layers or not (alike or row.dense_layers is not None):
+        raise InexpressibleError(f"states layers {row.layers}, where {name} has {config.num_layers}")
+    return replace(config, num_layers=row.layers, dense_layers=row.dense_layers or 0)
 
 
 def _model(row: Row, degrees: Degrees, notes: _Notes) -> Model:

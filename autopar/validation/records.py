@@ -21,15 +21,17 @@ _IDENTITY = (
 )  # fmt: skip
 """Fields that say what was run, and nothing of what came out."""
 
+GIB = 2.0**30
 CALIBRATION_SHARE = 2
 """One in so many configurations is for calibration, the others are held out."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}):
     """One measured configuration; None where the source does not say.
 
     Attributes:
         id: Name of the row; what stands before its last hyphen names the source.
+        origin: Where the row was published (`source` in the file): repository, commit and file, or address.
         framework: Software, in the source's words.
         model: Name of the model.
         arch: Kind of model ("gpt", "llama", "moe", "bert", ...).
@@ -64,14 +66,27 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         precision: Numbers of matrix products.
         attention: Kernels of attention, in words.
         schedule: Order of microbatches, in words.
+        etp: Devices that each expert is split over.
+        shard: Data-parallel devices that share what ZeRO splits; None for all.
+        stage_layers: Layers of every stage, in the order of the model.
+        recompute_layers: Layers of every stage, the first ones, that recompute; None for all.
+        dense_layers: Layers before the first with experts, of a model with fewer layers than its namesake.
+        mtp_layers: Layers that predict further tokens (multi-token prediction), beside `layers`.
+        lora: Adapters that were trained in place of the model, as `--lora` takes them.
         step_time_s: Measured seconds of a step.
         tokens_per_s_per_gpu: Measured throughput.
-        memory_gb: Measured memory per device in 1e9 bytes.
+        samples_per_s: Measured throughput of all devices, in sequences.
+        tflops_per_gpu: Measured TFLOP/s of a device.
+        tflops_kind: What operations are counted: "model" for those of the model, without recomputed ones.
+        memory_gb: Measured memory per device, in `memory_unit`.
+        memory_unit: "GiB ..." for 2^30 bytes; anything else, or None, for 1e9 bytes.
+        predicted_by_source: What the source's own simulator says: `step_s`, `mem_gib`.
         completeness: "full", or what is missing.
         as_published: What else the source says, in its words.
     """
 
     id: str
+    origin: str | None = None
     framework: str | None = None
     model: str | None = None
     arch: str | None = None
@@ -106,9 +121,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     precision: str | None = None
     attention: str | None = None
     schedule: str | None = None
+    etp: int | None = None
+    shard: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    recompute_layers: int | None = None
+    dense_layers: int | None = None
+    mtp_layers: int | None = None
+    lora: str | None = None
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
+    samples_per_s: float | None = None
+    tflops_per_gpu: float | None = None
+    tflops_kind: str | None = None
     memory_gb: float | None = None
+    memory_unit: str | None = None
+    predicted_by_source: dict[str, float] | None = None
     completeness: str | None = None
     as_published: dict[str, Any] | None = None
 
@@ -116,6 +143,30 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def source(self) -> str:
         """Name of the source: the id without its number."""
         return self.id.rpartition("-")[0] or self.id
+
+    @property
+    def states_degrees(self) -> bool:
+        """Whether the source states the tensor-parallel and the pipeline degree."""
+        return self.tp is not None and self.pp is not None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Measured bytes per device."""
+        if self.memory_gb is None:
+            return None
+        return self.memory_gb * (GIB if (self.memory_unit or "").startswith("GiB") else 1e9)
+
+    @property
+    def claimed_seconds(self) -> float | None:
+        """Seconds of a step that the source's own simulator predicts."""
+        stated = (self.predicted_by_source or {}).get("step_s")
+        return stated or (self.as_published or {}).get("predicted_by_source_s")
+
+    @property
+    def claimed_bytes(self) -> float | None:
+        """Bytes per device that the source's own simulator predicts."""
+        stated = (self.predicted_by_source or {}).get("mem_gib")
+        return stated * GIB if stated else None
 
     @property
     def calibrates(self) -> bool:

@@ -15,7 +15,9 @@ from autopar.machine import follow_parent
 from autopar.models.spec import Config
 from autopar.prediction import Prediction, Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
-from autopar.validation.express import Case, InexpressibleError, express
+from autopar.training import Lora
+from autopar.validation.completion import InexpressibleError
+from autopar.validation.express import Case, express
 from autopar.validation.records import Row
 from autopar.workload import ZOO, Workload
 
@@ -56,10 +58,10 @@ class Outcome:
 
 
 @lru_cache(maxsize=_KEPT)
-def predictor(family: str, config: Config, cache_dir: str | Path | None) -> Predictor:
+def predictor(family: str, config: Config, cache_dir: str | Path | None, lora: Lora | None = None) -> Predictor:
     """Return the predictor of a model; programs are not checked again, since the recipes are by tests."""
     proto = models.build_config(family, config)
-    return Predictor(Workload(ZOO + family, proto, "train", {}, "auto", "adam"), cache_dir, verify=False)
+    return Predictor(Workload(ZOO + family, proto, "train", {}, "auto", "adam", lora=lora), cache_dir, verify=False)
 
 
 def predict_case(case: Case, stack: Stack, cache_dir: str | Path | None = None) -> tuple[Case, Prediction]:
@@ -68,10 +70,10 @@ def predict_case(case: Case, stack: Stack, cache_dir: str | Path | None = None) 
     Raises:
         JobError: If model, degrees and cluster do not fit each other.
     """
-    machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # configurations are frozen
+    machine = predictor(case.family, case.config, cache_dir, case.lora)  # type: ignore[arg-type]  # frozen
     for recompute in (case.degrees.recompute, *case.lighter):
         case = replace(case, degrees=replace(case.degrees, recompute=recompute))
-        found = machine.predict(case.degrees, case.cluster, stack, policy=case.policy)
+        found = machine.predict(case.degrees, case.cluster, stack, policy=case.policy, first_layers=case.first_layers)
         if found.fits:
             break
     return case, found

@@ -1,0 +1,426 @@
+"""What a published recipe implies and its table of results omits: one table, by framework, version and model.
+
+An entry fills fields of rows that its patterns match, and only fields that a row leaves out. Each says where its facts
+come from: a script, a configuration or the default of an option, never a measurement. Of several entries that match,
+the first that fills a field decides it; entries for a model come before those for its framework.
+
+What a software recomputes is mapped to the nearest flavour autopar has: policies that keep all matrix products are
+"selective", those that keep few of them "full"; activations copied to the host in more than half of the layers are
+"offload", in fewer "none".
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autopar.validation.records import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Fields that a published recipe implies.
+
+    Attributes:
+        name: What rows are told to follow.
+        source: Where the facts come from.
+        origin: Pattern of where the row was published; "" for anywhere.
+        framework: Pattern of the framework; "" for any.
+        model: Pattern of the model's name; "" for any.
+        gpu: Pattern of the device; "" for any.
+        precision: Pattern of the numbers; "" for any.
+        where: Values that fields of the row have to have.
+        least_gpus: Devices from which on the entry holds.
+        fills: Fields of a row and their values.
+        leaves_open: Fields that the recipe has several values for: a row that states none cannot be posed.
+    """
+
+    name: str
+    source: str
+    origin: str = ""
+    framework: str = ""
+    model: str = ""
+    gpu: str = ""
+    precision: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    least_gpus: int = 0
+    fills: Mapping[str, Any] = field(default_factory=dict)
+    leaves_open: tuple[str, ...] = ()
+
+    def matches(self, row: Row) -> bool:
+        """Return whether a row follows the recipe."""
+        patterns = (
+            (self.origin, row.origin),
+            (self.framework, row.framework),
+            (self.model, row.model),
+            (self.gpu, row.gpu),
+            (self.precision, row.precision),
+        )
+        return (
+            all(re.search(pattern, text or "", re.IGNORECASE) for pattern, text in patterns if pattern)
+            and all(getattr(row, name) == value for name, value in self.where.items())
+            and (row.n_gpus or 0) >= self.least_gpus
+        )
+
+
+def recipes_of(row: Row) -> Iterator[Recipe]:
+    """Yield the recipes that a row follows, the most specific first."""
+    return (recipe for recipe in RECIPES if recipe.matches(row))
+
+
+_SIZES = {
+    "GPT-3 20B": {"layers": 44, "hidden": 6144, "heads": 48, "kv_heads": 48, "ffn": 24576, "vocab": 50257},
+    "Mixtral-8x7B": {
+        "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "moe_ffn": 14336, "num_experts": 8, "topk": 2,
+        "vocab": 32000,
+    },
+    "Qwen2.5 7B": {"layers": 28, "hidden": 3584, "heads": 28, "kv_heads": 4, "ffn": 18944, "vocab": 152064},
+}  # fmt: skip
+"""Sizes of models that rows name without stating them."""
+
+_DISTRIBUTED = "distributed optimizer (zero-1)"
+_MEGATRON = {"zero": _DISTRIBUTED, "sequence_parallel": True, "recompute": "none"}
+_NO_MODEL_PARALLELISM = {"tp": 1, "pp": 1, "cp": 1}
+_MLPERF = r"training_results.*"
+_MLPERF_LORA = f"{_MLPERF}llama2_70b_lora"
+_MLPERF_8B = f"{_MLPERF}llama31_8b"
+_LORA_CONF = (
+    "NVIDIA/benchmarks/llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml of MLPerf Training v5.0: rank 16, "
+    "alpha 32 on linear_qkv and linear_proj, micro batch 1, no recompute, FP8 on unless switched off"
+)
+_V5P = "Google/benchmarks/gpt3/implementations/maxtext of MLPerf Training v4.0 and v4.1, v5p-{}.sh"
+_FOUR_LAYERS = (4,) * 15 + (1,)
+_DEEPSEEK_LAYOUT = "Et*4|(t*4|)*14tmL: stages of four layers, the last with one, the head and the further prediction"
+_BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs"
+
+
+def _v5p(name: str, gpus: int, version: str, shard: int, recompute: str) -> Recipe:
+    dp = gpus // 8
+    return Recipe(
+        f"MaxText GPT-3 175B on v5p-{name}",
+        f"{_V5P.format(name)}: ici_tensor_parallelism 8, {recompute}",
+        origin=rf"training_results_{version}.*Google.*maxtext/gpt3",
+        where={"n_gpus": gpus},
+        fills={
+            "framework": "MaxText", "tp": 8, "pp": 1, "cp": 1, "dp": dp, "zero": 3, "shard": shard, "precision": "int8",
+            "recompute": recompute, "num_microbatches": 1,
+        },
+    )  # fmt: skip
+
+
+RECIPES: tuple[Recipe, ...] = (
+    # MLPerf Training.
+    _v5p("1024", 512, "v4.0", 64, "full"),
+    _v5p("2048", 1024, "v4.0", 16, "selective (save_dot_except_logits_ffn1)"),
+    _v5p("3072", 1536, "v4.0", 16, "selective (save_dot_except_logits_ffn1)"),
+    _v5p("12288", 6144, "v4.0", 48, "selective (save_dot_except_logits)"),
+    _v5p("4096", 2048, "v4.1", 64, "selective (save_dot_except_mlpwi)"),
+    _v5p("8192", 4096, "v4.1", 32, "selective (minimal)"),
+    _v5p("12288", 6144, "v4.1", 48, "selective (minimal)"),
+    Recipe(
+        "MLPerf LoRA on 8 H200",
+        "config_*H200*_1x8x2xtp1pp1cp2.sh of Dell and Cisco, MLPerf Training v5.0 and v5.1",
+        origin=_MLPERF_LORA,
+        gpu="H200-SXM",
+        where={"n_gpus": 8},
+        fills={"tp": 1, "pp": 1, "cp": 2},
+    ),
+    Recipe(
+        "MLPerf LoRA on 16 H200 of ASUSTeK",
+        "ASUSTeK/benchmarks/llama2_70b_lora, config_ESC_N8_H200_n2.sh, MLPerf Training v5.0",
+        origin=f"{_MLPERF}ASUSTeK.*llama2_70b_lora",
+        where={"n_gpus": 16},
+        fills={"tp": 2, "pp": 1, "cp": 1},
+    ),
+    Recipe(
+        "MLPerf LoRA on 64 B200",
+        "log of Oracle/results/8xBM.GPU.B200.8, MLPerf Training v5.0: tensor parallelism 1, context parallelism 8",
+        origin=_MLPERF_LORA,
+        gpu="B200-SXM",
+        where={"n_gpus": 64},
+        fills={"tp": 1, "pp": 1, "cp": 8},
+    ),
+    Recipe(
+        "MLPerf LoRA on Instinct",
+        "config_MI325X_1x8x1.sh of GigaComputing (v5.0) and MangoBoost (v5.1): TP, PP, CP and MBS 1, FP8",
+        origin=_MLPERF_LORA,
+        gpu="Instinct",
+        fills={**_NO_MODEL_PARALLELISM, "precision": "fp8"},
+    ),
+    Recipe(
+        "MLPerf LoRA on Blackwell, v5.1",
+        "config_*.sh and config_*_fp4.sh of Dell, MLPerf Training v5.1: submissions ran in FP8 or in NVFP4",
+        origin=r"training_results_v5\.1.*llama2_70b_lora",
+        gpu="Blackwell",
+        leaves_open=("precision",),
+    ),
+    Recipe("MLPerf LoRA in FP8", _LORA_CONF, origin=_MLPERF_LORA, gpu="H[12]00", fills={"precision": "fp8"}),
+    Recipe(
+        "MLPerf LoRA in FP8",
+        _LORA_CONF,
+        origin=r"training_results_v(4\.1|5\.0).*llama2_70b_lora",
+        fills={"precision": "fp8"},
+    ),
+    Recipe(
+        "MLPerf LoRA",
+        _LORA_CONF,
+        origin=_MLPERF_LORA,
+        fills={
+            **_MEGATRON,
+            "framework": "NeMo (Megatron-Core)",
+            "micro_batch": 1,
+            "lora": "rank=16,alpha=32,targets=attention",
+        },
+    ),
+    Recipe(
+        "MLPerf Llama-3.1-8B on Instinct",
+        "AMD/benchmarks/llama31_8b, config_MI355X_1x8x1_8b.sh, MLPerf Training v5.1: TP, PP, CP 1, MBS 2, FP8",
+        origin=_MLPERF_8B,
+        gpu="Instinct",
+        fills={**_NO_MODEL_PARALLELISM, "micro_batch": 2, "precision": "fp8"},
+    ),
+    Recipe(
+        "MLPerf Llama-3.1-8B on 8 B300",
+        "Dell, config_XE9780x8B300-SXM-270GB_1x8x2xtp1pp1cp1_8b.sh, MLPerf Training v5.1: TP, PP, CP 1, MBS 2; FP8 or "
+        "NVFP4 by the file of precision sourced beside it",
+        origin=_MLPERF_8B,
+        gpu="B300",
+        where={"n_gpus": 8},
+        fills={**_NO_MODEL_PARALLELISM, "micro_batch": 2},
+        leaves_open=("precision",),
+    ),
+    Recipe(
+        "MLPerf Llama-3.1-8B on 64 H200",
+        "HPE, config_XD670_8x8x1xtp1pp1cp2_8b.sh and config_common_fp8attn.sh, MLPerf Training v5.1",
+        origin=_MLPERF_8B,
+        gpu="H200",
+        where={"n_gpus": 64},
+        fills={"tp": 1, "pp": 1, "cp": 2, "micro_batch": 1, "precision": "fp8"},
+    ),
+    Recipe(
+        "MLPerf GPT-3 175B of Oracle",
+        "Oracle/benchmarks/gpt3, config_DGXH100_384x8x32x4x8_mbs2.sh and config_DGXH100_192x8x64x4x8_mbs2.sh, MLPerf "
+        "Training v4.1: TP 4, PP 8, 4 interleaved stages, MBS 2, FP8",
+        origin=f"{_MLPERF}Oracle.*gpt3",
+        fills={"tp": 4, "pp": 8, "cp": 1, "vpp": 4, "micro_batch": 2, "precision": "fp8"},
+    ),
+    Recipe(
+        "MLPerf pretraining with NeMo",
+        "pretrain.py and conf/custom.yaml of NVIDIA/benchmarks/llama31_405b (v5.0) and gpt3 (v4.1): no recompute "
+        "unless ACT_CKPT_GRANULARITY is set, distributed optimizer, sequence parallelism",
+        origin=f"{_MLPERF}(llama31|gpt3)",
+        fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+    ),
+    # NVIDIA DGX Cloud Benchmarking.
+    Recipe(
+        "DGXC MaxText from 64 nodes on",
+        "NVIDIA/dgxc-benchmarking, maxtext/configure.sh: dcn_fsdp_parallelism 16 nodes of 8 devices",
+        origin="dgxc-benchmarking.*maxtext",
+        least_gpus=512,
+        fills={"shard": 128},
+    ),
+    Recipe(
+        "DGXC MaxText",
+        "NVIDIA/dgxc-benchmarking, maxtext/configure.sh: FSDP, remat_policy save_qkv_proj",
+        origin="dgxc-benchmarking.*maxtext",
+        fills={"framework": "MaxText", "zero": 3, "recompute": "full (save_qkv_proj)"},
+    ),
+    Recipe(
+        "DGXC PaxML 175B",
+        "NVIDIA/dgxc-benchmarking, paxml/configure.sh and paxml_mod_configs.py: FSDP over 16 nodes of 8 devices, "
+        "SAVE_QKV_OUT_PROJ",
+        origin="dgxc-benchmarking.*paxml.*175b",
+        fills={"framework": "PaxML (JAX)", "zero": 3, "shard": 128, "recompute": "full (SAVE_QKV_OUT_PROJ)"},
+    ),
+    Recipe(
+        "DGXC PaxML 5B",
+        "NVIDIA/dgxc-benchmarking, paxml/configure.sh and paxml_mod_configs.py: FSDP in a node of 8 devices, "
+        "SAVE_DOT_ONLY",
+        origin="dgxc-benchmarking.*paxml.*5b",
+        fills={"framework": "PaxML (JAX)", "zero": 3, "shard": 8, "recompute": "selective (SAVE_DOT_ONLY)"},
+    ),
+    *(
+        Recipe(
+            f"DGXC DeepSeek-V3 in {pp} pipeline stages",
+            "NVIDIA/dgxc-benchmarking, deepseek_v3/pretraining/launch.sh, and NVIDIA/NeMo, "
+            "scripts/performance/llm/pretrain_deepseek_v3.py: 64 / pp layers a stage, one less in the first and two in "
+            "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped",
+            origin="dgxc-benchmarking.*deepseek_v3",
+            where={"pp": pp},
+            fills={
+                "stage_layers": (64 // pp - 1, *(64 // pp,) * (pp - 2), 64 // pp - 2),
+                "etp": 1,
+                "recompute": "selective",
+            },
+        )
+        for pp in (4, 8, 16)
+    ),
+    Recipe(
+        "DGXC Nemotron-4-340B with NeMo 1",
+        "NVIDIA/dgxc-benchmarking, nemotron/nemotron4-340b-synth.yaml: activations_checkpoint_granularity selective",
+        origin=r"dgxc-benchmarking v(24|25\.0[1-4]).*nemotron",
+        model="340B",
+        fills={"recompute": "selective"},
+    ),
+    Recipe(
+        "DGXC Llama-4 Maverick on H100",
+        "NVIDIA/NeMo, scripts/performance/recommended_model_configs/model_configs_h100.csv: etp_size 4",
+        origin="dgxc-benchmarking.*llama4",
+        gpu="H100",
+        fills={"etp": 4},
+    ),
+    Recipe(
+        "DGXC with NeMo",
+        "NVIDIA/dgxc-benchmarking, grok1_314b.yaml, nemotron4-15b-synth.yaml, gpt3_175b_hydra.yaml and "
+        "pretrain_llama31.py: distributed optimizer, sequence parallelism, no activation checkpointing",
+        origin="dgxc-benchmarking",
+        fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+    ),
+    # NeMo and Megatron-Bridge.
+    Recipe(
+        "NeMo FSDP of the 405B on GB200",
+        "NVIDIA/NeMo, model_configs_gb200.csv: use_mcore_fsdp, activation_offload_layers 95 of 126",
+        origin="NeMo performance_summary",
+        model="405B",
+        gpu="GB200",
+        where={"zero": 3},
+        fills={"recompute": "offload", "framework": "NeMo (Megatron-Core)"},
+    ),
+    Recipe(
+        "NeMo GPT-3 20B",
+        "NVIDIA/NeMo, nemo/collections/llm/gpt/model/base.py, GPTConfig20B",
+        model="GPT-?3.20B",
+        fills=_SIZES["GPT-3 20B"],
+    ),
+    Recipe(
+        "Mixtral-8x7B", "mistralai/Mixtral-8x7B-v0.1, config.json", model="Mixtral.8x7B", fills=_SIZES["Mixtral-8x7B"]
+    ),
+    Recipe("Qwen2.5 7B", "Qwen/Qwen2.5-7B, config.json", model=r"Qwen2\.5.7B", fills=_SIZES["Qwen2.5 7B"]),
+    Recipe(
+        "NeMo performance summary",
+        "NVIDIA/NeMo, scripts/performance/helpers.py (set_primary_perf_configs: sequence parallelism with tp) and "
+        "model_configs_*.csv (recompute_layers 0)",
+        origin="NeMo performance_summary",
+        fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+    ),
+    Recipe(
+        "AutoModel LoRA",
+        "NVIDIA-NeMo/Automodel, examples/llm_finetune/qwen/qwen2_5_7b_peft_benchmark.yaml: dim 16, alpha 32, all",
+        origin="NeMo/Automodel",
+        model=r"Qwen2\.5",
+        fills={"lora": "rank=16,alpha=32,targets=all"},
+    ),
+    Recipe(
+        "AutoModel",
+        "NVIDIA-NeMo/Automodel, docs/performance-summary.mdx: PyTorch FSDP2",
+        origin="NeMo/Automodel",
+        fills={"framework": "NeMo AutoModel (FSDP2)"},
+    ),
+    *(
+        Recipe(
+            f"Megatron-Bridge DeepSeek-V3 in {pp} x {vpp} stages",
+            f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: {_DEEPSEEK_LAYOUT}",
+            framework="Megatron-Bridge",
+            model="DeepSeek-?V3",
+            where={"pp": pp, "vpp": vpp},
+            fills={"stage_layers": _FOUR_LAYERS},
+        )
+        for pp, vpp in ((2, 8), (4, 4), (8, 2))
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3 on GB300 in MXFP8",
+        f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: recompute_modules empty",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        gpu="GB300",
+        precision="MX",
+        fills={"recompute": "none"},
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3",
+        f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: recompute_modules mla_up_proj, mlp or moe_act",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        fills={"recompute": "selective"},
+    ),
+    Recipe(
+        "Megatron-Bridge GPT-OSS 120B",
+        f"{_BRIDGE}/gpt_oss/gpt_oss_workload_base_configs.py: recompute_modules layernorm and moe_act",
+        framework="Megatron-Bridge",
+        model="GPT-OSS-120B",
+        gpu=r"(?<![GB])B200|GB200|H100",
+        precision="BF16|FP8$",
+        fills={"recompute": "selective"},
+    ),
+    Recipe(
+        "Megatron-Bridge Llama 3 8B on H100 in FP8",
+        f"{_BRIDGE}/llama/llama3_workload_base_configs.py: recompute_num_layers 5",
+        framework="Megatron-Bridge",
+        model="Llama.?3.8B",
+        gpu="H100",
+        precision="FP8",
+        fills={"recompute": "full", "recompute_layers": 5},
+    ),
+    Recipe(
+        "Megatron-Bridge LoRA",
+        "NVIDIA/NeMo, nemo/collections/llm/recipes/llama31_405b.py: rank 16, alpha 32 on linear_qkv",
+        framework="Megatron-Bridge.*lora",
+        fills={"lora": "rank=16,alpha=32,targets=q:k:v"},
+    ),
+    Recipe(
+        "Megatron-Bridge",
+        f"{_BRIDGE}: no recompute where a configuration names none",
+        framework="Megatron-Bridge",
+        fills=_MEGATRON,
+    ),
+    # Megatron-LM.
+    *(
+        Recipe(
+            f"Megatron-LM MoE recipe, DeepSeek-V3 on {gpu}",
+            f"NVIDIA/Megatron-LM, examples/moe_recipes/deepseek_v3: {_DEEPSEEK_LAYOUT}, mtp_num_layers 1, "
+            f"recompute {recompute}",
+            origin="moe_recipes/deepseek_v3",
+            gpu=f"^{gpu}",
+            where={"pp": pp},
+            fills={"vpp": 16 // pp, "stage_layers": _FOUR_LAYERS, "mtp_layers": 1, "recompute": recompute},
+        )
+        for gpu, pp, recompute in (("B200", 8, "selective"), ("GB200", 4, "selective"), ("GB300", 4, "none"))
+    ),
+    Recipe(
+        "Megatron-LM MoE recipe",
+        "NVIDIA/Megatron-LM, examples/moe_recipes: use_distributed_optimizer, sequence_parallel, no recompute",
+        origin="examples/moe_recipes",
+        fills={**_MEGATRON, "framework": "Megatron-Core (dev)"},
+    ),
+    Recipe(
+        "SimuMax DeepSeek-V3",
+        "MooreThreads/SimuMax, scripts/run_pretrain_deepseekv2.sh: one dense layer, capacity factor 1",
+        origin="SimuMax",
+        model="DeepSeek-V3",
+        fills={"dense_layers": 1},
+    ),
+    # Others.
+    Recipe(
+        "Mist's Megatron-LM",
+        "Dazz993/Mist, benchmark/megatron/scripts/base_sweap.sh and benchmark_gpt_bert_one_case.py: full recompute of "
+        "every layer, distributed optimizer",
+        origin="Dazz993/Mist",
+        framework="Megatron-LM",
+        fills={"zero": _DISTRIBUTED, "recompute": "full"},
+    ),
+    Recipe(
+        "PaxML GPT-3",
+        "google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py: VOCAB_SIZE 50304 of GPT126M, which GPT5B inherits",
+        origin="JAX-Toolbox",
+        model="GPT-3",
+        fills={"vocab": 50304},
+    ),
+    Recipe(
+        "torchtitan",
+        "pytorch/torchtitan, job configuration: activation_checkpoint.mode selective and microbatches of one sequence "
+        "in pipelines unless set",
+        framework="torchtitan",
+        fills={"recompute": "selective"},
+    ),
+)
+"""Recipes, the most specific first."""
