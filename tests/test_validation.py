@@ -14,8 +14,10 @@ from autopar.errors import DataError
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts
 from autopar.models.published_decoders import PublishedConfig
 from autopar.validation.calibrate import fit_prepared, prepare
-from autopar.validation.completion import InexpressibleError
+from autopar.validation.completion import InexpressibleError, complete
 from autopar.validation.express import Case, express
+from autopar.validation.gates import by_class, memory_errors, posed, rivals
+from autopar.validation.recipes import RECIPES
 from autopar.validation.records import Row, load_rows
 from autopar.validation.report import format_calibration, format_validation, to_dicts
 from autopar.validation.run import Outcome, predict_case, predict_row, predict_rows
@@ -102,6 +104,124 @@ def test_what_cannot_be_expressed_has_a_reason(changes: dict[str, Any], reason: 
     """No row is dropped silently."""
     with pytest.raises(InexpressibleError, match=reason.replace("(", r"\(")):
         express(_row(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"origin": "NVIDIA/dgxc-benchmarking v25.02.02:nemotron/README_15b.md", "zero": None, "recompute": None,
+          "tp": 2, "dp": 4},
+         {"zero": 1, "recompute": "none", "sequence_parallel": True}),
+        ({"origin": "NVIDIA/dgxc-benchmarking v24.11.1:paxml/README_5b.md", "zero": None, "recompute": None,
+          "n_gpus": 16, "dp": 16},
+         {"zero": 3, "shard": 8, "recompute": "selective"}),
+        ({"origin": "NVIDIA/dgxc-benchmarking v25.02.02:maxtext/README_70b.md", "zero": None, "recompute": None},
+         {"zero": 3, "shard": 0, "recompute": "full"}),
+        ({"framework": "Megatron-LM best hand-tuned", "origin": "Dazz993/Mist d69e530", "zero": None,
+          "recompute": "not recorded in the script row"},
+         {"zero": 1, "recompute": "full"}),
+        ({"origin": "training_results_v4.1: Oracle/results/gpt3", "tp": None, "pp": None, "dp": None, "zero": None,
+          "micro_batch": None, "n_gpus": 1536, "global_batch": 3072, "as_published": {"grad_accum": 32}, "layers": 96},
+         {"tp": 4, "pp": 8, "dp": 48, "interleave": 4, "microbatch": 2}),
+        ({"framework": "NeMo (Megatron-Core)", "layers": 30, "pp": 4, "tp": 2, "dp": 1, "zero": 1},
+         {"layers": (7, 8, 8, 7)}),
+        ({"framework": "NeMo (Megatron-Core)", "layers": 6, "pp": 2, "dp": 4, "vpp": 2,
+          "as_published": {"asym_pp": ["True", "True"]}},
+         {"layers": (1, 2, 2, 1)}),
+        ({"framework": "NeMo (Megatron-Core)", "pp": 4, "dp": 2}, {"layers": ()}),
+        ({"tp": 2, "dp": 1, "ep": 4, "num_experts": 8, "moe_ffn": 512, "arch": "moe"}, {"dp": 4, "ep": 4}),
+        ({"as_published": {"fsdp": True}, "zero": None}, {"zero": 3}),
+        ({"as_published": {"local_batch": 2}, "global_batch": None, "micro_batch": None},
+         {"global_batch": 16, "microbatch": 2}),
+        ({"tp": None, "pp": 2, "dp": None, "recompute": None, "as_published": {
+            "num_gpus_per_stage": [4, 4], "tp_per_stage": [[2], [2]], "dp_per_stage": [[2], [2]],
+            "recompute_op_fraction_per_stage": [0.99, 1.0]}},
+         {"tp": 2, "dp": 2, "recompute": "full"}),
+    ],
+)  # fmt: skip
+def test_what_a_row_omits_is_filled(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    """From what its source says elsewhere, from its recipe, or by arithmetic."""
+    degrees = express(
+        _row(**{"source" if name == "origin" else name: value for name, value in changes.items()})
+    ).degrees
+
+    assert {name: getattr(degrees, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"as_published": {"input_len": 128}}, "measures inference"),
+        ({"source": "training_results_v5.1: Dell/results/llama2_70b_lora", "gpu": "NVIDIA Blackwell GPU (B200)",
+          "precision": None}, "does not state precision, which recipe"),
+        ({"as_published": {"num_gpus_per_stage": [6, 2], "tp_per_stage": [[1], [1]]}}, "stages differ in devices"),
+        ({"as_published": {"num_gpus_per_stage": [4, 4], "tp_per_stage": [[1], [1]], "dp_per_stage": [[4], [4]],
+                           "recompute_op_fraction_per_stage": [0.5, 0.1]}}, "recompute different parts"),
+    ],
+)  # fmt: skip
+def test_what_degrees_cannot_say_has_a_reason(changes: dict[str, Any], reason: str) -> None:
+    """Stages that differ, and recipes with several values for a field, are no guess."""
+    with pytest.raises(InexpressibleError, match=reason):
+        express(_row(**changes))
+
+
+def test_recipes_never_change_what_a_row_states() -> None:
+    """A stated field wins over every recipe, and what was filled is told."""
+    origin = "NVIDIA/dgxc-benchmarking v25.02.02:llama3.1/README_70b.md"
+
+    row, notes = complete(_row(source=origin, zero=0, recompute=None, framework=None))
+
+    assert (row.zero, row.recompute, row.framework) == (0, "none", "NeMo (Megatron-Core)")
+    assert notes == ("recipe: DGXC with NeMo",)
+
+
+def test_every_recipe_has_a_source_and_fills_known_fields() -> None:
+    """The table is data: a field that no row has would be filled in vain."""
+    for recipe in RECIPES:
+        assert recipe.source, recipe.name
+        assert set(recipe.fills) | set(recipe.where) | set(recipe.leaves_open) <= set(Row.__struct_fields__), (
+            recipe.name
+        )
+
+
+def test_adapters_are_trained_in_place_of_the_model(cache_dir: Path) -> None:
+    """A LoRA row needs less memory and time than training the model would."""
+    changes: dict[str, Any] = {"arch": "llama", "kv_heads": 4, "ffn": 2048, "layers": 2}
+    whole = predict_row(_row(**changes), cache_dir)
+
+    adapters = predict_row(_row(lora="rank=16,alpha=32,targets=attention", **changes), cache_dir)
+
+    assert adapters.has_adapters
+    assert adapters.predicted is not None
+    assert whole.predicted is not None
+    assert adapters.predicted < whole.predicted
+    assert adapters.peak_bytes < whole.peak_bytes
+
+
+def test_seconds_follow_from_operations() -> None:
+    """Qwen3-30B-A3B on 8 devices: 16 sequences of 4096 at 200 TFLOP/s each, counted by hand."""
+    attention = 2048 * 128 * (2 * 32 + 2 * 4) + 32 * 128 * 4096
+    per_token = 48 * (attention + 3 * 2048 * 8 * 768) + 2048 * 151936
+    sizes: dict[str, Any] = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "step_time_s"))
+
+    case = express(
+        _row(model="Qwen3-30B-A3B", arch="moe", seq=4096, tflops_per_gpu=200, tflops_kind="model", global_batch=16,
+             micro_batch=2, ep=8, framework="Megatron-Core", **sizes)
+    )  # fmt: skip
+
+    assert case.seconds == pytest.approx(6 * per_token * 4096 * 16 / (200e12 * 8))
+    assert any("operations as Megatron-LM counts them" in note for note in case.assumptions)
+
+
+def test_proxies_keep_the_layers_they_state() -> None:
+    """Where all layers are alike any number of them is a proxy, else the row has to say how many have no experts."""
+    sizes: dict[str, Any] = dict.fromkeys(("hidden", "heads", "kv_heads", "ffn", "vocab"))
+    alike = express(_row(model="Qwen3-30B-A3B", layers=4, **sizes)).config
+    told = express(_row(model="DeepSeek-V3 width", layers=4, dense_layers=1, **sizes)).config
+
+    assert isinstance(alike, PublishedConfig)
+    assert isinstance(told, PublishedConfig)
+    assert (alike.num_layers, told.num_layers, told.dense_layers) == (4, 4, 1)
 
 
 def test_a_named_model_is_the_published_one() -> None:
@@ -267,6 +387,47 @@ def test_plans_are_ranked_within_a_model() -> None:
     assert found.plans == 3
     assert found.tau == pytest.approx(1 / 3)
     assert found.regret == pytest.approx(0.1)
+
+
+def test_memory_is_compared_in_the_unit_of_the_row() -> None:
+    """Two rows of 10 GiB: 10 % too much, and 6 % too little, which is too low."""
+    row = _row(memory_gb=10.0, memory_unit="GiB allocated")
+    outcomes = [Outcome(row, "", 1.0, 1.0, peak_bytes=share * 10 * 2**30) for share in (1.1, 0.94)]
+
+    found = memory_errors(outcomes)
+
+    assert found is not None
+    assert found.rows == 2
+    assert found.median == pytest.approx(0.08)
+    assert found.too_low == 0.5
+    assert found.bias == pytest.approx(0.02)
+
+
+def test_rivals_are_compared_on_the_same_rows() -> None:
+    """A row without a claim counts for neither side."""
+    claimed = _outcome(1, 1.0, 1.05, predicted_by_source={"step_s": 0.8})
+    silent = _outcome(2, 1.0, 3.0)
+
+    (found,) = rivals([claimed, silent])
+
+    assert (found.what, found.rows) == ("step time", 1)
+    assert found.ours == pytest.approx((0.05, 0.05))
+    assert found.theirs == pytest.approx((0.2, 0.2))
+
+
+def test_classes_hold_every_predicted_row_once() -> None:
+    """A mixture is no dense row, whatever its device; shares of posed rows count only those with stated degrees."""
+    outcomes = [
+        _outcome(1, 1.0, 1.1, gpu="H100"),
+        _outcome(2, 1.0, 1.1, gpu="B200", precision="fp8"),
+        replace(_outcome(3, 1.0, 1.1, gpu="H100"), has_experts=True),
+        Outcome(_row(4, tp=None), "does not state tp"),
+    ]
+
+    found = {gate.name: known.rows for gate, known in by_class(outcomes)}
+
+    assert found == {"mixture of experts": 1, "dense bf16 on Hopper": 1, "dense in 8 or 4 bits on Blackwell": 1}
+    assert posed(outcomes) == (3, 3)
 
 
 def test_the_command_reports_and_writes_pages(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

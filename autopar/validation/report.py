@@ -13,9 +13,10 @@ from autopar.cost.stack import SCALARS, format_scalar
 from autopar.plan import write_atomically
 from autopar.report.text import format_entries, format_table, heading
 from autopar.validation.calibrate import Calibration
+from autopar.validation.gates import BEST_PLAN, MEMORY, POSED, TOO_LOW, Gate, by_class, memory_errors, posed, rivals
 from autopar.validation.micro import MicroError
 from autopar.validation.run import Outcome
-from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, memory_errors, rankings
+from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, rankings
 
 _WIDTH = 120
 _HEADER = ("source", "rows", "predicted", "held out", "MAPE", "median", "p90", f"<{100 * NEAR:g} %", "bias", "others")
@@ -97,11 +98,57 @@ def ranking_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def memory_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a line per source whose rows state memory: source, rows, errors in percent."""
+    """Return a line per source whose rows state memory and one for all: source, rows, errors in percent."""
     return [
-        (source, str(found.rows), *_cells(found))
-        for source, members in by_source(outcomes).items()
+        (
+            source,
+            str(found.rows),
+            _percent(found.median),
+            _percent(found.mean),
+            f"{100 * found.too_low:.0f} %",
+            _percent(found.bias, "+"),
+        )
+        for source, members in [*by_source(outcomes).items(), ("all", list(outcomes))]
         if (found := memory_errors(members)) is not None
+    ]
+
+
+def _gate_cells(gate: Gate, found: Errors) -> tuple[str, str]:
+    limits = [
+        f"{name} < {100 * limit:g}"
+        for name, limit in (("median", gate.median), ("mean", gate.mean))
+        if limit is not None
+    ]
+    met = (gate.median is None or found.median < gate.median) and (gate.mean is None or found.mean < gate.mean)
+    return ", ".join(limits), ("met" if met else "missed") if limits else ""
+
+
+def class_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return a line per class of rows: name, rows, errors in percent, its gate and whether it is met."""
+    return [
+        (
+            gate.name,
+            str(found.rows),
+            _percent(found.median),
+            _percent(found.mean),
+            _percent(found.bias, "+"),
+            *_gate_cells(gate, found),
+        )
+        for gate, found in by_class(outcomes)
+    ]
+
+
+def rival_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return a line per source with a simulator of its own: median and mean error, ours and theirs, in percent."""
+    return [
+        (
+            rival.source,
+            rival.what,
+            str(rival.rows),
+            *(_percent(value) for value in (*rival.ours, *rival.theirs)),
+            "ours" if rival.ours[1] < rival.theirs[1] else "theirs",
+        )
+        for rival in rivals(outcomes)
     ]
 
 
@@ -123,7 +170,10 @@ def micro_rows(found: Sequence[MicroError]) -> list[tuple[str, ...]]:
 
 _MICRO = ("kind", "group", "timings", "MAPE", "median", "p90", "bias")
 _RANKING = ("group", "plans", "tau", "regret %")
-_MEMORY = ("source", "rows", "MAPE", "median", "p90", f"<{100 * NEAR:g} %", "bias")
+_FIT = ("rows", "number", "MAPE", "median", "p90", f"<{100 * NEAR:g} %", "bias")
+_MEMORY = ("source", "rows", "median", "mean", f"below {100 * TOO_LOW:g} % of measured", "bias")
+_CLASSES = ("class", "rows", "median", "mean", "bias", "gate", "")
+_RIVALS = ("source", "of", "rows", "our median", "our mean", "their median", "their mean", "smaller mean")
 _WHY = ("source", "rows", "why")
 _ASSUMED = ("source", "rows", "assumed")
 
@@ -132,19 +182,35 @@ def _ranked(outcomes: Sequence[Outcome]) -> str:
     found = rankings(outcomes)
     share = f"{100 * good_share(found):.0f} %"
     near = f"within {100 * GOOD_REGRET:g} % of the best measured"
-    return f"the plan predicted best is {near} in {share} of {len(found)} groups"
+    return f"the plan predicted best is {near} in {share} of {len(found)} groups (gate: {100 * BEST_PLAN:g} %)"
+
+
+def _posed(outcomes: Sequence[Outcome]) -> str:
+    done, stated = posed(outcomes)
+    share = f"{100 * done / stated:.0f} %" if stated else "none"
+    return f"{done} of {stated} rows with stated degrees are posed: {share} (gate: {100 * POSED:g} %)"
+
+
+_OF_MEMORY = "gate: median < {:g}, mean < {:g}, at most {:g} % of the rows predicted too low".format(
+    *(100 * limit for limit in MEMORY)
+)
 
 
 def format_validation(outcomes: Sequence[Outcome], micro: Sequence[MicroError] = ()) -> str:
     """Return the report on a terminal of 120 columns."""
-    lines = heading("Step time, all rows: errors in %")[1:]
+    lines = heading("Step time by class, all rows: errors in %")[1:]
+    lines += [*format_table(_CLASSES, class_rows(outcomes), _WIDTH), "", _posed(outcomes)]
+    lines += heading("Step time, all rows: errors in %")
     lines += format_table(_HEADER, table(outcomes, held_out_only=False), _WIDTH)
     lines += heading("Step time, rows held out of calibration: errors in %")
     lines += format_table(_HEADER, table(outcomes, held_out_only=True), _WIDTH)
     lines += heading("Ranking of plans")
     lines += [*format_table(_RANKING, ranking_rows(outcomes), _WIDTH), "", _ranked(outcomes)]
     lines += heading("Peak memory: errors in %")
-    lines += format_table(_MEMORY, memory_rows(outcomes), _WIDTH)
+    lines += [*format_table(_MEMORY, memory_rows(outcomes), _WIDTH), "", _OF_MEMORY]
+    if rival_rows(outcomes):
+        lines += heading("Beside the sources' own simulators, on the same rows: errors in %")
+        lines += format_table(_RIVALS, rival_rows(outcomes), _WIDTH)
     if micro:
         lines += heading("Kernels and collectives: errors in %")
         lines += format_table(_MICRO, micro_rows(micro), _WIDTH)
@@ -163,6 +229,12 @@ def format_page(outcomes: Sequence[Outcome], conditions: Conditions, micro: Sequ
         "Errors are those of the step time in percent of the measured one; bias below zero is optimistic.",
         "A row is for calibration or held out by the hash of its configuration; stacks were fitted to the former only.",
         "",
+        "## By class, all rows",
+        "",
+        *markdown_table(_CLASSES, class_rows(outcomes)),
+        "",
+        f"{_posed(outcomes)}.",
+        "",
         "## Rows held out",
         "",
         *markdown_table(_HEADER, table(outcomes, held_out_only=True)),
@@ -179,7 +251,13 @@ def format_page(outcomes: Sequence[Outcome], conditions: Conditions, micro: Sequ
         "",
         "## Peak memory",
         "",
+        f"Predicted peak beside measured, errors in percent; {_OF_MEMORY}.",
+        "",
         *markdown_table(_MEMORY, memory_rows(outcomes)),
+        "",
+        "## Beside the sources' own simulators",
+        "",
+        *markdown_table(_RIVALS, rival_rows(outcomes)),
         "",
         "## Kernels and collectives",
         "",
@@ -220,7 +298,7 @@ def format_calibration(found: Calibration) -> str:
     rows = [(kind, str(each.rows) if each else "0", *_cells(each)) for kind, each in kinds]
     valid = ", ".join(f"{entry.name} {entry.low:g} to {entry.high:g}" for entry in stack.fit.valid)
     lines = format_table(("scalar", "fitted", "default", "bounds", ""), scalars, _WIDTH)
-    lines += ["", *format_table(("rows", "number", *_MEMORY[2:]), rows, _WIDTH)]
+    lines += ["", *format_table(_FIT, rows, _WIDTH)]
     entries = [
         ("kernels", f"attention {stack.attention}, element-wise fusion {stack.fusion}"),
         ("fitted to", ", ".join(f"{source.source} ({source.rows})" for source in stack.fit.data)),
@@ -241,7 +319,9 @@ def to_dicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "stack": outcome.stack,
             "assumptions": outcome.assumptions,
             "peak_bytes": outcome.peak_bytes,
-            "memory_gb": outcome.row.memory_gb,
+            "memory_bytes": outcome.row.memory_bytes,
+            "claimed_s": outcome.row.claimed_seconds,
+            "claimed_bytes": outcome.row.claimed_bytes,
             "fits": outcome.fits,
         }
         for outcome in sorted(outcomes, key=lambda outcome: outcome.row.id)

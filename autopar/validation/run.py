@@ -38,6 +38,8 @@ class Outcome:
         assumptions: What the row does not state and was assumed.
         peak_bytes: Predicted bytes on the fullest device.
         fits: Whether they are within the device's memory, less a reserve.
+        has_experts: Whether the model is a mixture of experts.
+        has_adapters: Whether adapters were trained in place of the model.
     """
 
     row: Row
@@ -48,6 +50,14 @@ class Outcome:
     assumptions: tuple[str, ...] = ()
     peak_bytes: float = 0.0
     fits: bool = True
+    has_experts: bool = False
+    has_adapters: bool = False
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over measured peak memory, less 1; None if there is none of either."""
+        measured = self.row.memory_bytes
+        return self.peak_bytes / measured - 1 if measured and self.predicted is not None else None
 
     @property
     def error(self) -> float:
@@ -97,7 +107,7 @@ def predict_row(row: Row, cache_dir: str | Path | None = None, stacks: Sequence[
         return Outcome(row, str(error.args[0]))
     return Outcome(
         row, "", found.timeline.step_seconds, case.seconds, stack.name, case.assumptions, found.timeline.peak_bytes,
-        found.fits,
+        found.fits, case.has_experts, case.lora is not None,
     )  # fmt: skip
 
 

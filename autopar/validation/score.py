@@ -109,14 +109,3 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
 def good_share(found: Sequence[Ranking]) -> float:
     """Return the share of groups in which the plan predicted to be best is about as fast as the best."""
     return sum(ranking.regret <= GOOD_REGRET for ranking in found) / len(found) if found else 0.0
-
-
-def memory_errors(outcomes: Sequence[Outcome]) -> Errors | None:
-    """Return the errors of predicted peak memory where it was measured."""
-    return errors(
-        [
-            outcome.peak_bytes / (outcome.row.memory_gb * 1e9) - 1
-            for outcome in outcomes
-            if outcome.predicted is not None and outcome.row.memory_gb
-        ]
-    )
