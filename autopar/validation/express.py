@@ -182,29 +182,36 @@ def _cluster(row: Row, notes: _Notes) -> Cluster:
     cluster = PRESETS[name]
     if cluster.intra.torus:
         return cluster
+    stated = row.inter or (row.intra if re.search("per node", row.intra or "") else "") or ""
     per_node = max(row.gpus_per_node or 1, cluster.devices_per_node)
     if row.n_gpus > per_node:  # of a rack as many devices are used as divide the job
         per_node = next(size for size in range(per_node, 0, -1) if row.n_gpus % size == 0)
-    if per_node == cluster.devices_per_node and (row.n_gpus <= per_node or "not stated" in (row.inter or "")):
+    if per_node == cluster.devices_per_node and (row.n_gpus <= per_node or "not stated" in stated):
         return cluster
-    cards = nics(row.inter or "")
+    cards = nics(stated)
     if cards is None:
         notes.assume(f"links between nodes as of preset {name}")
         known = cluster.inter.nics
         inter = cluster.inter if known is None else replace(cluster.inter, bandwidth=known.share(per_node))
     else:
         tier = cluster.inter.tier
-        inter = networks.nics(tier, *cards, per_node)
+        hosts = per_node // row.gpus_per_node if row.gpus_per_node and per_node % row.gpus_per_node == 0 else 1
+        inter = networks.nics(tier, cards[0] * hosts, cards[1], per_node)
     return replace(cluster, devices_per_node=per_node, inter=inter)
 
 
 def nics(text: str) -> tuple[int, float] | None:
     """Return number and Gb/s of a node's cards; None if the text does not say.
 
+    Where cards for several purposes are listed, those for computing count.
+
     >>> nics("4x InfiniBand HDR 200Gb/s per node"), nics("1600Gbps node-node RoCE"), nics("NVL72")
     ((4, 200.0), (1, 1600.0), None)
+    >>> nics("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s")
+    (8, 400.0)
     """
-    if found := re.search(r"(\d+)\s*x\D*?(\d+)\s*Gb", text):
+    text = text.partition("Compute:")[2] or text
+    if found := re.search(r"(\d+)\s*x[^,;+]*?(\d+)\s*Gb", text):
         return int(found[1]), float(found[2])
     found = re.search(r"(\d+)\s*Gb", text)
     return (1, float(found[1])) if found else None

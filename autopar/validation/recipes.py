@@ -401,6 +401,19 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     # Others.
     Recipe(
+        "LiBai on OneFlow's V100",
+        "Oneflow-Inc/DLPerf, README.md: the organisation's four nodes of 8 V100 have 100 Gb/s InfiniBand EDR",
+        origin="Oneflow-Inc/libai",
+        fills={"inter": "1x100Gb/s InfiniBand EDR"},
+    ),
+    Recipe(
+        "PaxML without Transformer Engine",
+        "NVIDIA/JAX-Toolbox, rosetta/projects/pax/README.md: rows without TE run XLA's attention, which is not fused",
+        origin="JAX-Toolbox",
+        precision="^bf16$",
+        fills={"attention": "unfused"},
+    ),
+    Recipe(
         "Mist's Megatron-LM",
         "Dazz993/Mist, benchmark/megatron/scripts/base_sweap.sh and benchmark_gpt_bert_one_case.py: full recompute of "
         "every layer, distributed optimizer",
