@@ -189,7 +189,7 @@ def test_adapters_are_trained_in_place_of_the_model() -> None:
     """A row that says so is predicted as `autopar predict --lora` predicts it."""
     case = express(_row(lora="rank=16,alpha=32,targets=attention", layers=1))
 
-    found = predictor(case.family, case.config, None, case.lora)
+    found = predictor(case.family, case.config, None, case.lora)  # type: ignore[arg-type]  # frozen
 
     assert found.workload.lora == Lora(16, 32.0, ("attention",))
 

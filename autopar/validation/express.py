@@ -89,10 +89,10 @@ def express(row: Row) -> Case:
     Raises:
         InexpressibleError: If it cannot be expressed; the message says why.
     """
-    if not any((row.step_time_s, row.tokens_per_s_per_gpu, row.samples_per_s, row.tflops_per_gpu)):
-        raise InexpressibleError("has no step time")
     notes = _Notes()
     row, filled = complete(row)
+    if not any((row.step_time_s, row.tokens_per_s_per_gpu, row.samples_per_s, row.tflops_per_gpu)):
+        raise InexpressibleError("has no step time")
     notes.made += filled
     cluster = _cluster(row, notes)
     degrees, lighter = _degrees(row, notes)

@@ -314,7 +314,7 @@ RECIPES: tuple[Recipe, ...] = (
         "AutoModel",
         "NVIDIA-NeMo/Automodel, docs/performance-summary.mdx: PyTorch FSDP2",
         origin="NeMo/Automodel",
-        fills={"framework": "NeMo AutoModel"},
+        fills={"framework": "AutoModel (PyTorch)"},
     ),
     *(
         Recipe(
