@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from autopar.display import show_progress
     from autopar.frameworks import export
     from autopar.ir.graph import Graph
+    from autopar.jaxprs import from_jax
     from autopar.partitioning import partition
     from autopar.pins import Choices, Pins
     from autopar.plan import Plan
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "export",
     "find_gpus",
+    "from_jax",
     "from_torch",
     "partition",
     "predict",
@@ -50,6 +52,7 @@ _HOMES = {
     "predict": "autopar.prediction",
     "export": "autopar.frameworks",
     "show_progress": "autopar.display",
+    "from_jax": "autopar.jaxprs",
     "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
     "find_gpus": "autopar.sizing.gpus",

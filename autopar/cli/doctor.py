@@ -24,7 +24,7 @@ _EXTRAS = {
     "onnxruntime": "`autopar run`",
     "transformers": "hf: models",
     "onnxscript": "from_torch, hf: models",
-    "jaxlib": "tests that compare rules with Shardy's",
+    "jax": "from_jax",
 }
 
 _KEPT = ("rules-*.json", "huggingface/*.onnx", "results/*")
