@@ -23,11 +23,13 @@ def rms_norm(x: Any, p: Tree) -> Any:
 
 
 def attention(x: Any, p: Tree) -> Any:
-    """Return causal attention by `jax.nn`."""
+    """Return causal attention, written out; `jax.nn` computes its softmax in float32."""
     samples, seq, hidden = x.shape
     qkv = jnp.split(x @ p["qkv"] + p["qkv_bias"], 3, -1)
     q, k, v = (part.reshape(samples, seq, HEADS, hidden // HEADS) for part in qkv)
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(samples, seq, hidden) @ p["out"]
+    scores = jnp.einsum("bshd,bthd->bhst", q, k) * (hidden // HEADS) ** -0.5
+    shares = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((seq, seq), bool)), scores, -jnp.inf), -1)
+    return jnp.einsum("bhst,bthd->bshd", shares, v).reshape(samples, seq, hidden) @ p["out"]
 
 
 def mlp(x: Any, p: Tree) -> Any:

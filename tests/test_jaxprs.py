@@ -50,14 +50,17 @@ class Equations:
         self.made: dict[Value, Equation] = {}
 
     def do(self, kind: str, *inputs: Value, shape: tuple[int, ...] = (4, 4), dtype: str = "int32", **how: Any) -> Value:
+        """Add an equation and return its result."""
         output = Value(shape, dtype)
         self.made[output] = Equation(kind, inputs, (output,), how)
         return output
 
     def iota(self, dim: int) -> Value:
+        """Return positions along a dim."""
         return self.do("iota", dimension=dim)
 
     def holds(self, value: Value) -> Content | None:
+        """Return what a value holds."""
         return content(value, self.made)
 
 
@@ -152,7 +155,7 @@ def test_models_compute_what_jax_computes(name: str, dtype: str) -> None:
         found = run_graph(graph, {graph.inputs[0]: tokens, **given(graph, arrays)})[graph.outputs[0]]
 
         expected = np.asarray(function(tree, tokens))
-    tolerance = 1e-5 if dtype == "float32" else 1e-12
+    tolerance = 1e-5 if dtype == "float32" else 1e-6  # normalisations of ONNX compute in float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
     assert graph.num_parameters == sum(array.size for array in arrays.values() if array.dtype.kind == "f")
     kinds = Counter(op.kind for op in graph.ops)
@@ -232,7 +235,7 @@ def test_attention_is_found_in_other_forms() -> None:
 
         np.testing.assert_allclose(found, function({"q": q}, *data), rtol=1e-4, atol=1e-5)
         assert sum(op.kind == "Attention" for op in graph.ops) == attentions, function
-        assert not any(op.attr("is_causal", 0) for op in graph.ops)
+        assert not any(op.attr("is_causal", 0) for op in graph.ops), function
 
 
 @needs_jax
@@ -258,13 +261,11 @@ def test_primitives_compute_what_jax_computes() -> None:
         return jnp.where((x > 1) & ~(x > 1.5) | (x == w), y, w)
 
     def structure(w: Any, x: Any) -> Any:
-        y = jnp.concatenate(
-            [jnp.roll(x, 1, -1), x[:, ::-1][:, :, :2][:, :, ::-1]] if False else [jnp.roll(x, 1, -1)], -1
-        )
+        y = jnp.roll(x, 1, -1)
         y = jnp.pad(y, ((0, 0), (1, 0), (0, 2)))[:, 1:, :4] + jnp.cumsum(x, 1) + x.max(1, keepdims=True)
         order = jnp.argmax(x, -1)
-        y = y + jnp.take_along_axis(x, order[..., None], -1) + w[order] + x.min(-1, keepdims=True)
-        return y.reshape(-1, 8).reshape(2, 6, 4) * x.prod(-1, keepdims=True) + jax.lax.dynamic_slice(w, (0,), (4,))
+        y = y + jnp.take_along_axis(x, order[..., None], -1) + w[order][..., None] + x.min(-1, keepdims=True)
+        return y.reshape(-1, 8).reshape(2, 6, 4) * x.prod(-1, keepdims=True) + jax.lax.dynamic_slice(w, (1,), (4,))
 
     def loops(w: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> tuple[Any, Any]:
@@ -275,11 +276,10 @@ def test_primitives_compute_what_jax_computes() -> None:
 
     w = rng.uniform(0.5, 2, (4,)).astype("float32")
     for function, weight, data in ((conv, kernel, image), (elementwise, w, x), (structure, w, x), (loops, w, x)):
-        graph = load(jaxprs.to_onnx(function, {"w": weight}, (data,)) if False else jaxprs.to_onnx(
-            lambda p, x, function=function: function(p["w"], x), {"w": weight}, (data,)
-        ))  # fmt: skip
+        graph = load(jaxprs.to_onnx(function, weight, (data,)))
+        (parameter,) = (state.input for state in graph.states)
 
-        found = run_graph(graph, {graph.inputs[0]: data, "w": weight})[graph.outputs[0]]
+        found = run_graph(graph, {graph.inputs[0]: data, parameter: weight})[graph.outputs[0]]
 
         np.testing.assert_allclose(found, function(weight, data), rtol=2e-4, atol=2e-5, err_msg=function.__name__)
 
@@ -328,12 +328,12 @@ def test_what_has_no_static_form_gets_one_error() -> None:
             "while.*depends on data",
         ),
         (lambda p, x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: x * p["w"]), tree, "cond.*depends on data"),
-        (lambda p, x: x * p["w"] * jax.random.uniform(jax.random.key(0), (4,)), tree, "has no ONNX form"),
+        (lambda p, x: x * p["w"] * jax.random.uniform(jax.random.key(0), (4,)), tree, "random numbers"),
         (lambda p, x: jnp.linalg.svd(x * p["w"])[0], tree, "'svd' has no ONNX form"),
         (lambda p, x: jax.lax.dynamic_slice(x * p["w"], (0, x.astype(int)[0, 0]), (2, 2)), tree, "where data say"),
         (lambda p, x: x, {}, "no parameters to train"),
-        (lambda p, x: x @ p["w"] @ p["w"], tree, "cannot trace <lambda>"),
-        (lambda p, x: x if x.sum() > 0 else -x, tree, "cannot trace <lambda>"),
+        (lambda p, x: x @ p["w"] @ p["w"], tree, "cannot trace lambda"),
+        (lambda p, x: x if x.sum() > 0 else -x, tree, "cannot trace lambda"),
     ]
     for function, parameters, message in cases:
         with pytest.raises(ModelError, match=message):
@@ -351,4 +351,6 @@ def test_what_is_planned_otherwise_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="stop_gradient is not planned"):
         jaxprs.to_onnx(lambda p, x: jax.lax.stop_gradient(x @ p["w"]) * x, tree, (jnp.ones((3, 2)),))
     with pytest.warns(UserWarning, match="is planned with microbatches of 2, the number of samples it was traced"):
-        autopar.from_jax(lambda p, x: (p["w"] @ x).T, tree, (jnp.ones((2, 8)),), tmp_path / "model.onnx")
+        autopar.from_jax(
+            lambda p, x: x + p["w"].sum(1, keepdims=True), tree, (jnp.ones((2, 8)),), tmp_path / "model.onnx"
+        )

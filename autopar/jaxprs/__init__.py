@@ -87,7 +87,7 @@ def to_onnx(
     def called(parameters: Any, inputs: Any) -> Any:
         return function(parameters, **inputs) if named else function(parameters, *inputs)
 
-    what = getattr(function, "__name__", type(function).__name__)
+    what = getattr(function, "__name__", type(function).__name__).strip("<>")
     try:
         shapes = jax.tree.map(_shape, (parameters, given))
         closed = jax.make_jaxpr(called)(*shapes)

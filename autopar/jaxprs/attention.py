@@ -99,7 +99,10 @@ def _attention(equation: Equation, side: int, facts: Facts) -> Replaced | None:
 
 
 def _above(value: Value, labels: Labels, facts: Facts) -> tuple[Equation | None, Labels]:
-    """Return the first equation above a value that does more than order dims, and the labels of what it makes."""
+    """Return the first equation above a value that does more than order dims, and the labels of what it makes.
+
+    Conversions between float types are passed, too: kernels of attention sum in float32, whatever their operands are.
+    """
     while True:
         made = facts.made.get(value)
         if made is None:
@@ -112,7 +115,7 @@ def _above(value: Value, labels: Labels, facts: Facts) -> tuple[Equation | None,
             labels = tuple(found)
         elif made.kind in ("reshape", "squeeze", "broadcast_in_dim", "convert_element_type") and source is not None:
             where = unit_dims_moved(source.shape, made.output.shape)
-            if where is None or (made.kind == "convert_element_type" and source.dtype != made.output.dtype):
+            if where is None or ("float" in source.dtype) != ("float" in made.output.dtype):
                 return made, labels
             labels = tuple(labels[where[dim]] if dim in where else None for dim in range(len(source.shape)))
         else:

@@ -107,8 +107,16 @@ class Program:
 
 def constant(data: Any, dtype: str | None = None) -> Value:
     """Return a constant with the given elements."""
-    array = np.asarray(data, dtype)
+    array = np.asarray(data)
+    array = array if dtype is None else array.astype(numpy_type(dtype))
     return Value(array.shape, str(array.dtype), data=array)
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return a type by name, those of `ml_dtypes` too."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def flatten(closed: Any, inputs: Sequence[Value], parameters: Sequence[Value]) -> Program:
@@ -136,10 +144,10 @@ class _Sweep:
         """Append the equations of a jaxpr and return its results."""
         held: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
         for var, data in zip(jaxpr.constvars, consts, strict=True):
-            held[var] = data if isinstance(data, Value) else constant(data)
+            held[var] = _constant_of(data, var.aval.dtype)
 
         def value(atom: Any) -> Value:
-            return constant(atom.val, str(atom.aval.dtype)) if hasattr(atom, "val") else held[atom]
+            return _constant_of(atom.val, atom.aval.dtype) if hasattr(atom, "val") else held[atom]
 
         for equation in jaxpr.eqns:
             inner = ".".join(part for part in (scope, _plain(equation.source_info.name_stack)) if part)
@@ -227,6 +235,12 @@ def _unstack(program: Program) -> None:
     program.equations = kept
     program.outputs = [renamed.get(value, value) for value in program.outputs]
     program.parameters = [part for value in program.parameters for part in layers.get(value, [value])]
+
+
+def _constant_of(data: Any, dtype: Any) -> Value:
+    if str(dtype).startswith("key<"):
+        raise ModelError("the function draws random numbers", hint="switch off dropout (deterministic=True)")
+    return constant(data, str(dtype))
 
 
 def at(scope: str) -> str:

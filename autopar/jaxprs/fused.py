@@ -202,24 +202,19 @@ def _is_gelu_argument(value: Value, x: Value, facts: Facts) -> bool:
 
 
 def _of_div(equation: Equation, facts: Facts, done: set[Equation]) -> Replaced | None:
-    """Find a softmax over the last dim; subtracting the maximum first changes no number."""
+    """Find a softmax over the last dim; what is subtracted from a whole row first, its maximum, changes no number."""
     exponential, total = equation.inputs
     inner = facts.operands(exponential, "exp")
     if inner is None or facts.reduced(total, "reduce_sum") is not exponential:
         return None
     shifted = facts.operands(inner[0], "sub")
-    x = shifted[0] if shifted is not None and _is_maximum(shifted[1], shifted[0], facts) else inner[0]
-    return _op("Softmax", equation, x, axis=-1)
+    x = shifted[0] if shifted is not None and _is_per_row(shifted[1], facts) else inner[0]
+    return _op("Softmax", equation, x, axis=-1) if x.shape == equation.output.shape else None
 
 
-def _is_maximum(value: Value, x: Value, facts: Facts) -> bool:
-    """Whether a value is the maximum of the rows of x."""
-    value = facts.row(value)
-    for most, low in facts.either(value, "max"):
-        if facts.scalar(low) == -np.inf:
-            value = most
-            break
-    return facts.reduced(value, "reduce_max") is x
+def _is_per_row(value: Value, facts: Facts) -> bool:
+    """Whether all entries along the last dim of a value are equal."""
+    return value.shape[-1:] == (1,) or facts.row(value) is not value
 
 
 def _of_max(equation: Equation, facts: Facts, done: set[Equation]) -> Replaced | None:
@@ -310,7 +305,7 @@ def _normalization(
     scale = _vector(scales[0], facts) if len(scales) == 1 else None
     rest = [factor for factor in others if scale is None or factor is not scales[0]]
     if scale is None:
-        scale = constant(np.ones(x.shape[-1:], np.float32), None if x.dtype == "float32" else "float32")
+        scale = constant(np.ones(x.shape[-1:], np.float32))
     made: Replaced = []
     if scale.dtype != x.dtype:
         made.append(_cast(scale, x.dtype, equation.scope))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopar.errors import ModelError
-from autopar.jaxprs.equations import Equation, Program, Value, at
+from autopar.jaxprs.equations import Equation, Program, Value, at, numpy_type
 from autopar.jaxprs.positions import unit_dims_moved
 
 if TYPE_CHECKING:
@@ -229,13 +229,6 @@ def elem_type(dtype: str) -> int:
         return int(helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))
     except (TypeError, ValueError, KeyError):
         raise ModelError(f"JAX type {dtype} is no ONNX type", hint="use float32, bfloat16 or integers") from None
-
-
-def numpy_type(dtype: str) -> np.dtype[Any]:
-    """Return a type by name, those of `ml_dtypes` too."""
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def itemsize(dtype: str) -> int:
@@ -541,23 +534,19 @@ def _dot(w: Writer, equation: Equation, name: str) -> None:
     order = equation.params.get("permutation")
     if order is not None:
         result = "".join(result[dim] for dim in order)
-    names = w.whole(x), w.whole(y)
-    dtypes = [value.dtype for value in (x, y)]
-    if dtypes[0] != dtypes[1]:
-        names = tuple(
-            name
-            if dtype == equation.output.dtype
-            else w.node("Cast", [name], name, to=elem_type(equation.output.dtype))
-            for name, dtype in zip(names, dtypes, strict=True)
-        )  # type: ignore[assignment]
+    common, output = str(np.result_type(*(numpy_type(value.dtype) for value in (x, y)))), equation.output.dtype
+    names = [
+        w.whole(value) if value.dtype == common else w.node("Cast", [w.whole(value)], name, to=elem_type(common))
+        for value in (x, y)
+    ]
     if _is_matmul(left, right, result):
         made = w.node("MatMul", names, name)
     elif _is_matmul(right, left, result):
         made = w.node("MatMul", names[::-1], name)
     else:
         made = w.node("Einsum", names, name, equation=f"{left},{right}->{result}")
-    if dtypes[0] == dtypes[1] != equation.output.dtype:
-        made = w.node("Cast", [made], name, to=elem_type(equation.output.dtype))
+    if common != output:
+        made = w.node("Cast", [made], name, to=elem_type(output))
     w.hold(equation.output, made)
 
 
