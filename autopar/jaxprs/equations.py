@@ -158,6 +158,8 @@ class _Sweep:
 
     def _results(self, equation: Any, operands: list[Value], scope: str) -> list[Value]:
         kind, params = equation.primitive.name, equation.params
+        if any(_is_key(var.aval.dtype) for var in equation.outvars):
+            raise _random(scope)
         if kind in _SAME:
             if kind == "stop_gradient":
                 self.stopped.update(operands)
@@ -238,9 +240,18 @@ def _unstack(program: Program) -> None:
 
 
 def _constant_of(data: Any, dtype: Any) -> Value:
-    if str(dtype).startswith("key<"):
-        raise ModelError("the function draws random numbers", hint="switch off dropout (deterministic=True)")
+    if _is_key(dtype):
+        raise _random("")
     return constant(data, str(dtype))
+
+
+def _is_key(dtype: Any) -> bool:
+    """Whether a type is that of JAX's random keys, which is none of numpy's."""
+    return str(dtype).startswith("key<")
+
+
+def _random(scope: str) -> ModelError:
+    return ModelError(f"the function draws random numbers{at(scope)}", hint="switch off dropout (deterministic=True)")
 
 
 def at(scope: str) -> str:

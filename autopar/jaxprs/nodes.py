@@ -211,12 +211,9 @@ class Writer:
             return
         rule = _RULES.get(equation.kind)
         if rule is None:
-            random = equation.kind.startswith(("random_", "threefry", "rng_"))
             raise ModelError(
                 f"JAX primitive {equation.kind!r}{at(equation.scope)} has no ONNX form here",
-                hint="switch off dropout (deterministic=True)"
-                if random
-                else "write it with other functions of jax.numpy",
+                hint="write it with other functions of jax.numpy",
             )
         rule(self, equation, name_of(equation))
 
