@@ -142,14 +142,14 @@ def linen() -> tuple[Callable[..., Any], Tree]:
     from flax import linen as nn
 
     class Block(nn.Module):  # type: ignore[misc]
-        @nn.compact
+        @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, x: Any) -> Any:
             mask = nn.make_causal_mask(x[..., 0])
             x = x + nn.MultiHeadDotProductAttention(num_heads=HEADS)(nn.LayerNorm()(x), mask=mask)
             return x + nn.Dense(HIDDEN)(nn.gelu(nn.Dense(WIDTH)(nn.LayerNorm()(x)), approximate=False))
 
     class Decoder(nn.Module):  # type: ignore[misc]
-        @nn.compact
+        @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, tokens: Any) -> Any:
             embed = nn.Embed(VOCAB, HIDDEN)
             x = embed(tokens) + nn.Embed(SEQ, HIDDEN)(jnp.arange(SEQ))

@@ -186,7 +186,7 @@ def test_partitioned_models_train_like_the_whole_one(name: str, cache_dir: Path)
 @needs_jax
 @pytest.mark.slow
 def test_models_of_any_size_are_planned(tmp_path: Path) -> None:
-    """40 G parameters as shapes alone; layers that are scanned over become blocks."""
+    """29 G parameters as shapes alone; layers that are scanned over become blocks."""
     import jax
     import jax.numpy as jnp
 
@@ -202,7 +202,8 @@ def test_models_of_any_size_are_planned(tmp_path: Path) -> None:
     assert graph.inputs == ("tokens",)
     assert path.stat().st_size < 1_000_000
     plan = autopar.solve(path, gpus=64, global_batch=64, time_limit=30)
-    assert plan.prediction.step_time > 0
+    assert plan.simulated is not None
+    assert 0 < plan.simulated.step_seconds < 60
 
 
 @needs_jax

@@ -360,7 +360,7 @@ def _reshaped(w: Writer, held: Held, shape: tuple[int, ...], name: str) -> str:
 
 
 def _reshape(w: Writer, equation: Equation, name: str) -> None:
-    if equation.params.get("dimensions") is not None:
+    if equation.kind == "reshape" and equation.params["dimensions"] is not None:
         raise ModelError(f"a reshape{at(equation.scope)} transposes, too", hint="use jnp.reshape without order")
     x, target = equation.inputs[0], equation.output.shape
     where, held = unit_dims_moved(x.shape, target), w.held(x)
