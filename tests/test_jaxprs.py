@@ -201,9 +201,24 @@ def test_models_of_any_size_are_planned(tmp_path: Path) -> None:
     assert graph.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(shapes)) > 28e9
     assert graph.inputs == ("tokens",)
     assert path.stat().st_size < 1_000_000
-    plan = autopar.solve(path, gpus=64, global_batch=64, time_limit=30)
+
+
+@needs_jax
+@pytest.mark.slow
+def test_models_are_solved(tmp_path: Path, cache_dir: Path) -> None:
+    """From the file to a simulated plan whose stages hold all blocks."""
+    import jax
+    import jax.numpy as jnp
+
+    from tests.jax_models import decoder, parameters
+
+    shapes = jax.eval_shape(parameters)
+    path = autopar.from_jax(decoder, shapes, (jax.ShapeDtypeStruct((2, SEQ), jnp.int32),), tmp_path / "model.onnx")
+
+    plan = autopar.solve(path, gpus=4, global_batch=8, time_limit=120, cache_dir=cache_dir)
+
     assert plan.simulated is not None
-    assert 0 < plan.simulated.step_seconds < 60
+    assert 0 < plan.simulated.step_seconds < 1
 
 
 @needs_jax
