@@ -16,7 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models.decoder_config import DecoderConfig, packed, unbalanced
+from autopar.models.decoder_config import DecoderConfig, packed, predicting, unbalanced
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
@@ -51,8 +51,8 @@ _UNSET = -1
 """What some families write for a size that is not set."""
 _BEHIND_PADDING = ("roberta", "xlm-roberta")
 """Families whose tables of positions begin with rows that only padding uses."""
-DOCUMENTS, IMBALANCE = "docs_per_sequence", "expert_imbalance"
-SETTINGS = ("seq", DOCUMENTS, IMBALANCE)
+DOCUMENTS, IMBALANCE, PREDICTIONS = "docs_per_sequence", "expert_imbalance", "mtp"
+SETTINGS = ("seq", DOCUMENTS, IMBALANCE, PREDICTIONS)
 """What `--set` may name on such a model."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 """Fields in which configurations state the experts of a layer."""
@@ -142,7 +142,8 @@ def build(
     Args:
         source: A `config.json`, or a folder with one.
         settings: `seq`: tokens per sequence; `docs_per_sequence`: documents that share one, of equal length;
-            `expert_imbalance`: tokens of the fullest device, relative to an even load of experts.
+            `expert_imbalance`: tokens of the fullest device, relative to an even load of experts; `mtp`: further tokens
+            that are predicted in training.
         cache_dir: Folder of the cache; None to keep nothing and return the model itself.
 
     Raises:
@@ -154,7 +155,7 @@ def build(
     for name, value in settings.items():
         if name == IMBALANCE and isinstance(value, int | float):
             imbalance = float(value)
-        elif name in SETTINGS and not isinstance(value, float | tuple) and value > 0:
+        elif name in SETTINGS and not isinstance(value, float | tuple) and value >= (name != PREDICTIONS):
             sizes[name] = int(value)
         else:
             raise ModelError(
@@ -166,9 +167,9 @@ def build(
     documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
         if isinstance(native, DecoderConfig):
-            native = unbalanced(packed(native, documents), imbalance)
+            native = predicting(unbalanced(packed(native, documents), imbalance), sizes.get(PREDICTIONS, 0))
         else:
-            _refuse(settings, f"a model of type {config['model_type']}: it has no experts and no packed sequences")
+            _refuse(settings, f"a model of type {config['model_type']}: it is no decoder of text alone")
         if "seq" in sizes and native.sample_size != seq:
             raise ModelError(
                 f"seq={seq} cannot be set on {config['model_type']}, which takes images",
@@ -204,7 +205,7 @@ def _refuse(settings: Mapping[str, DimSize], what: str) -> None:
     Raises:
         ModelError: If there are some.
     """
-    for name in settings.keys() & {DOCUMENTS, IMBALANCE}:
+    for name in settings.keys() & {DOCUMENTS, IMBALANCE, PREDICTIONS}:
         raise ModelError(f"{name} cannot be set on {what}", hint=f"leave {name} out")
 
 

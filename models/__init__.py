@@ -31,8 +31,9 @@ __all__ = [
 CONFIG_KEY = "autopar.config"
 """Model metadata: the family and the configuration that a graph of the zoo was built from, as JSON."""
 _LAYERS = "num_layers"
-_NO_SIZES = ("seq", "image_size", "rope_theta", "docs_per_sequence", "expert_imbalance")
-"""Fields at any value of which a model keeps its name: the size of a sample, the base of the rotary frequencies."""
+_NO_SIZES = ("seq", "image_size", "rope_theta", "docs_per_sequence", "expert_imbalance", "mtp")
+"""Fields at any value of which a model keeps its name: the size of a sample, the base of the rotary frequencies, what
+training adds to the model."""
 
 FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "gpt": gpt.build,

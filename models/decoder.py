@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
-    """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab]."""
+    """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab].
+
+    With multi-token prediction of depth D there are inputs `input_ids_1` to `input_ids_D`, the tokens that many places
+    later, and `logits` are [batch, 1 + D, seq, vocab].
+    """
     w = Writer(name, config)
     tokens = w.g.input("input_ids", ("batch", config.seq), "int64")
     return write_decoder(w, tokens, config)
@@ -43,6 +47,10 @@ def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "
     for index, block in enumerate(config.blocks):
         x = transformer_block(w, x, f"layers.{index}", names.layer.format(index), block)
     x = w.norm(x, "final_norm", names.final_norm)
+    shape: tuple[int | str, ...] = ("batch", config.seq, config.vocab)
+    if config.mtp:
+        x = _with_predictions(w, x, embedding, config)
+        shape = ("batch", 1 + config.mtp, config.seq, config.vocab)
     changed = config.logits_scale != 1.0 or config.logits_cap
     logits = "logits.raw" if changed else "logits"
     if config.tied:
@@ -55,7 +63,38 @@ def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "
         g.op("Mul", bent, g.scales((config.logits_cap,)), name="logits")
     elif config.logits_scale != 1.0:
         g.op("Mul", logits, g.scales((config.logits_scale,)), name="logits")
-    return g.model({"logits": ("batch", config.seq, config.vocab)})
+    return g.model({"logits": shape})
+
+
+def _with_predictions(w: Writer, x_BSd: str, embedding_Vd: str, config: DecoderConfig) -> str:
+    """Return the normalised outputs of the decoder and of its modules of multi-token prediction, [B, 1 + D, S, d].
+
+    A module joins what the one before it made with the embedding of the next token, both normalised, projects that to
+    the model width and applies one more block. Embedding and head are the decoder's own. Source: DeepSeek-AI 2024
+    (DeepSeek-V3), section 2.2; names and order of the joined parts are those of the released checkpoint.
+
+    Args:
+        w: Where to write.
+        x_BSd: Normalised output of the decoder.
+        embedding_Vd: Token embedding.
+        config: The decoder.
+    """
+    g, hidden, axis = w.g, config.hidden, w.g.constant((1,))
+    outputs = [x_BSd]
+    for depth in range(1, config.mtp + 1):
+        name, weights = f"mtp.{depth - 1}", config.names.layer.format(config.num_layers + depth - 1)
+        tokens = g.input(f"input_ids_{depth}", ("batch", config.seq), "int64")
+        embedded = w.scaled(g.op("Gather", embedding_Vd, tokens, name=f"{name}.embed", axis=0), config.embedding_scale)
+        parts = (
+            w.norm(embedded, f"{name}.embed_norm", f"{weights}.enorm"),
+            w.norm(outputs[-1], f"{name}.previous_norm", f"{weights}.hnorm"),
+        )
+        joined = g.op("Concat", *parts, name=f"{name}.joined", axis=-1)
+        x = w.linear(joined, f"{name}.projected", f"{weights}.eh_proj", 2 * hidden, hidden)
+        x = transformer_block(w, x, name, weights, config.blocks[-1])
+        outputs.append(w.norm(x, f"{name}.final_norm", f"{weights}.shared_head.norm"))
+    rows = [g.op("Unsqueeze", x, axis, name=f"{x}.row") for x in outputs]
+    return g.op("Concat", *rows, name="predictions", axis=1)
 
 
 def _learned_positions(w: Writer, config: DecoderConfig) -> str:

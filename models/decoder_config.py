@@ -399,6 +399,7 @@ class DecoderConfig:
         residual_scale: Factor of what attention and MLP add.
         logits_scale: Factor of the logits.
         logits_cap: Limit that logits approach as `cap tanh(logit / cap)`; 0 without.
+        mtp: Further tokens that are predicted in training, each by a module that is one more block.
     """
 
     blocks: tuple[Block, ...]
@@ -416,6 +417,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float = 0.0
+    mtp: int = 0
 
     def __post_init__(self) -> None:
         if self.positions and self.first_position + self.seq > self.positions:
@@ -484,3 +486,22 @@ def unbalanced(decoder: DecoderConfig, imbalance: float) -> DecoderConfig:
         for own in decoder.blocks
     )
     return replace(decoder, blocks=tuple(blocks))
+
+
+def predicting(decoder: DecoderConfig, depth: int) -> DecoderConfig:
+    """Return a decoder with modules of multi-token prediction, whose blocks are equal to the last one of the decoder.
+
+    Args:
+        decoder: The decoder.
+        depth: Further tokens that are predicted; 0 for none.
+
+    Raises:
+        ModelError: If its last block is not both attention and MLP.
+    """
+    if depth and (decoder.blocks[-1].attention is None or decoder.blocks[-1].mlp is None):
+        raise ModelError(
+            "the blocks of this model are attention, scan or MLP alone: which of them predicts further tokens is not "
+            "known",
+            hint="leave mtp out",
+        )
+    return replace(decoder, mtp=depth)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import ModelError
 from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import DecoderConfig, packed, unbalanced
+from autopar.models.decoder_config import DecoderConfig, packed, predicting, unbalanced
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -316,6 +316,7 @@ class PublishedConfig:
         frames: Length of the sequence that an encoder makes of sound.
         docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
         expert_imbalance: Tokens of the fullest device, relative to an even load of experts.
+        mtp: Further tokens that are predicted in training, each by a module that is one more block.
     """
 
     model: str
@@ -347,6 +348,7 @@ class PublishedConfig:
     frames: int = _size()
     docs_per_sequence: int = 1
     expert_imbalance: float = 1.0
+    mtp: int = _size()
 
     def __post_init__(self) -> None:
         if self.model not in CONFIGURATIONS:
@@ -409,11 +411,12 @@ def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
     native = read_architecture(config.configuration, config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
     if isinstance(native, DecoderConfig):
+        native = predicting(native, config.mtp)
         native = unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance)
-    elif (config.docs_per_sequence, config.expert_imbalance) != (1, 1.0):
+    elif (config.docs_per_sequence, config.expert_imbalance, config.mtp) != (1, 1.0, 0):
         raise ModelError(
-            f"{config.model} has no packed sequences and no experts",
-            hint="leave docs_per_sequence and expert_imbalance out",
+            f"{config.model} has no packed sequences, no experts and no multi-token prediction",
+            hint="leave docs_per_sequence, expert_imbalance and mtp out",
         )
     return build_architecture(name, native)
 
@@ -423,7 +426,7 @@ def _spec(name: str, count: int, batch: int, seq: int, source: str) -> ModelSpec
     return ModelSpec(name, "published", count, batch, "sequence", source, config)
 
 
-# Counts are without buffers of the router and without layers that predict further tokens; where an exact count of the
+# Counts are without buffers of the router and without modules of multi-token prediction; where an exact count of the
 # released checkpoint was published they equal it. Batches: 16M tokens for Llama 3.1 405B, 15360 sequences for
 # DeepSeek-V3 (section 4.2), 9216 for DeepSeek-V2 (section 3.1.2), 67M tokens for Kimi K2 (section 2.5), 2304 sequences
 # for Nemotron-4 340B, 768 for Nemotron-H, 3072 for Nemotron 3 Nano, 1M tokens for Mamba 2, 2048 sequences for T5

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from autopar.models.decoder_config import (
     LatentAttention,
     StateSpace,
     packed,
+    predicting,
 )
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
@@ -292,6 +294,96 @@ def test_models_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyP
     assert set(found) == set(trained)
     for key in trained:
         np.testing.assert_allclose(found[key], weight_of(theirs, key, native), rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_further_tokens_are_predicted_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two modules, of equations 21 to 23 of DeepSeek-V3's report, around blocks of transformers, which has none.
+
+    In float64: equal logits, and equal gradients of every weight, those that the modules share with the decoder too.
+    """
+    import torch
+    from torch import nn
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+
+    depth, config = 2, config_of("deepseek_v3")
+    known = deepseek.DeepseekV3Config(**{key: value for key, value in config.items() if key != "model_type"})
+    known._attn_implementation, known._experts_implementation = "eager", "eager"
+
+    class Module(deepseek.DeepseekV3DecoderLayer):  # type: ignore[misc]
+        """One module, called as in the released checkpoint."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__(known, index)
+            self.enorm, self.hnorm = (deepseek.DeepseekV3RMSNorm(32, known.rms_norm_eps) for _ in range(2))
+            self.eh_proj = nn.Linear(64, 32, bias=False)
+            self.shared_head = nn.ModuleDict({"norm": deepseek.DeepseekV3RMSNorm(32, known.rms_norm_eps)})
+
+    module = deepseek.DeepseekV3ForCausalLM(known)
+    further = [Module(LAYERS + number) for number in range(depth)]
+    module.model.layers.extend(further)
+    module = module.double().eval()
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    native = models.read_architecture(config, SEQ)
+    assert isinstance(native, DecoderConfig)
+    native = predicting(native, depth)
+    model = models.build_config("decoder", native)
+    assert models.num_parameters(model) == sum(parameter.numel() for parameter in module.parameters())
+    weights = {key: tensor.detach().numpy() for key, tensor in module.state_dict().items()}
+    whole = replace(native, blocks=native.blocks + (native.blocks[-1],) * depth)  # modules are blocks by their names
+    step = training_step(as_float64(load(model, batch=2)), loss="cross-entropy", optimizer="sgd")
+    trained = [value.name for value in step.parameters]
+    tables = {key: value.astype(np.float64) for key, value in models.initial_values(model).items()}
+    given = {**tables, **{key: weight_of(weights, key, whole) for key in trained}}
+    stream = np.random.default_rng(0).integers(0, VOCAB, (2, SEQ + depth + 1))
+    shifted = [stream[:, first : first + SEQ] for first in range(depth + 2)]
+    inputs = {"input_ids": shifted[0], "input_ids_1": shifted[1], "input_ids_2": shifted[2]}
+    labels = np.stack(shifted[1:], axis=1)
+
+    found = gradients(step, feeds_of(step, {**given, **inputs, "labels": labels}))
+    logits = run_graph(as_float64(load(model, batch=2)), {**given, **inputs})["logits"]
+
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    module.model.config.num_hidden_layers = LAYERS
+    tokens = [torch.tensor(part) for part in shifted]
+    x = module.model(input_ids=tokens[0]).last_hidden_state
+    hidden = torch.full((SEQ, SEQ), float("-inf"), dtype=torch.float64).triu(1)[None, None]
+    turned = module.model.rotary_emb(x, torch.arange(SEQ)[None])
+    outputs = [module.lm_head(x)]
+    for number, own in enumerate(further, 1):
+        embedded = module.model.embed_tokens(tokens[number])
+        joined = own.eh_proj(torch.cat([own.enorm(embedded), own.hnorm(x)], dim=-1))
+        x = own.shared_head["norm"](own(joined, attention_mask=hidden, position_embeddings=turned))
+        outputs.append(module.lm_head(x))
+    expected = torch.stack(outputs, dim=1)
+    torch.nn.functional.cross_entropy(expected.flatten(0, 2), torch.tensor(labels.ravel())).backward()
+    np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
+    theirs = {key: value.grad.numpy() for key, value in module.named_parameters() if value.grad is not None}
+    assert set(found) == set(trained)
+    for key in trained:
+        np.testing.assert_allclose(found[key], weight_of(theirs, key, whole), rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_modules_of_multi_token_prediction_have_the_published_parameters() -> None:
+    """The checkpoint of DeepSeek-V3 holds 684,489,830,400 weights, its embedding and its head twice."""
+    model = models.build("deepseek-v3", mtp=1)
+
+    assert models.num_parameters(model) + 2 * 129280 * 7168 == 684_489_830_400
+    assert model.graph.name == "deepseek-v3"
+
+
+def test_only_whole_blocks_predict_further_tokens() -> None:
+    """A block that is a scan alone is no module."""
+    native = models.read_architecture(config_of("mamba2"), SEQ)
+    assert isinstance(native, DecoderConfig)
+
+    assert predicting(native, 0) == native
+    with pytest.raises(ModelError, match="which of them predicts further tokens is not known"):
+        predicting(native, 1)
 
 
 def test_every_family_has_a_small_configuration() -> None:

@@ -18,7 +18,7 @@ from autopar.errors import ExportError
 from autopar.folding.fold import Folded
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
-from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
+from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp, predicting
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
@@ -125,6 +125,11 @@ class Facts:
     def gpus(self) -> int:
         """Devices by degrees."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def mtp(self) -> int:
+        """Further tokens that the model predicts in training."""
+        return self.sizes.decoder.mtp if self.sizes is not None and self.sizes.decoder is not None else 0
 
     @property
     def is_even(self) -> bool:
@@ -321,7 +326,7 @@ def sizes_of(family: str, config: Config) -> Sizes | None:
                 config.vocab, family=family, tied=config.tied,
             )  # fmt: skip
         case PublishedConfig():
-            return config_sizes(config.configuration, {"seq": config.seq})
+            return config_sizes(config.configuration, {"seq": config.seq, "mtp": config.mtp})
         case LlamaConfig():
             return Sizes(
                 config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
@@ -387,7 +392,8 @@ def config_sizes(config: Mapping[str, Any], dims: Mapping[str, DimSize]) -> Size
     seq = given if isinstance(given, int) else default_seq(config)
     native = models.read_architecture(config, seq)
     if isinstance(native, DecoderConfig):
-        return _decoder_sizes(family, native)
+        depth = dims.get("mtp", 0)
+        return _decoder_sizes(family, predicting(native, depth if isinstance(depth, int) else 0))
     if "rms_norm_eps" not in config or not all(isinstance(config.get(name), int) for name in _USUAL):
         return None
     layers, hidden, heads, vocab = (config[name] for name in _USUAL)

@@ -36,6 +36,8 @@ def layer_arguments(decoder: DecoderConfig, lost: list[str]) -> Iterable[Argumen
         if isinstance(attention, Attention) and rope.size != attention.size:
             yield "--rotary-percent", rope.size / attention.size
     yield from _mlps(decoder)
+    if decoder.mtp:
+        yield "--mtp-num-layers", decoder.mtp
     lost += _special(decoder)
 
 

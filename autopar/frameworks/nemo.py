@@ -24,6 +24,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
     """
     lost = list(facts.lost)
+    if facts.mtp:
+        lost.append(f"multi-token prediction of depth {facts.mtp}: set mtp_num_layers of the recipe's model")
     per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).devices_per_node)
     values: dict[str, object] = {
         "trainer.num_nodes": facts.gpus // per_node,

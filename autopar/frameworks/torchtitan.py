@@ -30,6 +30,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     """
     _check_heads(facts)
     lost = [*facts.lost, *offloads_lost(facts.plan)]
+    if facts.mtp:
+        lost.append(f"multi-token prediction of depth {facts.mtp}, which models of torchtitan have none of")
     sections: dict[str, dict[str, object]] = {
         "training": _training(facts, lost),
         "parallelism": _parallelism(facts, lost),
