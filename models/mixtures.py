@@ -295,6 +295,34 @@ def _llama4(fields: Fields, seq: int) -> DecoderConfig:
     return replace(config, blocks=tuple(blocks))
 
 
+def _grok(fields: Fields, seq: int) -> DecoderConfig:
+    fields.presume(
+        {
+            "vocab_size": 131072, "hidden_size": 6144, "intermediate_size": 32768, "num_hidden_layers": 64,
+            "num_attention_heads": 48, "tie_word_embeddings": True,
+        }
+    )  # fmt: skip
+    hidden = fields.size("hidden_size")
+    config = llama(
+        fields, seq, kv_heads=8, epsilon=1e-5, nonlinearity="gelu_pytorch_tanh", arrangement="both", names=_GROK,
+        scale=fields.number("attn_output_multiplier", default=128**-0.5),
+        softcap=fields.number("max_attn_value", default=30.0),
+        embedding_scale=fields.number("embedding_multiplier_scale", default=hidden**0.5),
+        logits_scale=fields.number("output_multiplier_scale", default=3**-0.5),
+    )  # fmt: skip
+    experts = Experts(
+        fields.size("num_experts", default=8), fields.size("num_experts_per_tok", default=2),
+        fields.size("intermediate_size"), "gelu-tanh", normalized=False,
+        names=("moe_block.gate", "moe_block.experts.gate_up", "moe_block.experts.linear_1", "", ""),
+    )  # fmt: skip
+    return _with_experts(config, experts)
+
+
+_GROK = Names(
+    LLAMA.embed, LLAMA.layer, "pre_attn_norm", "pre_moe_norm", ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    "attn.o_proj", LLAMA.mlp, LLAMA.final_norm, post_norms=("post_attn_norm", "post_moe_norm"),
+)  # fmt: skip
+"""Names of Grok-1's PyTorch port (hpcai-tech/grok-1), where experts are matrices of their own."""
 _LLAMA4 = Names(
     LLAMA.embed, LLAMA.layer, LLAMA.attention_norm, LLAMA.mlp_norm, LLAMA.qkv, LLAMA.out,
     ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"), LLAMA.final_norm,
@@ -310,6 +338,7 @@ MIXTURES: Mapping[str, Callable[[Fields, int], DecoderConfig]] = {
     "glm4_moe": _glm4_moe,
     "kimi_k2": _deepseek_v3,
     "gpt_oss": _gpt_oss,
+    "grok-1": _grok,
     "llama4_text": _llama4,
     "mixtral": _mixtral,
     "olmoe": _olmoe,

@@ -152,6 +152,13 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
+    "grok-1": {
+        "model_type": "grok-1", "vocab_size": 131072, "hidden_size": 6144, "intermediate_size": 32768,
+        "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8, "num_experts": 8,
+        "num_experts_per_tok": 2, "attn_output_multiplier": 0.08838834764831845, "max_attn_value": 30.0,
+        "embedding_multiplier_scale": 78.38367176906169, "output_multiplier_scale": 0.5773502691896257,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    },
     "llama4-scout": {**_LLAMA4, "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True},
     "llama4-maverick": {**_LLAMA4, "num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     "gemma2-9b": {
@@ -449,6 +456,7 @@ SPECS = (
     _spec("glm-4.5-air", 106_852_245_504, 1024, 4096, "zai-org/GLM-4.5-Air"),
     _spec("gpt-oss-20b", 20_914_757_184, 1024, 4096, "openai/gpt-oss-20b"),
     _spec("gpt-oss-120b", 116_829_156_672, 1024, 4096, "openai/gpt-oss-120b"),
+    _spec("grok-1", 315_684_820_992, 512, 8192, "xai-org/grok-1, run.py"),
     _spec("llama4-scout", 107_769_861_120, 1024, 4096, "meta-llama/Llama-4-Scout-17B-16E, without its vision tower"),
     _spec(
         "llama4-maverick", 400_711_848_960, 1024, 4096, "meta-llama/Llama-4-Maverick-17B-128E, without its vision tower"
