@@ -20,7 +20,7 @@ from autopar.models.encoder_reader import ENCODERS
 from autopar.models.gemma_reader import GEMMAS
 from autopar.models.hybrids import HYBRIDS
 from autopar.models.image_text_config import ImageTextConfig
-from autopar.models.image_text_reader import llava
+from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
 
@@ -255,8 +255,9 @@ def _falcon(fields: Fields, seq: int) -> DecoderConfig:
     )  # fmt: skip
 
 
-def _llava(fields: Fields, seq: int) -> ImageTextConfig:
-    return llava(fields, seq, read_architecture)
+def _with_decoders(read: Callable[..., ImageTextConfig]) -> Callable[[Fields, int], ImageTextConfig]:
+    """Return the reader of a model of images and text, which reads its decoder by the table of readers itself."""
+    return lambda fields, seq: read(fields, seq, read_architecture)
 
 
 READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
@@ -265,7 +266,6 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     "gpt_neox": _gpt_neox,
     "granite": _granite,
     "llama": llama,
-    "llava": _llava,
     "mistral": _mistral,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
@@ -279,6 +279,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     **MIXTURES,
     **ENCODERS,
     **ENCODER_DECODERS,
+    **{kind: _with_decoders(read) for kind, read in IMAGE_TEXT.items()},
 }
 """Reader of each `model_type`."""
 

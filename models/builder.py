@@ -26,8 +26,9 @@ BUFFERS_KEY = "autopar.buffers"
 
 INIT_KEY = "autopar.init"
 """Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`, or, of any frequencies in
-radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, or `temperature
-STEP:GROWTH`, or `sinusoids LONGEST`, sines and cosines of positions at wavelengths of up to 2 pi LONGEST."""
+radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, behind which `:GRID` may
+state the places of patches (`values.grid_text`), or `temperature STEP:GROWTH`, or `sinusoids LONGEST`, sines and
+cosines of positions at wavelengths of up to 2 pi LONGEST."""
 
 Dims = Sequence[int | str]
 """A shape; a string names a dynamic dim."""
@@ -70,6 +71,7 @@ class Builder:
         self._constants: dict[tuple[int, ...] | int, str] = {}
         self._scales: dict[tuple[float, ...] | float, str] = {}
         self._nodes: list[_Node] = []
+        self._batch_shapes: dict[tuple[str, int], str] = {}
 
     def input(self, name: str, shape: Dims, dtype: str = "float32") -> str:
         """Declare data that arrives with every batch."""
@@ -116,9 +118,14 @@ class Builder:
         return tuple(names)
 
     def batch_shape(self, value: str, rank: int) -> str:
-        """Return the shape `[batch, 1, ..., 1]` of the given rank, its first dim read from an input."""
-        batch = self.op("Shape", value, name=f"{value}.batch", start=0, end=1)
-        return self.op("Concat", batch, self.constant((1,) * (rank - 1)), name=f"{value}.batch_shape", axis=0)
+        """Return the shape `[batch, 1, ..., 1]` of the given rank, its first dim read from an input; written once."""
+        key = value, rank
+        if key not in self._batch_shapes:
+            number = f"{rank}" if any(of == value for of, _ in self._batch_shapes) else ""
+            batch = self.op("Shape", value, name=f"{value}.batch{number}", start=0, end=1)
+            ones = self.constant((1,) * (rank - 1))
+            self._batch_shapes[key] = self.op("Concat", batch, ones, name=f"{value}.batch_shape{number}", axis=0)
+        return self._batch_shapes[key]
 
     def model(self, outputs: Mapping[str, Dims]) -> "onnx.ModelProto":
         """Return the graph as a model with float32 outputs of the given shapes."""

@@ -3,6 +3,7 @@
 What the parts are, a `DecoderConfig` says. Dims: B batch, S sequence, d model width, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.models import layers
@@ -27,7 +28,9 @@ def build(name: str, config: DecoderConfig) -> "onnx.ModelProto":
     return write_decoder(w, tokens, config)
 
 
-def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "") -> "onnx.ModelProto":
+def write_decoder(
+    w: Writer, tokens: str, config: DecoderConfig, before: str = "", added: Sequence[str] = (), num_before: int = 0
+) -> "onnx.ModelProto":
     """Return the graph with a decoder and its head, behind what was written before.
 
     Args:
@@ -35,6 +38,8 @@ def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "
         tokens: The tokens, int64 [B, S'].
         config: The decoder.
         before: What comes before the tokens in the sequence [B, S - S', d]; "" if that is nothing.
+        added: What is added to `before` behind the first blocks, of its shape.
+        num_before: Length of `before`.
     """
     g, names = w.g, config.names
     embedding = g.parameter(f"{names.embed}.weight", (config.vocab, config.hidden))
@@ -46,6 +51,9 @@ def write_decoder(w: Writer, tokens: str, config: DecoderConfig, before: str = "
         x = g.op("Add", x, _learned_positions(w, config), name="embed.placed")
     for index, block in enumerate(config.blocks):
         x = transformer_block(w, x, f"layers.{index}", names.layer.format(index), block)
+        if index < len(added):
+            pads = g.constant((0, 0, 0, 0, config.seq - num_before, 0))
+            x = g.op("Add", x, g.op("Pad", added[index], pads, name=f"tap.{index}"), name=f"tap.{index}.residual")
     x = w.norm(x, "final_norm", names.final_norm)
     shape: tuple[int | str, ...] = ("batch", config.seq, config.vocab)
     if config.mtp:

@@ -12,12 +12,14 @@ from autopar.models.encoder_config import (
     AttentionPool,
     EncoderConfig,
     FirstToken,
+    FlatPatches,
     MaskedLanguageHead,
     Patches,
     Tokens,
     WholeSequence,
 )
 from autopar.models.experts import mlp
+from autopar.models.rotary import Grid
 from autopar.models.writer import Writer
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def build(name: str, config: EncoderConfig) -> "onnx.ModelProto":
         case Patches() as part:
             pixels = w.g.input("pixel_values", ("batch", part.channels, *part.image))
             x = embed_patches(w, pixels, part, "embed")
+        case FlatPatches():
+            raise AssertionError("towers of flat patches are part of decoders of images and text")
     for index, block in enumerate(config.blocks):
         x = transformer_block(w, x, f"layers.{index}", config.names.layer.format(index), block)
     return w.g.model(_head(w, x, config))
@@ -74,7 +78,11 @@ def embed_patches(w: Writer, pixels: str, part: Patches, name: str) -> str:
     """
     g, hidden, count = w.g, w.config.hidden, part.grid[0] * part.grid[1]
     fan = part.channels * part.patch[0] * part.patch[1]
-    kernel = g.parameter(f"{part.projection}.weight", (hidden, part.channels, *part.patch), f"normal {fan**-0.5:.6g}")
+    shape = (hidden, part.channels, *part.patch)
+    held = (hidden, fan) if part.flat_kernel else shape
+    kernel = g.parameter(f"{part.projection}.weight", held, f"normal {fan**-0.5:.6g}")
+    if part.flat_kernel:
+        kernel = g.op("Reshape", kernel, g.constant(shape), name=f"{name}.kernel")
     shift = (g.parameter(f"{part.projection}.bias", (hidden,), "constant 0"),) if part.bias else ()
     x = g.op("Conv", pixels, kernel, *shift, name=f"{name}.patches", kernel_shape=part.patch, strides=part.patch)
     x = g.op("Reshape", x, g.constant((0, hidden, count)), name=f"{name}.flat")
@@ -82,10 +90,31 @@ def embed_patches(w: Writer, pixels: str, part: Patches, name: str) -> str:
     if part.class_token:
         token = g.parameter(part.class_token, part.class_shape)
         token = g.op("Expand", token, g.batch_shape(pixels, 3), name=f"{name}.class")
-        x = g.op("Concat", token, x, name=f"{name}.tokens", axis=1)
-    shape = (part.seq, hidden) if part.positions_rank == 2 else (1, part.seq, hidden)
-    x = g.op("Add", x, g.parameter(part.positions, shape), name=f"{name}.placed")
+        x = g.op("Concat", *((x, token) if part.class_last else (token, x)), name=f"{name}.tokens", axis=1)
+    placed = (part.seq, hidden) if part.positions_rank == 2 else (1, part.seq, hidden)
+    x = g.op("Add", x, g.parameter(part.positions, placed), name=f"{name}.placed")
     return w.norm(x, f"{name}.norm", part.norm) if part.norm else x
+
+
+def embed_flat_patches(w: Writer, pixels: str, part: FlatPatches, name: str) -> str:
+    """Return rows of pixels [B, S, P] as a sequence [B, S, d], placed where the model has a table of positions.
+
+    Args:
+        w: Where to write.
+        pixels: The rows.
+        part: The embedding.
+        name: Prefix of all ops.
+    """
+    g, hidden = w.g, w.config.hidden
+    x = w.linear(pixels, f"{name}.patches", part.projection, part.pixels, hidden, bias=part.bias)
+    if not part.positions:
+        return x
+    rows, columns = Grid(*part.grid, (), part.block).coordinates_of().T
+    order = tuple((rows * part.grid[1] + columns).tolist())
+    table = g.parameter(f"{part.positions}.weight", (part.seq, hidden))
+    return g.op(
+        "Add", x, g.op("Gather", table, g.constant(order), name=f"{name}.places", axis=0), name=f"{name}.placed"
+    )
 
 
 def _head(w: Writer, x_BSd: str, config: EncoderConfig) -> dict[str, tuple[int | str, ...]]:

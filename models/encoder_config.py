@@ -41,6 +41,8 @@ class Patches:
         positions: Name of the table of positions, in full.
         positions_rank: Dims of that table: [S, d], or [1, S, d].
         norm: Name of a norm of the whole; "" without.
+        class_last: Whether the class token is put behind the patches.
+        flat_kernel: Whether the checkpoint holds the projection as a matrix [d, channels x height x width].
     """
 
     channels: int
@@ -53,6 +55,8 @@ class Patches:
     positions: str
     positions_rank: Literal[2, 3]
     norm: str = ""
+    class_last: bool = False
+    flat_kernel: bool = False
 
     def __post_init__(self) -> None:
         if not all(self.grid):
@@ -71,6 +75,39 @@ class Patches:
     def seq(self) -> int:
         """Length of the sequence."""
         return self.grid[0] * self.grid[1] + bool(self.class_token)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPatches:
+    """Embedding of patches that come as rows of their pixels, in squares that are merged into one token later.
+
+    Attributes:
+        pixels: Numbers of a patch, those of all channels and moments.
+        grid: Patches from top to bottom and from left to right.
+        block: Side of the squares of patches that follow each other.
+        projection: Name of the projection.
+        bias: Whether it has one.
+        positions: Name of a square table of positions, with one row per patch of an image of its size; "" without.
+    """
+
+    pixels: int
+    grid: tuple[int, int]
+    block: int
+    projection: str
+    bias: bool
+    positions: str = ""
+
+    def __post_init__(self) -> None:
+        if any(side % self.block for side in self.grid):
+            raise ModelError(
+                f"{self.grid[0]} x {self.grid[1]} patches of an image are not squares of {self.block} x {self.block}",
+                hint="image_size has to be a multiple of patch_size times spatial_merge_size",
+            )
+
+    @property
+    def seq(self) -> int:
+        """Length of the sequence."""
+        return self.grid[0] * self.grid[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +195,7 @@ class EncoderConfig:
         residual_scale: Factor of what attention and MLP add.
     """
 
-    embedding: Tokens | Patches
+    embedding: Tokens | Patches | FlatPatches
     blocks: tuple[Block, ...]
     hidden: int
     seq: int
@@ -183,5 +220,5 @@ class EncoderConfig:
 
     @property
     def sample_size(self) -> int:
-        """Tokens per sequence, or pixels of an image's height."""
-        return self.seq if isinstance(self.embedding, Tokens) else self.embedding.image[0]
+        """Tokens or patches per sequence, or pixels of an image's height."""
+        return self.embedding.image[0] if isinstance(self.embedding, Patches) else self.seq

@@ -4,7 +4,7 @@ Dim pair `i` of a head with `D` rotated dims turns by `position * frequency_i`; 
 `frequency_i = theta ** (-2 i / D)`. A scaling changes the frequencies and may multiply the tables.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, pi
 from typing import Literal
 
@@ -13,6 +13,46 @@ from numpy.typing import NDArray
 
 Scaling = Literal["default", "linear", "llama3", "yarn", "longrope"]
 """Names of the scalings as Hugging Face configurations spell them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Places of the patches of an image, by row and column, and of what follows the image in its sequence.
+
+    Attributes:
+        height: Patches from top to bottom.
+        width: Patches from left to right.
+        coordinates: Of each pair of dims, the coordinate that it turns by: 0 for time, which is the same for the whole
+            image, 1 for the row, 2 for the column.
+        block: Side of the squares of patches that follow each other; 1 for rows.
+        first: Row and column of the first patch.
+        then_text: Whether text follows, placed behind the farthest row or column; else what follows is not turned.
+        axial: Whether rows and columns have the same frequencies, those of half the dims.
+    """
+
+    height: int
+    width: int
+    coordinates: tuple[int, ...]
+    block: int = 1
+    first: int = 0
+    then_text: bool = False
+    axial: bool = False
+
+    def coordinates_of(self) -> NDArray[np.int64]:
+        """Return row and column of each patch in the order of the sequence: (patches, 2)."""
+        shape = (self.height // self.block, self.block, self.width // self.block, self.block)
+        sides = np.indices((self.height, self.width)).reshape(2, *shape)
+        found: NDArray[np.int64] = sides.transpose(0, 1, 3, 2, 4).reshape(2, -1).T
+        return found
+
+    def positions(self, seq: int) -> NDArray[np.float64]:
+        """Return the position that each pair of dims of each element of a sequence turns by: (seq, pairs)."""
+        image = self.coordinates_of() + self.first
+        whole = np.zeros((seq, 3))
+        whole[: len(image), 1:] = image
+        if self.then_text:
+            whole[len(image) :] = (max(self.height, self.width) + np.arange(seq - len(image)))[:, None]
+        return whole[:, list(self.coordinates)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +72,7 @@ class Rope:
         truncate: `yarn`: whether the limits of the ramp are whole dims.
         factors: `longrope`: a divisor per frequency.
         amplitude: What the tables are multiplied by.
+        grid: Places of an image's patches; None for places in a sequence.
     """
 
     theta: float
@@ -44,6 +85,11 @@ class Rope:
     truncate: bool = True
     factors: tuple[float, ...] = ()
     amplitude: float = 1.0
+    grid: Grid | None = None
+
+    def positions(self, seq: int) -> NDArray[np.float64]:
+        """Return the position of each element of a sequence, for each pair of dims or for all: (seq, pairs or 1)."""
+        return np.arange(float(seq))[:, None] if self.grid is None else self.grid.positions(seq)
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the angle in radians that a position turns each pair of dims by: (size / 2,).
@@ -51,6 +97,9 @@ class Rope:
         Sources: linear: Chen et al. 2023 (position interpolation); llama3: Grattafiori et al. 2024 and the released
         code; yarn: Peng et al. 2023, section 3; longrope: Ding et al. 2024.
         """
+        if self.grid is not None and self.grid.axial:
+            of_side = replace(self, size=self.size // 2, grid=None).frequencies()
+            return np.concatenate([of_side, of_side])
         plain: NDArray[np.float64] = self.theta ** (-np.arange(0, self.size, 2) / self.size)
         match self.scaling:
             case "default":

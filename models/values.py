@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.models.builder import BUFFERS_KEY, INIT_KEY
-from autopar.models.rotary import Rope
+from autopar.models.rotary import Grid, Rope
 
 if TYPE_CHECKING:
     import onnx
@@ -30,6 +30,18 @@ def num_parameters(model: "onnx.ModelProto") -> int:
     return sum(prod(tensor.dims) for tensor in _weights(model) if tensor.name not in untrained)
 
 
+def grid_text(grid: Grid) -> str:
+    """Return a grid as the metadata of a table has it; `read_grid` is its inverse."""
+    numbers = grid.height, grid.width, grid.block, grid.first, int(grid.then_text), int(grid.axial), *grid.coordinates
+    return ",".join(map(str, numbers))
+
+
+def read_grid(text: str) -> Grid:
+    """Return a grid that the metadata of a table states."""
+    height, width, block, first, then_text, axial, *coordinates = map(int, text.split(","))
+    return Grid(height, width, tuple(coordinates), block, first, bool(then_text), bool(axial))
+
+
 def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return a table [1, S, D/2] of cosines or sines of position times frequency, times a scale.
 
@@ -40,11 +52,13 @@ def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.fl
     """
     form, function = kind.split("-")
     if form == "rope":
-        scale, frequencies = 1.0, Rope(float(text), 2 * shape[-1]).frequencies()
+        scale, frequencies, grid = 1.0, Rope(float(text), 2 * shape[-1]).frequencies(), None
     else:
-        first, rest = text.split(":")
+        first, rest, *places = text.split(":")
         scale, frequencies = float(first), np.array([float(number) for number in rest.split(",")])
-    angles = np.multiply.outer(np.arange(shape[1]), frequencies).reshape(shape)
+        grid = read_grid(places[0]) if places else None
+    positions = Rope(1.0, 2 * shape[-1], grid=grid).positions(shape[1])
+    angles = (positions * frequencies).reshape(shape)
     return scale * (np.cos(angles) if function == "cos" else np.sin(angles))
 
 

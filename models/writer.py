@@ -6,6 +6,7 @@ Dims: B batch, S sequence, H heads, D head size, d model width.
 from autopar.models.builder import Builder
 from autopar.models.decoder_config import TRANSPOSED, Activation, BlockStack
 from autopar.models.rotary import Rope
+from autopar.models.values import grid_text
 
 
 class Writer:
@@ -23,14 +24,22 @@ class Writer:
         self._shape = ""
         self._ones = ""
 
-    def declare_tables(self, tokens: str, ropes: list[Rope]) -> None:
-        """Declare the rotary tables, one of each kind for all blocks."""
+    def declare_tables(self, tokens: str, ropes: list[Rope], prefix: str = "") -> None:
+        """Declare the rotary tables, one of each kind for all blocks.
+
+        Args:
+            tokens: What the batch is read from.
+            ropes: Rotary positions of the blocks.
+            prefix: What names of tables begin with.
+        """
         for rope in dict.fromkeys(ropes):
             number = f".{len(self._tables)}" if self._tables else ""
             shape = (1, self.config.seq, rope.size // 2)
             values = f"{rope.amplitude!r}:" + ",".join(map(repr, rope.frequencies().tolist()))
+            values += "" if rope.grid is None else f":{grid_text(rope.grid)}"
             cos, sin = (
-                self.g.buffer(f"rope{number}.{part}", shape, f"angles-{part} {values}") for part in ("cos", "sin")
+                self.g.buffer(f"{prefix}rope{number}.{part}", shape, f"angles-{part} {values}")
+                for part in ("cos", "sin")
             )
             self._tables[rope] = cos, sin
             self._shape = self._shape or self.g.batch_shape(tokens, 3)

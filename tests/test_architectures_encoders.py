@@ -18,6 +18,7 @@ from autopar.models.decoder_config import TRANSPOSED, DecoderConfig
 from autopar.models.encoder_decoder_config import RelativePositions
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
+from autopar.models.image_text_config import ImageTextConfig
 from autopar.onnx import load
 from autopar.training import training_step
 from autopar.workload import open_workload
@@ -40,14 +41,6 @@ _WHISPER = {
     "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 0,
     "eos_token_id": 0, "decoder_start_token_id": 0,
 }  # fmt: skip
-_LLAVA = {
-    "text_config": {
-        "model_type": "qwen2", "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
-    },
-    "vision_config": {**_IMAGE, "model_type": "clip_vision_model", "num_hidden_layers": 3, "hidden_size": 24},
-    "image_token_index": 1, "image_seq_length": 9,
-}  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
     "bert": {**_BERT, "architectures": ["BertForMaskedLM"]},
     "bert, all positions": {**_BERT, "hidden_act": "relu", "max_position_embeddings": SEQ},
@@ -61,8 +54,6 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "siglip_vision_model": {**_IMAGE, "architectures": ["SiglipVisionModel"]},
     "siglip_vision_model, features": {**_IMAGE, "vision_use_head": False},
-    "llava": {**_LLAVA, "architectures": ["LlavaForConditionalGeneration"]},
-    "llava, third layer": {**_LLAVA, "vision_feature_layer": 2, "multimodal_projector_bias": False},
     "t5": {**_T5, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 7},
     "t5, gated": {**_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
     "whisper": {**_WHISPER, "architectures": ["WhisperForConditionalGeneration"]},
@@ -74,7 +65,6 @@ DEFAULT_CLASS = {
     "bert": "BertForMaskedLM",
     "vit": "ViTForImageClassification",
     "siglip_vision_model": "SiglipVisionModel",
-    "llava": "LlavaForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
 }
@@ -135,9 +125,6 @@ def test_models_are_those_of_transformers(name: str) -> None:
     found = gradients(step, feeds_of(step, {**given, **inputs, "targets": targets}))
     result = run_graph(graph, {**given, **inputs})[output]
 
-    if known.model_type == "llava":  # which has placeholders where the patches go
-        patches = np.full((2, known.image_seq_length), known.image_token_index)
-        inputs["input_ids"] = np.concatenate([patches, inputs["input_ids"]], axis=1)
     expected = module(**{key: torch.tensor(value) for key, value in inputs.items()})[output]
     torch.nn.functional.mse_loss(expected, torch.tensor(targets)).backward()
     np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
@@ -157,12 +144,10 @@ def test_every_family_but_decoders_has_a_small_configuration() -> None:
     """So that none is left out above."""
     built = {name.split(",")[0]: models.read_architecture(config_of(name), SEQ) for name in TINY}
 
-    assert set(built) == {*ENCODERS, *ENCODER_DECODERS, "llava"}
-    assert {type(native) for native in built.values()} == set(BUILDERS) - {DecoderConfig}
+    assert set(built) == {*ENCODERS, *ENCODER_DECODERS}
+    assert {type(native) for native in built.values()} == set(BUILDERS) - {DecoderConfig, ImageTextConfig}
 
 
-_UNUSED = 4 * 1024**2 + 2 * 1024 * 4096 + 4096 + 11 * 1024
-"""Parameters of CLIP's last layer and norm, whose results LLaVA does not use."""
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "google-bert/bert-base-uncased": (109_514_298, {"model_type": "bert", "architectures": ["BertForMaskedLM"]}),
     "google-bert/bert-large-uncased": (
@@ -197,13 +182,6 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "openai/whisper-tiny": (37_760_640 - 1500 * 384, {"model_type": "whisper"}),  # without fixed positions
-    "llava-hf/llava-1.5-7b-hf": (
-        7_063_427_072 - _UNUSED,
-        {
-            "model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064},
-            "vision_config": {"model_type": "clip_vision_model", "projection_dim": 768},
-        },
-    ),
     "google/siglip-so400m-patch14-384": (
         428_225_600,
         {
@@ -220,7 +198,7 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
     """Without PyTorch."""
     count, config = PUBLISHED[name]
 
-    native = models.read_architecture(config, 1024 if config["model_type"] == "llava" else 256)
+    native = models.read_architecture(config, 256)
 
     assert not isinstance(native, models.Unbuilt)
     assert models.num_parameters(models.build_architecture("published", native)) == count
@@ -240,11 +218,6 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
         ("t5", {"architectures": ["T5EncoderModel"]}, "t5 is built as T5ForConditionalGeneration"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish'"),
         ("whisper", {"scale_embedding": True}, "scale_embedding=True"),
-        ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer=[1, 2]"),
-        ("llava", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy='full'"),
-        ("llava", {"vision_config": {"model_type": "pixtral"}}, "vision_config with model_type='pixtral'"),
-        ("llava", {"text_config": {"model_type": "mamba"}}, "text_config with model_type='mamba'"),
-        ("llava", {"text_config": {"model_type": "t5"}}, "text_config with model_type='t5', which is no decoder"),
     ],
 )
 def test_what_a_builder_does_not_know_is_said(name: str, change: dict[str, Any], reason: str) -> None:
@@ -264,7 +237,6 @@ def test_what_a_builder_does_not_know_is_said(name: str, change: dict[str, Any],
         ("t5", {"relative_attention_max_distance": 4}, "8 buckets do not cover distances up to 4"),
         ("whisper", {"max_target_positions": 8}, "positions for 8 tokens, fewer than the 12"),
         ("whisper", {"d_model": 30}, "d_model 30 of the configuration is not divisible by its 4 heads"),
-        ("llava", {"vision_config": {"image_size": 56}}, "no room for text behind the 16 of an image"),
         ("vit", {"patch_size": 13}, "12 x 12 pixels holds no patch of 13 x 13"),
         ("vit", {"image_size": [8]}, r"image_size of the configuration is \[8\]"),
     ],
