@@ -32,6 +32,8 @@ _VERSION = 2
 _SAMPLES = 2
 _LONGEST = 4096
 """Tokens per sequence unless said otherwise, if the model takes as many."""
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+"""Fields that state the tokens a model takes, the first that is there."""
 _LARGE = 1 << 22
 """Elements from which on a tensor is made without memory."""
 _ATTENTION = "autopar"
@@ -126,7 +128,7 @@ def default_seq(config: Mapping[str, Any]) -> int:
     """Return the tokens per sequence a model is exported with if nobody says."""
     text = config.get("text_config")
     config = {**(text if isinstance(text, dict) else {}), **config}
-    stated = (config.get(name) for name in ("max_position_embeddings", "n_positions", "max_target_positions"))
+    stated = (config.get(name) for name in _LENGTHS)
     longest = int(next((length for length in stated if length), _LONGEST))
     padding = config.get("pad_token_id", 1)
     if config["model_type"] in _BEHIND_PADDING and isinstance(padding, int):

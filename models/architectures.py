@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autopar.models import decoder, encoder, encoder_decoder, image_text
+from autopar.models.alibi_reader import ALIBI
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
 from autopar.models.encoder_config import EncoderConfig
@@ -274,6 +275,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "starcoder2": _starcoder2,
+    **ALIBI,
     **GEMMAS,
     **HYBRIDS,
     **MIXTURES,

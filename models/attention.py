@@ -76,6 +76,9 @@ def grouped_attention(
         step, growth = part.temperature
         table = g.buffer(f"{weights}.self_attn.temperature", (seq, 1), f"temperature {step!r}:{growth!r}")
         q = g.op("Mul", q, table, name=f"{name}.q.tempered")
+    if part.slopes:
+        assert not distance_bias, "biases by distance are trained or follow from slopes"
+        distance_bias = w.distance_bias(part.slopes)
     y_BHSD = _core(w, q, k, v, f"{name}.core", weights, part, distance_bias)
     width = part.heads * part.size
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)

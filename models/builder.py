@@ -28,7 +28,8 @@ INIT_KEY = "autopar.init"
 """Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`, or, of any frequencies in
 radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, behind which `:GRID` may
 state the places of patches (`values.grid_text`), or `temperature STEP:GROWTH`, or `sinusoids LONGEST`, sines and
-cosines of positions at wavelengths of up to 2 pi LONGEST."""
+cosines of positions at wavelengths of up to 2 pi LONGEST, or `distances SLOPE,...`, a row per slope of slope times
+distance, 0 in the middle."""
 
 Dims = Sequence[int | str]
 """A shape; a string names a dynamic dim."""

@@ -45,6 +45,8 @@ def write_decoder(
     embedding = g.parameter(f"{names.embed}.weight", (config.vocab, config.hidden))
     w.declare_tables(tokens, [block.rope for block in config.blocks if block.rope is not None])
     x = w.scaled(g.op("Gather", embedding, tokens, name="embed", axis=0), config.embedding_scale)
+    if names.embed_norm:
+        x = w.norm(x, "embed.norm", names.embed_norm)
     if before:
         x = g.op("Concat", before, x, name="embed.sequence", axis=1)
     if config.positions:

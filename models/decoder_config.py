@@ -61,6 +61,8 @@ class Attention:
         sinks: Whether each head has a logit of its own in the denominator of the softmax.
         gated: Whether a sigmoid of a second part of the projection of queries scales the result.
         causal: Whether no query sees a later key.
+        slopes: What the scores of each head fall by per position between query and key (Press et al. 2022, ALiBi);
+            none where they do not fall.
     """
 
     heads: int
@@ -82,6 +84,7 @@ class Attention:
     sinks: bool = False
     gated: bool = False
     causal: bool = True
+    slopes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -329,6 +332,7 @@ class Names:
         qk_norm: Norms of queries and keys.
         post_norms: Norms behind attention and MLP, of blocks that have norms before and behind.
         scan: What a scan is in a block.
+        embed_norm: Norm of the embedding; "" without.
     """
 
     embed: str
@@ -344,6 +348,7 @@ class Names:
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     post_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     scan: str = "mixer"
+    embed_norm: str = ""
 
 
 Arrangement = Literal["pre", "post", "both", "after", "parallel", "parallel-shared"]
@@ -449,7 +454,8 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
     """Return a decoder whose sequences hold several documents of equal length, which do not see each other.
 
     Raises:
-        ModelError: If it has scans, whose states would pass from document to document.
+        ModelError: If it has scans, whose states would pass from document to document, or scores that fall with
+            distance.
     """
     if documents == 1:
         return decoder
@@ -459,6 +465,11 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
         if isinstance(own.attention, StateSpace | DeltaRule):
             raise ModelError(
                 f"{documents} documents per sequence cannot be kept apart by a scan",
+                hint="leave docs_per_sequence at 1, and state the length of a document as seq",
+            )
+        if isinstance(own.attention, Attention) and own.attention.slopes:
+            raise ModelError(
+                f"{documents} documents per sequence are not known to attention whose scores fall with distance",
                 hint="leave docs_per_sequence at 1, and state the length of a document as seq",
             )
         if own.attention is not None:

@@ -152,6 +152,9 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
+    "bloom-176b": {
+        "model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880,
+    },
     "grok-1": {
         "model_type": "grok-1", "vocab_size": 131072, "hidden_size": 6144, "intermediate_size": 32768,
         "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8, "num_experts": 8,
@@ -271,6 +274,9 @@ _KEYS_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "t5": {
         "num_layers": ("num_layers",), "hidden": ("d_model",), "heads": ("num_heads",), "head": ("d_kv",),
         "ffn": ("d_ff",), "vocab": ("vocab_size",),
+    },
+    "bloom": {
+        "num_layers": ("n_layer",), "hidden": ("n_embed",), "heads": ("num_attention_heads",), "vocab": ("vocab_size",),
     },
     "whisper": {
         "num_layers": tuple(f"{side}_layers" for side in _BOTH), "hidden": ("d_model",),
@@ -456,6 +462,7 @@ SPECS = (
     _spec("glm-4.5-air", 106_852_245_504, 1024, 4096, "zai-org/GLM-4.5-Air"),
     _spec("gpt-oss-20b", 20_914_757_184, 1024, 4096, "openai/gpt-oss-20b"),
     _spec("gpt-oss-120b", 116_829_156_672, 1024, 4096, "openai/gpt-oss-120b"),
+    _spec("bloom-176b", 176_247_271_424, 2048, 2048, "bigscience/bloom; Le Scao et al. 2022, Table 3"),
     _spec("grok-1", 315_684_820_992, 512, 8192, "xai-org/grok-1, run.py"),
     _spec("llama4-scout", 107_769_861_120, 1024, 4096, "meta-llama/Llama-4-Scout-17B-16E, without its vision tower"),
     _spec(

@@ -97,6 +97,9 @@ def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray
                 array = _rotary_table(kind, text, shape)
             case "temperature":
                 array = _temperature(text, shape)
+            case "distances":
+                slopes = np.array([float(number) for number in text.split(",")])
+                array = np.multiply.outer(slopes, np.arange(shape[1]) - shape[1] // 2)
             case "sinusoids":
                 array = _sinusoids(float(text), shape)
             case _:

@@ -23,6 +23,7 @@ class Writer:
         self._tables: dict[Rope, tuple[str, str]] = {}
         self._shape = ""
         self._ones = ""
+        self._slopes: dict[tuple[float, ...], str] = {}
 
     def declare_tables(self, tokens: str, ropes: list[Rope], prefix: str = "") -> None:
         """Declare the rotary tables, one of each kind for all blocks.
@@ -70,6 +71,21 @@ class Writer:
             g.op("RotaryEmbedding", value, cos, sin, name=f"{name}.{part}.rotated", **attrs)
             for part, value in values.items()
         ]
+
+    def distance_bias(self, slopes: tuple[float, ...]) -> str:
+        """Return a table [H, 2 S - 1] of what scores are raised by, by distance of key and query from 1 - S on.
+
+        There is one for all blocks.
+
+        Args:
+            slopes: What the scores of each head fall by per position.
+        """
+        if slopes not in self._slopes:
+            number = f".{len(self._slopes)}" if self._slopes else ""
+            shape = (len(slopes), 2 * self.config.seq - 1)
+            table = self.g.buffer(f"alibi{number}", shape, f"distances {','.join(map(repr, slopes))}")
+            self._slopes[slopes] = table
+        return self._slopes[slopes]
 
     def linear(
         self,

@@ -148,6 +148,12 @@ TINY: dict[str, dict[str, Any]] = {
         "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 6,
         "linear_key_head_dim": 4, "shared_expert_intermediate_size": 20, "norm_topk_prob": True,
     },
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": LAYERS, "n_head": 4},
+    "bloom, more heads than a power of 2": {"vocab_size": VOCAB, "hidden_size": 36, "n_layer": LAYERS, "n_head": 6},
+    "mpt": {
+        "vocab_size": VOCAB, "d_model": 36, "n_layers": LAYERS, "n_heads": 6, "max_seq_len": 64,
+        "attn_config": {"softmax_scale": 0.2},
+    },
     "gpt_neox": _TINY,
     "gpt_neox, one after the other": {**_TINY, "use_parallel_residual": False},
     "gpt2": {"vocab_size": VOCAB, "n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": SEQ},
@@ -377,6 +383,15 @@ def test_modules_of_multi_token_prediction_have_the_published_parameters() -> No
     assert model.graph.name == "deepseek-v3"
 
 
+def test_documents_cannot_be_packed_where_scores_fall_with_distance() -> None:
+    """Slopes know one document per sequence."""
+    native = models.read_architecture(config_of("bloom"), SEQ)
+    assert isinstance(native, DecoderConfig)
+
+    with pytest.raises(ModelError, match="2 documents per sequence are not known to attention whose scores fall"):
+        packed(native, 2)
+
+
 def test_only_whole_blocks_predict_further_tokens() -> None:
     """A block that is a scan alone is no module."""
     native = models.read_architecture(config_of("mamba2"), SEQ)
@@ -525,6 +540,21 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "bigscience/bloom": (
+        176_247_271_424,
+        {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880},
+    ),
+    "mosaicml/mpt-7b": (
+        6_649_286_656,
+        {
+            "model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "expansion_ratio": 4,
+            "max_seq_len": 2048, "vocab_size": 50432, "no_bias": True, "logit_scale": None,
+            "attn_config": {
+                "alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "clip_qkv": None,
+                "prefix_lm": False, "qk_ln": False, "softmax_scale": None,
+            },
+        },
+    ),
     "openai-community/gpt2": (124_439_808, {"model_type": "gpt2"}),
     "facebook/opt-6.7b": (
         6_658_473_984,
@@ -563,6 +593,8 @@ LLAMA = {"model_type": "llama", **_TINY}
         ({"model_type": "deepseek_v2", "topk_method": "best"}, "topk_method='best'"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "clip_qkv=6"),
+        ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm=True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
     ],
 )

@@ -546,6 +546,7 @@ def test_layers_of_a_published_mixture_are_asked_for() -> None:
     ("name", "phrase"),
     [
         ("gpt-oss-20b", "sinks of the softmax"),
+        ("bloom-176b", "scores that fall with distance"),
         ("gemma2-9b", "soft caps"),
         ("gemma3-12b", "rotary positions that differ between layers"),
         ("llama4-maverick", "weights that scale what goes into experts"),

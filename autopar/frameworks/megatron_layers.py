@@ -130,6 +130,10 @@ def _special(decoder: DecoderConfig) -> Iterator[str]:
     if any(own.window or own.chunk for own in grouped):
         sizes = sorted({own.window or own.chunk for own in grouped} - {0})
         yield f"attention that sees the last {' or '.join(map(str, sizes))} positions in some layers"
+    if any(own.slopes for own in grouped):
+        yield "scores that fall with distance (ALiBi)"
+    if decoder.names.embed_norm:
+        yield "a norm of the embedding"
     if any(own.sinks for own in grouped):
         yield "sinks of the softmax"
     if decoder.logits_cap or any(own.softcap for own in grouped):
