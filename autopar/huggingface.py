@@ -90,8 +90,12 @@ def read_config(source: str | Path) -> dict[str, Any]:
         ) from None
     except UnreadableError as error:
         raise ModelError(f"{path} is no JSON: {error}", hint="download the config.json of the model again") from None
+    if isinstance(config, dict) and "_class_name" in config:  # as diffusers calls it
+        config.setdefault("model_type", config["_class_name"])
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} has no model_type", hint="give the config.json of a transformers model")
+        raise ModelError(
+            f"{path} has no model_type", hint="give the config.json of a model of transformers or diffusers"
+        )
     _check(config, path)
     return config
 

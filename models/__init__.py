@@ -13,7 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, published_decoders, resnet, unet, vit
+from autopar.models import (
+    bert,
+    decoder,
+    deepseek,
+    flux,
+    gpt,
+    llama,
+    mixtral,
+    mlp,
+    published_decoders,
+    resnet,
+    unet,
+    vit,
+    wan,
+)
 from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
 from autopar.models.spec import Config, ModelSpec
@@ -46,6 +60,8 @@ FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "vit": vit.build,
     "resnet": resnet.build,
     "unet": unet.build,
+    "flux": flux.build,
+    "wan": wan.build,
     "mlp": mlp.build,
 }
 """Builder of each family; it takes the name of the graph and the family's own `Config`."""
@@ -62,6 +78,8 @@ MODELS: Mapping[str, ModelSpec] = {
         *vit.SPECS,
         *resnet.SPECS,
         *unet.SPECS,
+        *flux.SPECS,
+        *wan.SPECS,
         *mlp.SPECS,
     )
 }

@@ -10,25 +10,28 @@ silently.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autopar.models import decoder, encoder, encoder_decoder, image_text
+from autopar.models import decoder, encoder, encoder_decoder, flux, image_text, wan
 from autopar.models.alibi_reader import ALIBI
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
+from autopar.models.diffusion_reader import DIFFUSION
 from autopar.models.encoder_config import EncoderConfig
 from autopar.models.encoder_decoder_config import EncoderDecoderConfig
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
+from autopar.models.flux import FluxConfig
 from autopar.models.gemma_reader import GEMMAS
 from autopar.models.hybrids import HYBRIDS
 from autopar.models.image_text_config import ImageTextConfig
 from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
 from autopar.models.mixtures import MIXTURES
+from autopar.models.wan import WanConfig
 
 if TYPE_CHECKING:
     import onnx
 
-Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig | ImageTextConfig
+Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig | ImageTextConfig | FluxConfig | WanConfig
 """What a reader makes of a configuration."""
 
 
@@ -279,17 +282,20 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     **GEMMAS,
     **HYBRIDS,
     **MIXTURES,
+    **DIFFUSION,
     **ENCODERS,
     **ENCODER_DECODERS,
     **{kind: _with_decoders(read) for kind, read in IMAGE_TEXT.items()},
 }
-"""Reader of each `model_type`."""
+"""Reader of each `model_type`, or class of diffusers."""
 
 BUILDERS: "Mapping[type, Callable[[str, Any], onnx.ModelProto]]" = {
     DecoderConfig: decoder.build,
     EncoderConfig: encoder.build,
     EncoderDecoderConfig: encoder_decoder.build,
     ImageTextConfig: image_text.build,
+    FluxConfig: flux.build,
+    WanConfig: wan.build,
 }
 """What writes the graph of each kind of record; it takes the name of the graph and the record."""
 

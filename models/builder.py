@@ -89,6 +89,10 @@ class Builder:
         self._buffers.append(name)
         return self.parameter(name, shape, init)
 
+    def shared_buffer(self, name: str, shape: Sequence[int], init: str) -> str:
+        """Declare a tensor that is not trained, if it is not there yet."""
+        return name if name in self._buffers else self.buffer(name, shape, init)
+
     def constant(self, value: Sequence[int] | int) -> str:
         """Return an int64 constant: a shape, axes, a scalar. Equal ones are stored once."""
         key = value if isinstance(value, int) else tuple(value)

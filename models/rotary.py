@@ -17,17 +17,19 @@ Scaling = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Places of the patches of an image, by row and column, and of what follows the image in its sequence.
+    """Places of the patches of an image or video, by frame, row and column, and of what stands beside it in a sequence.
 
     Attributes:
         height: Patches from top to bottom.
         width: Patches from left to right.
-        coordinates: Of each pair of dims, the coordinate that it turns by: 0 for time, which is the same for the whole
-            image, 1 for the row, 2 for the column.
+        coordinates: Of each pair of dims, the coordinate that it turns by: 0 for the frame, 1 for the row, 2 for the
+            column.
         block: Side of the squares of patches that follow each other; 1 for rows.
         first: Row and column of the first patch.
         then_text: Whether text follows, placed behind the farthest row or column; else what follows is not turned.
         axial: Whether rows and columns have the same frequencies, those of half the dims.
+        skipped: Elements of the sequence before the image, which are not turned.
+        frames: Images of a video, one after the other.
     """
 
     height: int
@@ -37,6 +39,8 @@ class Grid:
     first: int = 0
     then_text: bool = False
     axial: bool = False
+    skipped: int = 0
+    frames: int = 1
 
     def coordinates_of(self) -> NDArray[np.int64]:
         """Return row and column of each patch in the order of the sequence: (patches, 2)."""
@@ -49,9 +53,11 @@ class Grid:
         """Return the position that each pair of dims of each element of a sequence turns by: (seq, pairs)."""
         image = self.coordinates_of() + self.first
         whole = np.zeros((seq, 3))
-        whole[: len(image), 1:] = image
+        end = self.skipped + self.frames * len(image)
+        whole[self.skipped : end, 0] = np.repeat(np.arange(self.frames), len(image))
+        whole[self.skipped : end, 1:] = np.tile(image, (self.frames, 1))
         if self.then_text:
-            whole[len(image) :] = (max(self.height, self.width) + np.arange(seq - len(image)))[:, None]
+            whole[end:] = (max(self.height, self.width) + np.arange(seq - end))[:, None]
         return whole[:, list(self.coordinates)]
 
 

@@ -32,14 +32,14 @@ def num_parameters(model: "onnx.ModelProto") -> int:
 
 def grid_text(grid: Grid) -> str:
     """Return a grid as the metadata of a table has it; `read_grid` is its inverse."""
-    numbers = grid.height, grid.width, grid.block, grid.first, int(grid.then_text), int(grid.axial), *grid.coordinates
-    return ",".join(map(str, numbers))
+    sides = grid.height, grid.width, grid.block, grid.first, int(grid.then_text), int(grid.axial)
+    return ",".join(map(str, (*sides, grid.skipped, grid.frames, *grid.coordinates)))
 
 
 def read_grid(text: str) -> Grid:
     """Return a grid that the metadata of a table states."""
-    height, width, block, first, then_text, axial, *coordinates = map(int, text.split(","))
-    return Grid(height, width, tuple(coordinates), block, first, bool(then_text), bool(axial))
+    height, width, block, first, then_text, axial, skipped, frames, *coordinates = map(int, text.split(","))
+    return Grid(height, width, tuple(coordinates), block, first, bool(then_text), bool(axial), skipped, frames)
 
 
 def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -347,3 +347,11 @@ def test_places_of_patches_go_square_by_square() -> None:
     assert places[:, 2].tolist() == [1, 2, 1, 2, 3, 4, 3, 4, 4, 5]
     assert places[:, 3].tolist() == places[:, 1].tolist()
     assert read_grid(grid_text(grid)) == grid
+
+
+def test_places_of_videos_go_frame_by_frame() -> None:
+    """Behind one token of text, two frames of 1 x 2 patches."""
+    grid = Grid(1, 2, (0, 1, 2), skipped=1, frames=2)
+
+    assert grid.positions(5).T.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 1]]
+    assert read_grid(grid_text(grid)) == grid

@@ -35,6 +35,14 @@ TINY: dict[str, dict[str, Any]] = {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 2, "context": 6, "tokens": 3, "image_size": 8,
         "groups": 4,
     },
+    "flux-12b": {
+        "num_layers": 1, "single_layers": 1, "hidden": 32, "heads": 2, "axes": (4, 4, 8), "latent": 3, "image_size": 6,
+        "tokens": 5, "context": 12, "pooled": 7,
+    },
+    "wan-1.3b": {
+        "num_layers": 2, "hidden": 32, "heads": 2, "ffn": 40, "latent": 3, "frames": 2, "height": 4, "width": 6,
+        "tokens": 5, "context": 12,
+    },
     "mlp-xs": {"num_layers": 3, "hidden": 16},
 }  # fmt: skip
 """One small model of every family."""
@@ -49,7 +57,7 @@ EXACT = {
     "resnet50": 25_557_032, "resnet101": 44_549_160, "resnet152": 60_192_808,
     "wide-resnet50-2": 68_883_240, "wide-resnet101-2": 126_886_696,
     "deepseek-moe-16b": 16_375_728_128,
-    "unet-sd1": 859_520_964,
+    "unet-sd1": 859_520_964, "flux-12b": 11_901_408_320, "wan-1.3b": 1_418_996_800, "wan-14b": 14_288_491_584,
     "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-v2-lite": 15_706_484_224,
