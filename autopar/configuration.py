@@ -1,7 +1,7 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cost import Overlap, Stack
@@ -78,23 +78,6 @@ def families(space: Sequence[Configuration]) -> list[Family]:
         kind = each.schedule in PLAIN, SCHEDULES[each.schedule].splits, each.num_chunks > 1
         found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
     return [tuple(family) for family in found.values()]
-
-
-def alike(families: Iterable[Family], spreads: Callable[[Configuration], bool]) -> list[tuple[Family, ...]]:
-    """Return the families whose blocks take as much in every pass, together; the others alone.
-
-    Args:
-        families: The families.
-        spreads: Whether blocks of a configuration are spread over its stages: what is found of blocks holds for all of
-            these then.
-    """
-    found: dict[tuple[object, ...], list[Family]] = {}
-    for number, family in enumerate(families):
-        first = family[0]
-        alone = -1 if all(map(spreads, family)) else number
-        splits = SCHEDULES[first.schedule].splits
-        found.setdefault((first.num_stages, first.mesh, first.num_microbatches, splits, alone), []).append(family)
-    return [tuple(together) for together in found.values()]
 
 
 def divisors(number: int) -> list[int]:

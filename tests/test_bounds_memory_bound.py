@@ -13,7 +13,7 @@ from autopar.bounds.memory_bound import Room, _fractional_knapsack
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.saved_values import deferred_values, main_kind, most_shards, resident_states, saved_by_main
 from autopar.bounds.transfer import Carried
-from autopar.configuration import Configuration, Family
+from autopar.configuration import Configuration
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.formulate.block_memory import KEPT, RESIDENT
 from autopar.formulate.constraints import Constraints
@@ -238,39 +238,6 @@ def test_the_ladder_stops_between_rungs(monkeypatch: pytest.MonkeyPatch) -> None
         assert raised(most) <= full
         assert len(steps) == most
     assert raised(2) < full
-
-
-@pytest.mark.parametrize("share", [0.9, 0.75])
-def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: float) -> None:
-    """No plan of any of them is faster, there is no hull, and none is better alone than what is found of all."""
-    free = _search()
-    each = [
-        own for own in CONFIGURATIONS if own.num_stages == 2 and own.schedule.startswith("zb") and own.mesh.size == 4
-    ]
-    assert len(each) == 2
-    alone = open_node(free, (each[0],), np.inf)
-    assert alone is not None
-    alone.relax(np.inf)
-    assert alone.best is not None
-    limited = replace(free, memory_limit=alone.finder.costs.peak(alone.best.choice, alone.best.split) * share)
-    found = list[tuple[float, float]]()
-    together_or_not: list[list[Family]] = [[(own,) for own in each], [tuple(each)]]
-    for families in together_or_not:
-        bounds, best = list[float](), list[float]()
-        for own in families:
-            node = open_node(limited, own, np.inf)
-            assert node is not None
-            node.state.spreads_first = True
-            bounds.append(node.solve(node.relax(1e9), 1e9))
-            assert node.state.hull is None
-            assert node.cuts.rounds is not None
-            best.append(node.best.objective if node.best is not None else np.inf)
-        found.append((min(bounds), min(best)))
-
-    (apart, reached), (together, least) = found
-    assert least < np.inf, "so that it tells"
-    assert max(apart, together) <= min(least, reached) * (1 + CLOSE)
-    assert together == pytest.approx(apart, rel=5e-3)
 
 
 def test_nothing_is_recomputed_with_room_or_with_offload() -> None:

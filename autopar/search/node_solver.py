@@ -3,8 +3,7 @@
 1. The placement problem without memory limits bounds every plan; column generation raises the bound (`relaxation.py`).
 2. Column generation continues under the memory limit; for pipelines the cut LP replaces it (`cut_relaxation.py`).
 3. Placements found on the way are cut into stages, and the best plan is kept (`plan_finder.py`). Where none is near
-   the bound, the placement problem is solved under the memory limit (`memory_fitting.py`), and local search follows
-   (`node_improvement.py`).
+   the bound, the placement problem is solved under the memory limit (`memory_fitting.py`).
 4. With one stage the bound is raised from means of choices to single choices (`proof.py`).
 """
 
@@ -24,7 +23,6 @@ from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.cut_relaxation import CutRelaxation
 from autopar.search.memory_fitting import MemoryFitting
-from autopar.search.node_improvement import NodeImprovement
 from autopar.search.node_state import NodeState
 from autopar.search.placement_solver import PlacementSolver
 from autopar.search.plan_finder import PlanFinder
@@ -57,8 +55,7 @@ class NodeSolver:
         self.relaxation = Relaxation(state, self._solver, self.finder)
         self.cuts = CutRelaxation(state, self._solver, self.finder, self.relaxation)
         self._fitting = MemoryFitting(state, self._solver, self.finder)
-        self._improvement = NodeImprovement(state, self.finder)
-        self._proof = Proof(state, self.finder, self._improvement)
+        self._proof = Proof(state, self.finder)
         self.exhausted = self.is_settled = False
 
     @property
@@ -88,12 +85,7 @@ class NodeSolver:
             return math.inf
         bound = min(self.relaxation.bound_without_memory(cutoff), state.left_out)
         state.unlimited = max(state.unlimited, bound)
-        if state.relaxed_choice is not None and state.hull is None and bound < cutoff < math.inf:
-            self.cuts.start(cutoff)
-        if self.cuts.rounds is None:
-            return bound
-        self.cuts.count_work()
-        return min(max(bound, self.cuts.rounds.bound), state.left_out)
+        return bound
 
     def advance(self, bound: float, cutoff: float) -> float:
         """Do the next task under the memory limit: look for better plans, and return a bound that is no lower.
@@ -159,8 +151,6 @@ class NodeSolver:
         ends = near or not more or state.hull.steps >= settings.most_steps
         if ends and not (not near and bound < cutoff and self.relaxation.refine()):
             self._fitting.fit(bound, cutoff)
-            if state.best is not None and bound * (1 + settings.near) < state.best.objective < cutoff:
-                self._improvement.improve()
             self.is_settled = True
             self.exhausted = not (state.proves and self._proof.is_open(bound, cutoff))
         return bound

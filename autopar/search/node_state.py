@@ -38,7 +38,6 @@ class NodeState:
         least_bytes: Per kind of recompute, a lower bound on the bytes of the fullest device.
         urgent: Whether the search has no plan yet: the end then waits for one, but not for long.
         proves: Whether the bound is raised to single choices at the end, which may take longer than all before.
-        spreads_first: Whether the cut LP bounds pipelines from the start, in place of column generation.
         hint: Bounds and placements known of the same microbatches under other schedules.
         cutoff: Step time in seconds above which plans are of no use.
         best: The incumbent of the node; None before the first plan.
@@ -48,7 +47,7 @@ class NodeState:
         pace: Lower bound on the seconds of a microbatch without memory limits.
         unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
         relaxed_choice: Best placements without memory limits; None before they are found.
-        hull: Master problem of column generation; None before the first choice, and where the cut LP replaces it.
+        hull: Master problem of column generation; None before the first choice.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
     """
@@ -61,7 +60,7 @@ class NodeState:
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self.flavours = constraints.flavours()
-        self.urgent = self.proves = self.spreads_first = False
+        self.urgent = self.proves = False
         self.hint = NO_HINT
         self.cutoff = math.inf
         self.best: Candidate | None = None

@@ -8,7 +8,6 @@ import time
 
 from autopar.bounds.integer import WHOLE_WORK, least_whole
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.search.node_improvement import NodeImprovement
 from autopar.search.node_state import NodeState
 from autopar.search.plan_finder import PlanFinder
 from autopar.solvers.base import Budget, Work
@@ -24,11 +23,10 @@ class Proof:
     Args:
         state: The node.
         finder: Turns placements into plans.
-        improvement: Local search from the incumbent.
     """
 
-    def __init__(self, state: NodeState, finder: PlanFinder, improvement: NodeImprovement) -> None:
-        self._state, self._finder, self._improvement = state, finder, improvement
+    def __init__(self, state: NodeState, finder: PlanFinder) -> None:
+        self._state, self._finder = state, finder
 
     def is_open(self, bound: float, cutoff: float) -> bool:
         """Whether a proof may raise a bound below the cutoff."""
@@ -46,8 +44,6 @@ class Proof:
         state = self._state
         known = state.best
         bound = self._raise_bound(bound, cutoff)
-        if state.best is not known:
-            self._improvement.improve()
         return bound, state.is_stopped() or (state.best is not known and self.is_open(bound, cutoff))
 
     def _ceiling(self, bound: float, cutoff: float) -> float:

@@ -145,16 +145,11 @@ class Relaxation:
         return bound
 
     def _start_master(self, bound: float, cutoff: float, choice: Choice | None) -> None:
-        """Start the master problem with a choice, unless the bound is enough or the cut LP replaces it.
-
-        The cut LP sees which stage waits for which, so that nothing is gained by a master problem beside it.
-        """
+        """Start the master problem with a choice, unless the bound is enough."""
         state = self._state
         if choice is None or bound >= cutoff or state.is_stopped():
             return
         state.relaxed_choice = choice
-        if state.spreads_first and state.spreads:
-            return
         state.prune_schedules(cutoff)
         state.hull = Hull(state.tables, self.program())
         for known in (choice, *state.hint.choices):

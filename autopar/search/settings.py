@@ -28,10 +28,6 @@ class NodeSettings:
         block_work: Units of work of a placement problem of single blocks; most take a twentieth.
         block_gap: Relative gap to which these problems are solved; their bounds are used.
         shifted: Relative excess over the incumbent up to which a plan's blocks are moved between stages.
-        descent_rounds: Rounds in which the neighbours of a changed decision are decided again.
-        descent_changes: Changes that the local search over placements looks at, at most.
-        descent_share: Changes in a row of which some have to improve the plan by `descent_worth`.
-        descent_worth: Relative improvement.
     """
 
     heavy_kinds: int = 3
@@ -50,10 +46,6 @@ class NodeSettings:
     block_work: float = 2e8
     block_gap: float = 5e-4
     shifted: float = 0.02
-    descent_rounds: int = 2
-    descent_changes: int = 5000
-    descent_share: int = 1000
-    descent_worth: float = 1e-4
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,6 @@ class SearchTask:
         branches: Restrictions of the plans.
         starts: Choices to consider first, of the tables under these branches.
         proves: Whether the bound is raised to single choices; runners-up need no proof.
-        spreads_first: Whether the cut LP bounds pipelines from the start, in place of column generation: more costly,
-            and tighter where memory binds.
     """
 
     work: Work
@@ -53,7 +51,6 @@ class SearchTask:
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
     proves: bool = True
-    spreads_first: bool = False
 
     @property
     def cell(self) -> "Cell":

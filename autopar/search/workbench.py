@@ -205,7 +205,7 @@ class Workbench:
         if node is not None:
             known = node.state
             known.end, known.urgent, known.hint = end, task.urgent, task.hint
-            known.proves, known.spreads_first = task.proves, task.spreads_first
+            known.proves = task.proves
         return node
 
 

@@ -28,7 +28,6 @@ ROWS = {
     "outer data-parallel meshes": ["outer_tasks=0", "outer_share=0"],
     "limit on outer data-parallel tasks": ["outer_tasks=1e9"],
     "local search over configurations": ["climb_failures=0", "climb_share=0"],
-    "local search over placements": ["node.descent_changes=1"],
     "corrections of lowered memory": ["node.corrections=1"],
     "rounds of the cut LP": ["node.cut_steps=1"],
 }

@@ -66,7 +66,6 @@ def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]
     tables = search.tables(family)
     assert tables is not None, "nothing is pinned"
     node = NodeSolver(search, family, tables, math.inf)
-    node.state.spreads_first = True
     node.relax(math.inf)  # without memory, for a choice to begin with
     found: list[Problem] = []
 
