@@ -11,10 +11,10 @@ import pytest
 
 from autopar.bounds import task_lp
 from autopar.bounds.block_lp import block_program
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
 from autopar.bounds.master_problem import step_program
-from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, Spreader, levels_of
+from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, CutGenerator, levels_of
 from autopar.bounds.roofline import floor
 from autopar.bounds.saved_values import deferred_values, main_kind, received_values
 from autopar.bounds.task_lp import LeastProgram
@@ -147,26 +147,26 @@ def _whole(found: Tables, pipeline: Pipeline) -> float:
     return _solve(problem(found, plain), np.inf).bound * pipeline.num_groups / pipeline.rounds
 
 
-def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence[Choice]) -> Spreader:
+def _cut_generator(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence[Choice]) -> CutGenerator:
     program = block_program(found, pipeline, limit, ON_DEVICE, (Recompute.NONE,) * len(found.folded.kinds))
-    return Spreader(found, program, choices, _solve)
+    return CutGenerator(found, program, choices, _solve)
 
 
 def _raised(
-    spreader: Spreader, order: Order, rest: Rest, steps: int = 6, enough: float = math.inf
+    cut_generator: CutGenerator, order: Order, rest: Rest, steps: int = 6, enough: float = math.inf
 ) -> tuple[float, float]:
     """Bound after some rounds, and the value of the inner program."""
     value, basis = np.inf, None
-    first = spreader.bound(order, rest, enough)
-    spreader.price_memory(order, rest, levels_of(order), enough)
-    known = spreader.bound(order, rest, enough, known=first)
+    first = cut_generator.bound(order, rest, enough)
+    cut_generator.price_memory(order, rest, levels_of(order), enough)
+    known = cut_generator.bound(order, rest, enough, known=first)
     bound = max(first.seconds, known.seconds)
     for _ in range(steps):
-        found = spreader.solve_inner(order, rest, known.case, basis)
+        found = cut_generator.solve_inner(order, rest, known.case, basis)
         value, basis = found.value, found.basis
         if not found.cuts:
             break
-        known = spreader.bound(order, rest, enough, known=known)
+        known = cut_generator.bound(order, rest, enough, known=known)
         bound = max(bound, known.seconds)
     return bound, value
 
@@ -179,11 +179,11 @@ def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: in
     chain = found.folded.chain
     pipeline = Pipeline(2 * chunks, 4, schedule, Overlap.of(STACKS[stack]), 1e-4, chunks, 0.1 if chunks > 1 else 0.0)
     choices, order, rest = _choices(5), _order(pipeline), _rest(found, pipeline, 1e15)
-    bound, value = _raised(_spreader(found, pipeline, 1e15, choices), order, rest)
+    bound, value = _raised(_cut_generator(found, pipeline, 1e15, choices), order, rest)
 
     assert 0 < bound <= value * (1 + TOLERANCE)
     for choice in choices:
-        alone = _spreader(found, pipeline, 1e15, [choice]).solve_inner(order, rest).value
+        alone = _cut_generator(found, pipeline, 1e15, [choice]).solve_inner(order, rest).value
         totals = found.block_seconds(choice)
         passes = pass_seconds(found, choice, splits=SCHEDULES[schedule].splits)
         every = splits(len(chain), pipeline.num_stages)
@@ -215,11 +215,13 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
         limit = 1e9
         while (plan := Groups(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
             rest = _rest(found, pipeline, limit)
-            alone = _spreader(found, pipeline, limit, [choice]).solve_inner(order, rest).value
-            bound, _ = _raised(_spreader(found, pipeline, limit, [choice]), order, rest)
-            mean = Hull(found, step_program(found, pipeline, limit)).alone(choice)
+            alone = _cut_generator(found, pipeline, limit, [choice]).solve_inner(order, rest).value
+            bound, _ = _raised(_cut_generator(found, pipeline, limit, [choice]), order, rest)
+            mean = ColumnGeneration(found, step_program(found, pipeline, limit)).bound_of_choice(choice)
             assert max(bound, alone) <= plan[1].seconds * (1 + TOLERANCE)
-            near = _raised(_spreader(found, pipeline, limit, [choice]), order, rest, 2, enough=1.01 * plan[1].seconds)
+            near = _raised(
+                _cut_generator(found, pipeline, limit, [choice]), order, rest, 2, enough=1.01 * plan[1].seconds
+            )
             assert near[0] <= plan[1].seconds * (1 + TOLERANCE)
             fitting, more = fitting + 1, max(more, alone / mean - 1)
             limit *= 0.3
@@ -234,8 +236,8 @@ def test_a_running_pass_needs_the_transient_bytes_of_its_point(seed: int) -> Non
     pipeline, main = Pipeline(4, 4, "interleaved", num_chunks=2), main_kind(found.folded).id
     known = list[float]()
     for choice in _choices(seed):
-        spreader = _spreader(found, pipeline, limit, [choice])
-        points, each = spreader._points()
+        cut_generator = _cut_generator(found, pipeline, limit, [choice])
+        points, each = cut_generator._points()
         known += points[:, Component.RUNNING].tolist()
         lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=False)
         walk = chain_bytes(lowered, found.folded, trains=True).walk
@@ -273,16 +275,16 @@ def test_the_cap_on_blocks_follows_from_the_cutoff(factor: float) -> None:
     """One block more exceeds the cutoff; the cap itself does not."""
     found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
     order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
-    spreader = _spreader(found, pipeline, 1e9, _choices(3))
-    enough = factor * spreader.bound(order, rest).seconds
+    cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
+    enough = factor * cut_generator.bound(order, rest).seconds
     each = 4 * rest.turns * _least_block(found, main_kind(found.folded).id)
 
-    cap = spreader._cap(order, spreader._in_units(rest), enough / spreader._unit)
+    cap = cut_generator._cap(order, cut_generator._in_units(rest), enough / cut_generator._unit)
 
     assert cap is not None
     assert cap * each + rest.fixed <= enough * (1 + 1e-3)
     assert (cap + 1) * each + rest.fixed >= enough * (1 - 1e-3)
-    assert spreader.bound(order, rest, enough).seconds <= max(enough, (cap + 1) * each + rest.fixed) * (1 + 1e-3)
+    assert cut_generator.bound(order, rest, enough).seconds <= max(enough, (cap + 1) * each + rest.fixed) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -292,7 +294,7 @@ def test_transient_bytes_of_points_are_those_of_lowered_blocks(seed: int) -> Non
     pipeline, main = Pipeline(4, 4, "interleaved", num_chunks=2), main_kind(found.folded).id
     room, sharded = limit - found.folded.buffer_bytes, 0
     for choice in _choices(seed):
-        points, _ = _spreader(found, pipeline, limit, [choice])._points()
+        points, _ = _cut_generator(found, pipeline, limit, [choice])._points()
         lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=False)
         held = chain_bytes(lowered, found.folded, trains=True)
         received = float(held.arriving[main] + held.returning[main])
@@ -482,25 +484,25 @@ def test_a_bound_at_the_cutoff_is_valid(schedule: str, chunks: int) -> None:
     """The case of a fuller group is left at the bound of its passes, which some choice attains."""
     found, pipeline = _deep("slow"), Pipeline(2 * chunks, 4, schedule, num_chunks=chunks)
     order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
-    spreader = _spreader(found, pipeline, 1e15, _choices(5))
+    cut_generator = _cut_generator(found, pipeline, 1e15, _choices(5))
 
-    bound = spreader.bound(order, rest).seconds
+    bound = cut_generator.bound(order, rest).seconds
 
-    assert 0 < spreader.bound(order, rest, 0.0).seconds <= bound * (1 + TOLERANCE)
-    points, _ = spreader._points()
-    assert spreader._plain_seconds == pytest.approx(float(points[:, Component.PLAIN].min()), rel=1e-3)
+    assert 0 < cut_generator.bound(order, rest, 0.0).seconds <= bound * (1 + TOLERANCE)
+    points, _ = cut_generator._points()
+    assert cut_generator._plain_seconds == pytest.approx(float(points[:, Component.PLAIN].min()), rel=1e-3)
 
 
 def test_standard_prices_of_memory_have_none_for_traffic_after_the_last_pass() -> None:
     """Steps mostly do not wait for it, and a cut with its price is weak."""
     found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
     order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
-    spreader = _spreader(found, pipeline, 1e9, _choices(3))
-    spreader.bound(order, rest)
-    known = spreader.num_cuts
-    spreader.price_memory(order, rest, levels_of(order))
+    cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
+    cut_generator.bound(order, rest)
+    known = cut_generator.num_cuts
+    cut_generator.price_memory(order, rest, levels_of(order))
 
-    prices = np.array([own for own, _ in spreader._cuts[known:]])
+    prices = np.array([own for own, _ in cut_generator._cuts[known:]])
     assert not prices[:, [Component.GRADIENT, Component.LINK_ONCE]].any()
     assert (prices[:, [Component.KEPT, Component.RESIDENT, Component.LINK, Component.UPDATE]] > 0).all()
 
@@ -524,10 +526,14 @@ def test_memory_is_cheaper_the_longer_a_step_is() -> None:
     for count in (4, 16):
         pipeline = Pipeline(4, count, "interleaved", num_chunks=2)
         order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
-        spreader = _spreader(found, pipeline, 1e9, _choices(3))
-        spreader.price_memory(order, rest, (2.0,))
+        cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
+        cut_generator.price_memory(order, rest, (2.0,))
         dearest.append(
-            max(own[Component.RESIDENT] / own[Component.FORWARD] for own, _ in spreader._cuts if own[Component.FORWARD])
+            max(
+                own[Component.RESIDENT] / own[Component.FORWARD]
+                for own, _ in cut_generator._cuts
+                if own[Component.FORWARD]
+            )
         )
     assert dearest[1] < 0.5 * dearest[0]
 
@@ -680,15 +686,15 @@ def test_cuts_that_are_not_binding_are_left_out_of_large_programs(monkeypatch: p
     monkeypatch.setattr(task_lp, "LARGE", 0)
     found, pipeline = _deep("slow"), Pipeline(2, 4, "zb-h1")
     order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
-    spreader = _spreader(found, pipeline, 1e15, _choices(5))
+    cut_generator = _cut_generator(found, pipeline, 1e15, _choices(5))
 
-    first = spreader.bound(order, rest)
-    again = spreader.bound(order, rest, known=first)
+    first = cut_generator.bound(order, rest)
+    again = cut_generator.bound(order, rest, known=first)
 
     assert first.basis is None
-    assert 0 < len(first.cuts) < first.seen == spreader.num_cuts
+    assert 0 < len(first.cuts) < first.seen == cut_generator.num_cuts
     assert again.seconds == pytest.approx(first.seconds, rel=TOLERANCE)
-    spreader.solve_inner(order, rest, first.case)
-    more = spreader.bound(order, rest, known=first)
-    assert set(more.cuts) <= {*first.cuts, *range(first.seen, spreader.num_cuts)}
+    cut_generator.solve_inner(order, rest, first.case)
+    more = cut_generator.bound(order, rest, known=first)
+    assert set(more.cuts) <= {*first.cuts, *range(first.seen, cut_generator.num_cuts)}
     assert more.seconds >= first.seconds * (1 - TOLERANCE)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.integer import least_whole, objective_of_rows
 from autopar.bounds.master_problem import step_program
 from autopar.formulate.linear_weights import problem, weights
@@ -78,17 +78,17 @@ def test_of_one_choice_it_is_the_master_problem_of_this_choice(model: str, limit
             memory = lowered_bytes(found, choice)
             limit = sum(memory.peak(0, stop, 1, (own,) * stop) for own in (NONE, Recompute.FULL)) / 2
         rows = step_program(found, pipeline, limit)
-        hull = Hull(found, rows)
-        hull.add(choice, None if limited else 0)
-        hull.step(_solve, 0.0, lambda _: None, memory=limited)
+        column_generation = ColumnGeneration(found, rows)
+        column_generation.add(choice, None if limited else 0)
+        column_generation.step(_solve, 0.0, lambda _: None, memory=limited)
         modes = list(range(len(rows.flavours))) if limited else [0]
 
-        function = objective_of_rows(found, rows, modes, hull.value, memory=limited)
+        function = objective_of_rows(found, rows, modes, column_generation.value, memory=limited)
         least = minimise(function, _survivors(found, [(own,) for own in choice]), math.inf, _budget(_instance(found)))
 
-        assert least.bound * hull.value >= hull.value * (1 - TOLERANCE)
+        assert least.bound * column_generation.value >= column_generation.value * (1 - TOLERANCE)
         if not limited:
-            assert least.bound * hull.value <= hull.value * (1 + TOLERANCE)
+            assert least.bound * column_generation.value <= column_generation.value * (1 + TOLERANCE)
         assert least.choice == choice
 
 
@@ -122,7 +122,7 @@ def test_the_optimum_is_that_of_enumeration(model: str, seed: int) -> None:
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
 def test_no_choice_is_faster_than_the_integer_bound(model: str, num_microbatches: int) -> None:
-    """It is at least the hull's bound; its choice attains it up to late reductions."""
+    """It is at least the bound of column generation; its choice attains it up to late reductions."""
     found = tables(model)
     chain, pipeline = found.folded.chain, Pipeline(1, num_microbatches, "1f1b")
     whole = Split.uniform(((0, len(chain)),), (NONE,))
@@ -131,15 +131,15 @@ def test_no_choice_is_faster_than_the_integer_bound(model: str, num_microbatches
         totals = found.block_seconds(choice)
         if np.isfinite(totals).all():
             seconds[choice] = step_time(totals, chain, pipeline, whole, 0.0).seconds
-    hull = Hull(found, step_program(found, pipeline, np.inf))
-    hull.add(good_choice(model, "train"))
+    column_generation = ColumnGeneration(found, step_program(found, pipeline, np.inf))
+    column_generation.add(good_choice(model, "train"))
     for _ in range(12):
-        hull.step(_solve, np.inf, lambda _: None, memory=False)
+        column_generation.step(_solve, np.inf, lambda _: None, memory=False)
     ceiling = 1.001 * min(seconds.values())
 
-    least = least_whole(found, hull, ceiling, _budget(_instance(found)))
+    least = least_whole(found, column_generation, ceiling, _budget(_instance(found)))
 
     assert least.choice is not None
-    assert hull.bound <= least.bound <= min(seconds.values()) * (1 + TOLERANCE)
+    assert column_generation.bound <= least.bound <= min(seconds.values()) * (1 + TOLERANCE)
     totals = found.block_seconds(least.choice)
     assert step_time(totals, chain, pipeline, whole, 0.0).seconds == pytest.approx(least.bound, rel=0.02)

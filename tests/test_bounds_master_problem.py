@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.master_problem import parts_of, step_program
 from autopar.bounds.roofline import floor
 from autopar.configuration import Configuration
@@ -90,14 +90,14 @@ def test_of_one_stage_and_one_choice_the_value_is_the_step_time(stack: str, num_
     whole = Split.uniform(((0, found.folded.num_blocks),), (NONE,))
     for choice in _choices(found, "gpt2", 6):
         time = step_time(found.block_seconds(choice), found.folded.chain, pipeline, whole, 0.0).seconds
-        hull = Hull(found, step_program(found, pipeline, np.inf))
-        hull.add(choice, 0)
+        column_generation = ColumnGeneration(found, step_program(found, pipeline, np.inf))
+        column_generation.add(choice, 0)
 
-        hull.step(_solve, 0.0, lambda _: None, memory=False)
+        column_generation.step(_solve, 0.0, lambda _: None, memory=False)
 
-        assert hull.value <= time * (1 + TOLERANCE)
+        assert column_generation.value <= time * (1 + TOLERANCE)
         if stack != "shared":
-            assert hull.value >= time * 0.98
+            assert column_generation.value >= time * 0.98
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -114,13 +114,13 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
     configuration = Configuration(num_groups, found.mesh, microbatches, schedule, chunks)
     path = under.path(configuration, SAMPLES * microbatches)
     assert (path is None) == (num_groups == 1 or schedule == "1f1b")
-    hull = Hull(found, step_program(found, pipeline, np.inf, path=path))
-    hull.add(good_choice(model, "train"))
+    column_generation = ColumnGeneration(found, step_program(found, pipeline, np.inf, path=path))
+    column_generation.add(good_choice(model, "train"))
     for _ in range(6):
-        hull.step(_solve, np.inf, lambda _: None, memory=False)
+        column_generation.step(_solve, np.inf, lambda _: None, memory=False)
     rng = np.random.default_rng(0)
 
-    assert hull.bound > pipeline.fixed
+    assert column_generation.bound > pipeline.fixed
     for choice in _choices(found, model, 6):
         totals = found.block_seconds(choice)
         if not np.isfinite(totals).all():
@@ -132,7 +132,7 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
                 seconds = grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
             else:
                 seconds = time_of(stage_times(totals, chain, split, overlap), pipeline, 0.0).seconds
-            assert hull.bound <= seconds * (1 + TOLERANCE)
+            assert column_generation.bound <= seconds * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
@@ -153,19 +153,19 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_a_limit(model: str, nu
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
-            hull = Hull(found, step_program(found, pipeline, limit, finely=True))
-            hull.add(choice)
+            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=True))
+            column_generation.add(choice)
             for _ in range(8):
-                hull.step(_solve, np.inf, lambda _: None, memory=True)
+                column_generation.step(_solve, np.inf, lambda _: None, memory=True)
 
-            assert hull.bound <= seconds * (1 + TOLERANCE)
-            assert hull.bound <= hull.alone(choice) * (1 + TOLERANCE)
-            assert hull.alone(choice) <= seconds * (1 + TOLERANCE)
-            free = Hull(found, step_program(found, pipeline, np.inf))
+            assert column_generation.bound <= seconds * (1 + TOLERANCE)
+            assert column_generation.bound <= column_generation.bound_of_choice(choice) * (1 + TOLERANCE)
+            assert column_generation.bound_of_choice(choice) <= seconds * (1 + TOLERANCE)
+            free = ColumnGeneration(found, step_program(found, pipeline, np.inf))
             free.add(choice)
             for _ in range(8):
                 free.step(_solve, np.inf, lambda _: None, memory=False)
-            raised += hull.bound > free.bound * (1 + TOLERANCE)
+            raised += column_generation.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
 
 
@@ -212,12 +212,12 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound(
             plan = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
             if plan is None:
                 break
-            hull = Hull(found, step_program(found, pipeline, limit, finely=True))
-            hull.add(choice)
+            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=True))
+            column_generation.add(choice)
             for _ in range(4):
-                hull.step(_solve, np.inf, lambda _: None, memory=True)
-            assert hull.bound <= plan[1].seconds * (1 + TOLERANCE)
-            assert hull.alone(choice) <= plan[1].seconds * (1 + TOLERANCE)
+                column_generation.step(_solve, np.inf, lambda _: None, memory=True)
+            assert column_generation.bound <= plan[1].seconds * (1 + TOLERANCE)
+            assert column_generation.bound_of_choice(choice) <= plan[1].seconds * (1 + TOLERANCE)
             fitting += 1
             limit *= 0.3
     assert fitting > 4
@@ -237,12 +237,12 @@ def test_parts_of_a_long_pipeline_raise_its_bound_where_memory_is_short() -> Non
     for limit in (1e9, 4e8):
         bounds = []
         for finely in (False, True):
-            hull = Hull(found, step_program(found, pipeline, limit, finely=finely))
-            hull.add(choice)
+            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=finely))
+            column_generation.add(choice)
             for _ in range(20):
-                if not hull.step(_solve, np.inf, lambda _: None, memory=True):
+                if not column_generation.step(_solve, np.inf, lambda _: None, memory=True):
                     break
-            bounds.append(hull.bound)
+            bounds.append(column_generation.bound)
         plan = best_split(totals, memory, pipeline, limit, 0.0)
         assert plan is None or bounds[1] <= plan[1].seconds * (1 + TOLERANCE)
         raised.append(bounds[1] / bounds[0] - 1)
@@ -271,14 +271,16 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
         every = [BY_SECONDS[own] for own in rng.integers(4, size=len(chain))]
         split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
         limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
-        hull = Hull(found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted)))
-        hull.add(choice)
+        column_generation = ColumnGeneration(
+            found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted))
+        )
+        column_generation.add(choice)
         for _ in range(5):
-            hull.step(_solve, np.inf, lambda _: None, memory=True)
+            column_generation.step(_solve, np.inf, lambda _: None, memory=True)
 
         taken = step_time(seconds, chain, pipeline, split, 0.0).seconds
-        assert hull.bound <= taken * (1 + TOLERANCE)
-        assert hull.alone(choice) <= taken * (1 + TOLERANCE)
+        assert column_generation.bound <= taken * (1 + TOLERANCE)
+        assert column_generation.bound_of_choice(choice) <= taken * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -310,13 +312,15 @@ def test_on_a_slow_host_link_the_bound_contains_part_of_the_copies(
     hosted = ({Hosted.ACTIVATIONS} if flavour is Recompute.OFFLOAD else set()) | ({Hosted.OPTIMIZER} if away else set())
     limit = stage_peak(memory, pipeline, split, 0)
 
-    hull = Hull(found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted))
-    hull.add(solution.choice)
+    column_generation = ColumnGeneration(
+        found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted)
+    )
+    column_generation.add(solution.choice)
     for _ in range(8):
-        hull.step(_solve, np.inf, lambda _: None, memory=True)
+        column_generation.step(_solve, np.inf, lambda _: None, memory=True)
 
     assert plan > 2 * free
-    assert free + seen * (plan - free) <= hull.bound <= plan * (1 + TOLERANCE)
+    assert free + seen * (plan - free) <= column_generation.bound <= plan * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])

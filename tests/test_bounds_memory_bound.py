@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from autopar.bounds.block_lp import block_program
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.cut_lp import Component
 from autopar.bounds.memory_bound import Room, _fractional_knapsack
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.saved_values import deferred_values, main_kind, most_shards, resident_states, saved_by_main
-from autopar.bounds.transfer import Carried
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import Configuration
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.formulate.block_memory import KEPT, RESIDENT
@@ -185,13 +185,13 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     for _ in range(8):
         choices.append(random_choice(instance, rng, near=choices[-1]))
     peak = free.finder.costs.peak(free.best.choice, free.best.split)
-    without = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    without = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
     before, raised, found = without.least((configuration,)), 0, 0
     for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.2, 0.01):
         limited = replace(search, memory_limit=peak * share)
         room = _room(limited)
-        carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, room)
-        least = carried.least((configuration,))
+        transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch, room)
+        least = transfer_bounds.least((configuration,))
         assert least >= before
         raised += before < least < np.inf
         before = least
@@ -229,7 +229,7 @@ def test_the_ladder_stops_between_rungs(monkeypatch: pytest.MonkeyPatch) -> None
         waiting = [(0.0, 0)]
         steps.clear()
         known = (search.folded, search.floor, search.costs.stack, search.global_batch, _room(search))
-        Carried(*known, lambda: len(steps) >= most).raise_least(waiting, [family], np.inf, lambda number: False)
+        TransferBounds(*known, lambda: len(steps) >= most).raise_least(waiting, [family], np.inf, lambda number: False)
         return waiting[0][0]
 
     full = raised(np.inf)
@@ -271,14 +271,14 @@ def test_fewer_resident_bytes_cost_link_seconds_in_every_microbatch(samples: int
     assert tables is not None
     pipeline, folded_ = configuration.pipeline(search.costs.stack), tables.folded
     program = block_program(tables, pipeline, 80e9, ON_DEVICE, (Recompute.NONE,) * len(folded_.kinds))
-    hull = Hull(tables, program.rows)
+    column_generation = ColumnGeneration(tables, program.rows)
     weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
     instance, rng = problem(tables, weighting), np.random.default_rng(1)
     _, choice = optimum(instance)
     for _ in range(60):
-        hull.add(choice)
+        column_generation.add(choice)
         choice = random_choice(instance, rng, near=choice)
-    points = program.points(hull.columns)
+    points = program.points(column_generation.columns)
     own = sum(
         memory.least(configuration.mesh.shape) for memory in resident_states(folded_, search.costs, offload=False)
     )

@@ -9,8 +9,8 @@ import pytest
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.roofline import scales
 from autopar.bounds.saved_values import main_kind
-from autopar.bounds.submesh_tables import minor_mesh, passes_alone, placements
-from autopar.bounds.transfer import ROOM, Carried
+from autopar.bounds.submesh_tables import inner_mesh, passes_alone, placements
+from autopar.bounds.transfer import MEMORY_RUNGS, TransferBounds
 from autopar.configuration import Configuration, Family, families
 from autopar.cost import Overlap
 from autopar.folding.graph_facts import element_bytes
@@ -172,7 +172,7 @@ def test_no_microbatch_is_faster_than_its_share_on_the_free_axes(splits: bool) -
     pairs = {(family[0].mesh, 24 // family[0].num_microbatches) for family in _space()}
     pipeline = Pipeline(2, 1, "zb-h1" if splits else "1f1b", Overlap.of(task.costs.stack))
     for mesh, samples in sorted(pairs, key=str):
-        dp, minor = mesh.shape[0], minor_mesh(mesh)
+        dp, minor = mesh.shape[0], inner_mesh(mesh)
         found = Workbench(search, portable=False)._submesh_bound(minor, samples // dp, np.inf)
         family = (Configuration(1, mesh, 24 // samples, "1f1b"),)
         tables = search.tables(family)
@@ -190,37 +190,41 @@ def test_no_microbatch_is_faster_than_its_share_on_the_free_axes(splits: bool) -
     assert near > len(pairs) / 2
 
 
-def _with_room(carried: Carried, space: Sequence[Family], search: SearchContext) -> list[tuple[float, int]]:
+def _with_room(
+    transfer_bounds: TransferBounds, space: Sequence[Family], search: SearchContext
+) -> list[tuple[float, int]]:
     """Return a heap of the bounds of families, and their numbers: floors, the least raised by room in memory."""
     heap = sorted((search.least(family), number) for number, family in enumerate(space))
-    carried.raise_least(heap, space, np.inf, lambda number: False, ROOM)
+    transfer_bounds.raise_least(heap, space, np.inf, lambda number: False, MEMORY_RUNGS)
     return heap
 
 
 def _submeshes(space: Sequence[Family]) -> set[tuple[Mesh, int]]:
     """Return the free axes of some meshes, and the samples that devices along them work on."""
-    return {(minor_mesh(own[0].mesh), 24 // own[0].num_microbatches // own[0].mesh.shape[0]) for own in space}
+    return {(inner_mesh(own[0].mesh), 24 // own[0].num_microbatches // own[0].mesh.shape[0]) for own in space}
 
 
 def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
     search = _task().context(Effort())
     space = list(_space())
-    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
-    assert all(carried._alone(family[0]) == UNKNOWN for family in space)
+    transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
+    assert all(transfer_bounds._alone(family[0]) == UNKNOWN for family in space)
     bench = Workbench(search, portable=False)
-    before = _with_room(carried, space, search)[0][0]
+    before = _with_room(transfer_bounds, space, search)[0][0]
     for mesh, samples in sorted(_submeshes(space), key=str):
         alone = Configuration(1, mesh, 24 // samples, "1f1b")
-        carried.learn_minor(mesh, samples, bench.execute(SearchTask(Work.SUBMESH, (alone,), 0.0, np.inf), np.inf))
+        transfer_bounds.record_submesh(
+            mesh, samples, bench.execute(SearchTask(Work.SUBMESH, (alone,), 0.0, np.inf), np.inf)
+        )
 
     for family in space:
-        assert 0 < carried.rough(family) <= carried.least(family)
+        assert 0 < transfer_bounds.transferred_bound(family) <= transfer_bounds.least(family)
         waiting = [(0.0, 0)]
-        carried.raise_least(waiting, [family], np.inf, lambda number: False)
-        assert waiting == [(carried.least(family, np.inf), 0)]
+        transfer_bounds.raise_least(waiting, [family], np.inf, lambda number: False)
+        assert waiting == [(transfer_bounds.least(family, np.inf), 0)]
     for family in space[:: len(space) // 8]:
-        least = carried.least(family)
+        least = transfer_bounds.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
         if family[0].num_stages == 1:
             node = open_node(search, family, np.inf)
@@ -228,10 +232,10 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
             assert node.relax(np.inf) > 0
             assert node.best is not None
             assert least <= node.best.objective * (1 + CLOSE)
-    known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
-    heap = _with_room(carried, space, search)
+    known = [max(search.least(family), transfer_bounds.least(family, np.inf)) for family in space]
+    heap = _with_room(transfer_bounds, space, search)
     assert before < heap[0][0] <= min(known)
-    carried.raise_least(heap, space, np.inf, lambda number: False)
+    transfer_bounds.raise_least(heap, space, np.inf, lambda number: False)
     assert heap[0][0] == pytest.approx(min(known))
     assert sorted(number for _, number in heap) == [*range(len(space))]
 
@@ -239,28 +243,30 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
 def test_once_it_is_late_no_bound_is_raised_further() -> None:
     """Then floors, and what follows at once, are what is known: a bound is there at any time."""
     search, late = _task().context(Effort()), False
-    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
-    for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
+    transfer_bounds = TransferBounds(
+        search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late
+    )
+    for mesh in {inner_mesh(family[0].mesh) for family in _space()}:
         found = Workbench(search, portable=False)._submesh_bound(mesh, 6, np.inf)
-        carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
-    assert all(carried.least(family) > 0 for family in _space())
+        transfer_bounds.record_submesh(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    assert all(transfer_bounds.least(family) > 0 for family in _space())
 
     late = True
 
-    assert not any(carried.least(family) for family in _space())
+    assert not any(transfer_bounds.least(family) for family in _space())
 
 
 def test_paces_are_told_of_divisors_only() -> None:
     """Of 4 samples on the free axes something follows for 2, not for 8 or 3, nor for other free axes."""
     search = _task().context(Effort())
-    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
     mesh = Mesh.of(outer=2, inner=2)
     found = Workbench(search, portable=False)._submesh_bound(mesh, 4, np.inf)
-    carried.learn_minor(mesh, 4, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    transfer_bounds.record_submesh(mesh, 4, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
 
     def seconds(samples: int, inner: int = 2) -> float:
         own = Configuration(2, Mesh.of(dp=2, outer=2, inner=inner), 24 // samples, "1f1b")
-        return carried._alone(own).seconds
+        return transfer_bounds._alone(own).seconds
 
     assert seconds(8) == found.joint.seconds
     assert seconds(4) == found.joint.seconds / 2

@@ -13,7 +13,7 @@ from autopar.bounds import task_graph as excerpts
 from autopar.bounds.critical_path import least_path
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.roofline import floor, scales
-from autopar.bounds.transfer import Carried
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import PLAIN, Configuration, Family, families
 from autopar.cost import Overlap, Stack
 from autopar.formulate.building import build_tables
@@ -216,21 +216,25 @@ def test_no_plan_is_faster_than_the_transfer_bound(host: float) -> None:
     search = task.context(Effort())
     mesh = Mesh.of(outer=2, inner=2)
     known = families([each for each in task.space if each.mesh == mesh and each.num_microbatches in (2, 12)])
-    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
-    untold = {family: carried.least(family) for family in known}
+    transfer_bounds = TransferBounds(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    untold = {family: transfer_bounds.least(family) for family in known}
     assert all((least > 0) == (family[0].schedule not in PLAIN) for family, least in untold.items()), "paths only"
     for family in known:
         if family[0].num_microbatches == 2:
             node = open_node(search, family, np.inf)
             assert node is not None
             bound = node.relax(np.inf)
-            carried.learn(family, Finding(bound, None, 0, pace=node.state.pace, unlimited=node.state.unlimited))
-            assert carried.least(family) >= max(untold[family], bound * (family[0].schedule in PLAIN) * (1 - CLOSE))
+            transfer_bounds.record_finding(
+                family, Finding(bound, None, 0, pace=node.state.pace, unlimited=node.state.unlimited)
+            )
+            assert transfer_bounds.least(family) >= max(
+                untold[family], bound * (family[0].schedule in PLAIN) * (1 - CLOSE)
+            )
 
     told = {(own.schedule, own.num_chunks) for family in known for own in family}
     assert {name for name, _ in told} == {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"}
     for family in known:
-        least = carried.least(family)
+        least = transfer_bounds.least(family)
         assert least > 0
         assert all(least <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 
@@ -239,17 +243,17 @@ def test_without_pipeline_smaller_microbatches_are_no_faster() -> None:
     """The step time of one stage is bounded by that of fewer microbatches on the same mesh."""
     task = _task()
     search = task.context(Effort())
-    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.floor, task.costs.stack, task.job.global_batch)
     family = [(Configuration(1, Mesh.of(outer=4, inner=2), count, "1f1b"),) for count in (2, 4, 12)]
     first = open_node(search, family[0], np.inf)
     assert first is not None
-    carried.learn(family[0], Finding(0.0, None, 0, unlimited=first.relax(np.inf)))
+    transfer_bounds.record_finding(family[0], Finding(0.0, None, 0, unlimited=first.relax(np.inf)))
 
     for more in family[1:]:
         node = open_node(search, more, np.inf)
         assert node is not None
-        assert 0 < carried.least(more) <= node.relax(np.inf) * (1 + CLOSE)
-    assert carried.least((replace(family[0][0], num_microbatches=3),)) == 0.0, "8 samples are no multiple of 12"
+        assert 0 < transfer_bounds.least(more) <= node.relax(np.inf) * (1 + CLOSE)
+    assert transfer_bounds.least((replace(family[0][0], num_microbatches=3),)) == 0.0, "8 samples are no multiple of 12"
 
 
 def test_the_bound_of_every_family_is_below_its_plans() -> None:
@@ -301,15 +305,15 @@ def test_a_path_bound_is_skipped_only_where_it_prunes_nothing() -> None:
     task = _task()
     search = task.context(Effort())
     under = replace(search.floor, chain=())  # cuts say more of a chain as short as this
-    carried = Carried(search.folded, under, task.costs.stack, task.job.global_batch)
+    transfer_bounds = TransferBounds(search.folded, under, task.costs.stack, task.job.global_batch)
     for family in (family for family in families(task.space) if family[0].num_microbatches in (4, 6)):
-        least = carried.least(family)
+        least = transfer_bounds.least(family)
         evenly = [
             search.floor.even_seconds(own, search.global_batch, own.pipeline(task.costs.stack), 0.0) for own in family
         ]
 
-        assert carried.least(family, least) == least
-        assert carried.least(family, 2 * min(evenly)) == 0.0
+        assert transfer_bounds.least(family, least) == least
+        assert transfer_bounds.least(family, 2 * min(evenly)) == 0.0
         assert least <= min(evenly) * (1 + CLOSE)
 
 
@@ -319,7 +323,7 @@ def test_cuts_of_graphs_with_other_blocks_are_not_bounded() -> None:
     search = task.context(Effort())
     (own, *_) = (each for each in task.space if each.schedule == "zb-h1" and each.num_stages == 2)
     known, other = (
-        Carried(search.folded, under, task.costs.stack, task.job.global_batch)
+        TransferBounds(search.folded, under, task.costs.stack, task.job.global_batch)
         for under in (search.floor, replace(search.floor, chain=(*search.floor.chain, 0)))
     )
 

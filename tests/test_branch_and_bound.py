@@ -371,9 +371,9 @@ def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch
     first = open_node(search, family, far)
     assert first is not None
     bound = first.relax(far)
-    assert first.state.hull is not None
+    assert first.state.column_generation is not None
     assert first.state.relaxed_choice is not None
-    alone = first.state.hull.alone(first.state.relaxed_choice)
+    alone = first.state.column_generation.bound_of_choice(first.state.relaxed_choice)
     assert bound < alone * (1 - CLOSE), "else there is no cutoff between them"
     cut: list[object] = []
     search = replace(search, settings=SearchSettings(node=NodeSettings(relaxed_steps=0)))  # steps try other choices

@@ -53,13 +53,13 @@ class _Known:
     def least(self, family: Family) -> float:
         return 0.0
 
-    def rough(self, family: Family) -> float:
+    def transferred_bound(self, family: Family) -> float:
         return self._bounds.get(family[0].num_microbatches, 0.0)
 
     def hint(self, family: Family) -> object:
         return NO_HINT
 
-    def learn(self, family: Family, finding: Finding) -> None: ...
+    def record_finding(self, family: Family, finding: Finding) -> None: ...
 
 
 def _climbed(

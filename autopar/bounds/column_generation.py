@@ -42,7 +42,7 @@ Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
 
-class Hull:
+class ColumnGeneration:
     """Master problem of one configuration, and its known columns.
 
     Attributes:
@@ -124,9 +124,9 @@ class Hull:
             is_new = True
         return is_new
 
-    def alone(self, choice: Choice) -> float:
+    def bound_of_choice(self, choice: Choice) -> float:
         """Lower bound on the step of plans with this choice: the master problem of its columns alone."""
-        only = Hull(self._tables, self.rows)
+        only = ColumnGeneration(self._tables, self.rows)
         if not only.add(choice):
             return math.inf
         only._solve_master(memory=True)

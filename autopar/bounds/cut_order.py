@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autopar.bounds.cut_lp import Order, Rest
-from autopar.bounds.priced_cuts import CutBound, InnerResult, Spreader
+from autopar.bounds.priced_cuts import CutBound, CutGenerator, InnerResult
 from autopar.bounds.task_lp import Basis
 from autopar.configuration import Configuration
 
@@ -29,29 +29,29 @@ TaskOf = Callable[[Configuration], tuple[Order, Rest]]
 """Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks."""
 
 
-class Rounds:
+class PipelineBounds:
     """Best-bound selection among pipelines that share cuts.
 
     Args:
-        spreader: Bounds pipelines by cuts.
+        cut_generator: Bounds pipelines by cuts.
         pipelines: The pipelines.
         task_of: Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks.
         enough: Cutoff: a bound that need not be raised further.
         should_stop: Whether to leave bounds as they are.
 
     Attributes:
-        spreader: Bounds pipelines by cuts.
+        cut_generator: Bounds pipelines by cuts.
     """
 
     def __init__(
         self,
-        spreader: Spreader,
+        cut_generator: CutGenerator,
         pipelines: Sequence[Configuration],
         task_of: TaskOf,
         enough: float,
         should_stop: Callable[[], bool],
     ) -> None:
-        self.spreader = spreader
+        self.cut_generator = cut_generator
         # More stages mostly have a lower bound: other pipelines then skip the cuts without memory prices.
         ordered = sorted(pipelines, key=lambda pipeline: -pipeline.num_chunks)
         self._bounds = dict.fromkeys(ordered, 0.0)
@@ -60,14 +60,14 @@ class Rounds:
         self._inner_values = dict.fromkeys(ordered, math.inf)
         self._num_idle = 0
         self._unpriced_levels: list[float] | None = None
-        self.next(task_of, enough, should_stop)
+        self.select_pipeline(task_of, enough, should_stop)
 
     @property
     def bound(self) -> float:
         """Lower bound on the objective of every plan of any of the pipelines, in seconds."""
         return min(self._bounds.values())
 
-    def next(self, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Configuration | None:
+    def select_pipeline(self, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Configuration | None:
         """Select the pipeline to solve the inner program of; None if no further work helps.
 
         Cuts found for one pipeline may raise the bounds of others. While the least bound is below the cutoff, it is
@@ -83,7 +83,7 @@ class Rounds:
             order, rest = task_of(least)
             if self._unpriced_levels is None and order.num_stages > SMALL_STAGES:
                 self._price_memory(order, rest, enough)  # pricing takes less time than another solve
-            is_current = least in self._cut_bounds and self._cut_bounds[least].seen == self.spreader.num_cuts
+            is_current = least in self._cut_bounds and self._cut_bounds[least].seen == self.cut_generator.num_cuts
             if is_current and self._unpriced_levels == []:
                 break
             if not is_current:
@@ -103,7 +103,7 @@ class Rounds:
         )
         return next(unsolved, None)
 
-    def spread(
+    def solve_inner(
         self, pipeline: Configuration, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]
     ) -> InnerResult:
         """Solve the inner program of a pipeline, raise its bound by new cuts, and return the inner optimum.
@@ -116,7 +116,7 @@ class Rounds:
         """
         if pipeline not in self._cut_bounds:
             self._raise_bound(pipeline, task_of, enough)
-        result = self.spreader.solve_inner(
+        result = self.cut_generator.solve_inner(
             *task_of(pipeline), self._cut_bounds[pipeline].case, self._inner_bases[pipeline]
         )
         before, self._inner_bases[pipeline] = self._bounds[pipeline], result.basis
@@ -132,14 +132,16 @@ class Rounds:
 
     def _price_memory(self, order: Order, rest: Rest, enough: float) -> None:
         """Add cuts at standard memory prices: one level for small pipelines, all levels for others."""
-        self._unpriced_levels = self.spreader.levels(order) if self._unpriced_levels is None else self._unpriced_levels
+        self._unpriced_levels = (
+            self.cut_generator.levels(order) if self._unpriced_levels is None else self._unpriced_levels
+        )
         count = 1 if order.num_stages <= SMALL_STAGES else len(self._unpriced_levels)
-        self.spreader.price_memory(order, rest, self._unpriced_levels[:count], enough)
+        self.cut_generator.price_memory(order, rest, self._unpriced_levels[:count], enough)
         self._unpriced_levels = self._unpriced_levels[count:]
 
     def _raise_bound(self, pipeline: Configuration, task_of: TaskOf, enough: float) -> None:
         """Recompute the bound of a pipeline with all known cuts."""
-        result = self._cut_bounds[pipeline] = self.spreader.bound(
+        result = self._cut_bounds[pipeline] = self.cut_generator.bound(
             *task_of(pipeline), enough, self._cut_bounds.get(pipeline)
         )
         self._bounds[pipeline] = max(self._bounds[pipeline], result.seconds)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.master_rows import StepProgram
 from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.tables import AGAIN, OUTSIDE, Slot, Tables
@@ -46,35 +46,37 @@ class IntegerBound:
     choice: Choice | None
 
 
-def least_whole(tables: Tables, hull: Hull, ceiling: float, budget: Budget) -> IntegerBound:
+def least_whole(tables: Tables, column_generation: ColumnGeneration, ceiling: float, budget: Budget) -> IntegerBound:
     """Lower bound on all plans below a ceiling, and the best choice found.
 
     - *Relaxes*: gradients that blocks inside the chain reduce late, and which blocks of a kind have which recompute
       flavour: only the number of blocks of each flavour is integral.
-    - *Valid when*: the rows of the hull are lower bounds of the step time.
+    - *Valid when*: the rows of the master problem are lower bounds of the step time.
     - *Cost*: branch and bound within the budget; skipped if more than `MOST_LEFT` strategies and pairs survive.
     - *Source*: branch and bound, Land and Doig, 1960; reduced-cost fixing, Dantzig, Fulkerson and Johnson, 1954.
 
     Args:
         tables: The placement problem's tables.
-        hull: The configuration's master problem, with its best prices.
+        column_generation: The configuration's master problem, with its best prices.
         ceiling: Upper cutoff in seconds: the incumbent.
         budget: Work and time.
     """
-    rows = hull.rows
-    modes = list(range(len(rows.flavours))) if hull.pays_for_memory else [0]
+    rows = column_generation.rows
+    modes = list(range(len(rows.flavours))) if column_generation.pays_for_memory else [0]
     survivors = []
     for mode in modes:
-        instance, constant = hull.priced(mode)
+        instance, constant = column_generation.priced(mode)
         survivors.append(survivors_below(instance, ceiling - constant, budget))
     remaining = union_of(survivors)
     if remaining is None:
         return IntegerBound(math.inf, None)
     if remaining.size > MOST_LEFT or budget.spent():
-        return IntegerBound(hull.bound, None)
+        return IntegerBound(column_generation.bound, None)
     unit = ceiling - rows.fixed
-    found = minimise(objective_of_rows(tables, rows, modes, unit, memory=hull.pays_for_memory), remaining, 1.0, budget)
-    return IntegerBound(max(hull.bound, found.bound * unit + rows.fixed), found.choice)
+    found = minimise(
+        objective_of_rows(tables, rows, modes, unit, memory=column_generation.pays_for_memory), remaining, 1.0, budget
+    )
+    return IntegerBound(max(column_generation.bound, found.bound * unit + rows.fixed), found.choice)
 
 
 def objective_of_rows(

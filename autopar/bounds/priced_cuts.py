@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram
-from autopar.bounds.column_generation import Hull, Solve
+from autopar.bounds.column_generation import ColumnGeneration, Solve
 from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
 from autopar.bounds.master_rows import SHARE_VARIABLES, StepProgram
 from autopar.bounds.task_lp import Basis
@@ -112,7 +112,7 @@ class InnerResult:
     basis: Basis | None
 
 
-class Spreader:
+class CutGenerator:
     """Bounds all pipelines of one mesh and microbatch size, which share their cuts.
 
     Args:
@@ -126,10 +126,10 @@ class Spreader:
     """
 
     def __init__(self, tables: Tables, program: BlockProgram, choices: Sequence[Choice], solve: Solve) -> None:
-        self.program, self._hull, self._solve = program, Hull(tables, program.rows), solve
+        self.program, self._column_generation, self._solve = program, ColumnGeneration(tables, program.rows), solve
         for choice in choices:
-            self._hull.add(choice)
-        self._unit, self._work = self._hull.unit, 0.0
+            self._column_generation.add(choice)
+        self._unit, self._work = self._column_generation.unit, 0.0
         self._plain_seconds = 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
         self._undominated: list[int] = []
@@ -138,14 +138,14 @@ class Spreader:
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
         """The parts of this object that can be rebuilt from `program`, and need not be pickled."""
-        return self.program, self._hull.rows
+        return self.program, self._column_generation.rows
 
     @property
     def num_cuts(self) -> int:
         """Number of cuts."""
         return len(self._cuts)
 
-    def worked(self) -> float:
+    def drain_work(self) -> float:
         """Units of work of linear programs since the last call."""
         work, self._work = self._work, 0.0
         return work
@@ -298,23 +298,23 @@ class Spreader:
         if total <= 0:
             return False
         normalised = prices / total
-        hull, num_known = self._hull, len(self._hull.keys)
-        hull.reset_costs(self.program.with_prices(normalised))
-        hull.step(self._solve, 0.0, lambda choice: None, memory=True)
-        least = hull.bound / self._unit
+        column_generation, num_known = self._column_generation, len(self._column_generation.keys)
+        column_generation.reset_costs(self.program.with_prices(normalised))
+        column_generation.step(self._solve, 0.0, lambda choice: None, memory=True)
+        least = column_generation.bound / self._unit
         is_known = any(
             np.abs(normalised - other).max() <= SAME_POINT and least <= value * (1 + SAME_POINT)
             for other, value in self._cuts
         )
         self._cuts.append((normalised, least))
-        return not is_known or len(hull.keys) > num_known
+        return not is_known or len(column_generation.keys) > num_known
 
     def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
         """Return undominated points, (points, components), and the choice and flavour of each.
 
         A point is dominated if a kept one is no greater in every component.
         """
-        points = self.program.points(self._hull.columns)
+        points = self.program.points(self._column_generation.columns)
         points[:, ~_SHARES] /= self._unit
         new = np.arange(self._num_filtered, len(points))
         for index in new[np.argsort(points[new].sum(axis=1), kind="stable")].tolist():
@@ -322,7 +322,7 @@ class Spreader:
             if not dominates.all(axis=1).any():
                 self._undominated.append(index)
         self._num_filtered = len(points)
-        known = self._hull.keys
+        known = self._column_generation.keys
         return points[self._undominated], [known[index] for index in self._undominated]
 
 

@@ -24,7 +24,7 @@ _SCHEDULES = ("1f1b", "zb-h1")
 
 
 @dataclass(frozen=True, slots=True)
-class MinorPaces:
+class SubmeshBounds:
     """Lower bounds on a microbatch, and the work spent on them.
 
     Attributes:
@@ -40,7 +40,9 @@ class MinorPaces:
     cut: int
 
 
-def minor_paces(tables: Tables, data: DataMajor, overlap: Overlap, solve: Callable[[Problem], Limited]) -> MinorPaces:
+def submesh_bounds(
+    tables: Tables, data: DataMajor, overlap: Overlap, solve: Callable[[Problem], Limited]
+) -> SubmeshBounds:
     """Lower bounds on the seconds of a microbatch on every mesh dp × outer × inner.
 
     - *Relaxes*: the dp axis, which costs nothing; memory; parameter gathers, gradient sums and updates.
@@ -72,4 +74,4 @@ def minor_paces(tables: Tables, data: DataMajor, overlap: Overlap, solve: Callab
     limited = solve(instance)
     block = max(0.0, limited.solution.bound)
     blocks = tuple(block if kind == main else 0.0 for kind in folded.chain)
-    return MinorPaces(replace(paces[0], blocks=blocks), paces[1], work + limited.work, num_cut + limited.cut)
+    return SubmeshBounds(replace(paces[0], blocks=blocks), paces[1], work + limited.work, num_cut + limited.cut)

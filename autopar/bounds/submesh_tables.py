@@ -33,10 +33,10 @@ _RESHARD_SLOTS = frozenset({Slot.FORWARD_WAIT, Slot.FORWARD_GATHER, Slot.BACKWAR
 """Slots of reshards in passes."""
 
 
-def minor_mesh(mesh: Mesh) -> Mesh:
+def inner_mesh(mesh: Mesh) -> Mesh:
     """Return the free axes of a mesh with a data-parallel major axis.
 
-    >>> str(minor_mesh(Mesh.of(dp=4, outer=2, inner=8)))
+    >>> str(inner_mesh(Mesh.of(dp=4, outer=2, inner=8)))
     'outer=2×inner=8'
     """
     _, *free = mesh.axes

@@ -29,7 +29,7 @@ from typing import Protocol
 from autopar.bounds.memory_bound import Room
 from autopar.bounds.microbatch import UNKNOWN, Hint, Pace
 from autopar.bounds.roofline import Floor, scales
-from autopar.bounds.submesh_tables import minor_mesh
+from autopar.bounds.submesh_tables import inner_mesh
 from autopar.configuration import Configuration, Family
 from autopar.cost import Stack
 from autopar.folding.fold import Folded
@@ -45,11 +45,11 @@ MOST_CHOICES = 12
 HEADS = 6
 """Number of least bounds that are raised at a time."""
 
-ALL, ROOM = 5, 2
+ALL_RUNGS, MEMORY_RUNGS = 5, 2
 """Rungs of the ladder: all of them, and those of memory alone."""
 
 
-class Learned(Protocol):
+class Transferable(Protocol):
     """What work on one configuration says about others on its mesh."""
 
     @property
@@ -69,7 +69,7 @@ class Learned(Protocol):
         """Good choices of placements, the best one without a memory limit first."""
 
 
-class Carried:
+class TransferBounds:
     """Known bounds of nodes, and the lower bounds that they imply for other nodes.
 
     Args:
@@ -105,7 +105,7 @@ class Carried:
         """Shut the threads down."""
         self._threads.shutdown()
 
-    def learn(self, family: Family, finding: Learned) -> None:
+    def record_finding(self, family: Family, finding: Transferable) -> None:
         """Record the result of work on a family of configurations, which differ in the schedule only."""
         first = family[0]
         samples = self._samples(first)
@@ -123,7 +123,7 @@ class Carried:
                 paces = self._paces.setdefault((first.mesh, splits), {})
                 paces[samples] = pace.combined(paces.get(samples, UNKNOWN))
 
-    def learn_minor(self, mesh: Mesh, samples: int, finding: Learned) -> None:
+    def record_submesh(self, mesh: Mesh, samples: int, finding: Transferable) -> None:
         """Record bounds of microbatches on the free axes of a mesh, with `samples` per part of dp."""
         for splits, pace in ((False, finding.pace), (True, finding.split_pace)):
             self._submesh_paces.setdefault((mesh, splits), {})[samples] = pace
@@ -147,7 +147,7 @@ class Carried:
             family: Configurations that differ in the schedule only.
             cutoff: A bound that is enough to prune them.
         """
-        return 0.0 if self._is_late() else self._ladder_bound(family, *self._transferred(family[0]), ALL, cutoff)
+        return 0.0 if self._is_late() else self._ladder_bound(family, *self._transferred(family[0]), ALL_RUNGS, cutoff)
 
     def raise_least(
         self,
@@ -155,7 +155,7 @@ class Carried:
         space: Sequence[Family],
         cutoff: float,
         has_own_bound: Callable[[int], bool],
-        most: int = ALL,
+        most: int = ALL_RUNGS,
         *,
         ends: bool = False,
     ) -> None:
@@ -170,13 +170,13 @@ class Carried:
             space: The families.
             cutoff: A bound that is enough to prune a family.
             has_own_bound: Whether a family's bound comes from work on itself, which no rung can raise.
-            most: Number of rungs: `ROOM`, or `ALL`.
+            most: Number of rungs: `MEMORY_RUNGS`, or `ALL_RUNGS`.
             ends: Whether this is the last call, for which time is reserved after the search is over.
         """
         is_over = self._is_late if ends else self._is_over
         while waiting and not has_own_bound(waiting[0][1]) and waiting[0][0] < cutoff:
             bound, number = waiting[0]
-            if (transferred := self.rough(space[number])) > bound:
+            if (transferred := self.transferred_bound(space[number])) > bound:
                 heapq.heapreplace(waiting, (transferred, number))
                 continue
             if is_over():  # folding graphs of other microbatch sizes may take seconds
@@ -207,13 +207,13 @@ class Carried:
 
         def raised_of(batch: Sequence[tuple[float, int]]) -> list[tuple[int, float]]:
             return [
-                (number, self._looked_at(space[number], bound, transferred[number], cutoff, most, is_over))
+                (number, self._raised_bound(space[number], bound, transferred[number], cutoff, most, is_over))
                 for bound, number in batch
             ]
 
         return dict(raised for batch in self._threads.map(raised_of, batches.values()) for raised in batch)
 
-    def _looked_at(
+    def _raised_bound(
         self,
         family: Family,
         bound: float,
@@ -229,7 +229,7 @@ class Carried:
                     return raised
         return bound
 
-    def rough(self, family: Family) -> float:
+    def transferred_bound(self, family: Family) -> float:
         """Lower bound as `least`, without any rung beyond transferred paces."""
         return self._ladder_bound(family, *self._transferred(family[0]), rungs=0)
 
@@ -272,7 +272,7 @@ class Carried:
             if rung == last_rung or 0 < cutoff <= bound or is_over():
                 return max(transferred, bound)
             configuration = family[-number]
-            if rung + 1 == ALL and max(bound, self._even_step(configuration, pace)) < cutoff:
+            if rung + 1 == ALL_RUNGS and max(bound, self._even_step(configuration, pace)) < cutoff:
                 return max(transferred, bound)  # the path bound never exceeds the step of equal stages
             heapq.heapreplace(waiting, (max(bound, ladder[rung](configuration, pace)), rung + 1, number))
 
@@ -301,7 +301,7 @@ class Carried:
         pace = UNKNOWN
         if not is_data_major(first.mesh):
             return pace
-        mesh, samples, dp = minor_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
+        mesh, samples, dp = inner_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
         if samples % dp:
             return pace  # a pinned mesh may have more devices along dp than samples
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):

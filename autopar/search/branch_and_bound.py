@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from autopar.bounds.transfer import Carried
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import PLAIN, Configuration, Family, families
 from autopar.formulate.data_major import is_data_major
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -55,8 +55,8 @@ def search(
     fitting = [own for own in space if context.may_fit(own)]
     outcome.pruned = len(space) - len(fitting)
     clock, nodes = Clock(context, outcome), families(fitting)
-    with closing(_transfer(context, clock)) as carried, open_executor(context) as executor:
-        phases = _Phases(context, outcome, clock, carried, executor, nodes)
+    with closing(_transfer(context, clock)) as transfer_bounds, open_executor(context) as executor:
+        phases = _Phases(context, outcome, clock, transfer_bounds, executor, nodes)
         phases.construct()
         phases.bound_and_expand()
         phases.search_unequal_stages()
@@ -68,10 +68,10 @@ def search(
     return outcome
 
 
-def _transfer(context: SearchContext, clock: Clock) -> Carried:
+def _transfer(context: SearchContext, clock: Clock) -> TransferBounds:
     """Return the bounds from other nodes, none of which is known yet."""
     own = context.folded, context.floor, context.costs.stack, context.global_batch, context.room
-    return Carried(*own, clock.must_stop, clock.is_late)
+    return TransferBounds(*own, clock.must_stop, clock.is_late)
 
 
 class _Phases:
@@ -82,14 +82,14 @@ class _Phases:
         context: SearchContext,
         outcome: Outcome,
         clock: Clock,
-        carried: Carried,
+        transfer_bounds: TransferBounds,
         executor: Executor,
         nodes: Sequence[Family],
     ) -> None:
         self._context, self._outcome, self._clock = context, outcome, clock
-        self._carried, self._executor = carried, executor
+        self._transfer_bounds, self._executor = transfer_bounds, executor
         self._plain = [own for own in nodes if own[0].schedule in PLAIN and not is_data_major(own[0].mesh)]
-        self._frontier = Frontier(context, outcome, nodes, carried)
+        self._frontier = Frontier(context, outcome, nodes, transfer_bounds)
         self._unequal = UnequalSearch(context, outcome, clock.must_stop, clock.end)
 
     @property
@@ -100,7 +100,7 @@ class _Phases:
     def construct(self) -> None:
         """Find a first plan, improve it, and search near it where memory or time is short."""
         context, outcome, clock = self._context, self._outcome, self._clock
-        construction = Construction(context, outcome, self._plain, self._carried)
+        construction = Construction(context, outcome, self._plain, self._transfer_bounds)
         self._run(construction, construction.count)
         is_short = bool(context.constraints.hosted) or not outcome.candidates or self._has_few_relaxations()
         if self._frontier.nodes and not outcome.candidates and not clock.must_stop():
@@ -109,7 +109,7 @@ class _Phases:
         self._run(settling, settling.count)
         if is_short and self._plain and outcome.candidates and not clock.must_stop():
             until = clock.share_end(context.settings.climb_share)
-            self._run(ConfigurationDescent(context, outcome, self._plain, self._carried, until))
+            self._run(ConfigurationDescent(context, outcome, self._plain, self._transfer_bounds, until))
 
     def bound_and_expand(self) -> None:
         """Raise the least bounds until no node may hold a better plan, or a limit is reached."""

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from autopar.bounds.transfer import Carried
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import Configuration, Family
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
@@ -46,7 +46,7 @@ class ConfigurationDescent(TaskSeries):
         search: Inputs of the search.
         outcome: What is known; added to.
         space: The nodes.
-        carried: Bounds from other nodes; added to.
+        transfer_bounds: Bounds from other nodes; added to.
         until: When to end, on the monotonic clock.
     """
 
@@ -57,10 +57,10 @@ class ConfigurationDescent(TaskSeries):
         search: SearchContext,
         outcome: Outcome,
         space: Sequence[Family],
-        carried: Carried,
+        transfer_bounds: TransferBounds,
         until: float = math.inf,
     ) -> None:
-        self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
+        self._search, self._outcome, self._space, self._transfer_bounds = search, outcome, space, transfer_bounds
         self._until = until
         self._bounds: dict[int, float] = {}
         self._turns = dict.fromkeys(range(len(space)), 0)
@@ -81,7 +81,7 @@ class ConfigurationDescent(TaskSeries):
         self._busy[index] = number
         work = Work.ADVANCE if self._turns[number] else Work.BOUND
         family, bound = self._space[number], self._bound(number)
-        hint = self._carried.hint(family)
+        hint = self._transfer_bounds.hint(family)
         return SearchTask(work, family, bound, self._outcome.best, hasty=math.inf, hint=hint)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
@@ -91,7 +91,7 @@ class ConfigurationDescent(TaskSeries):
         number, best = self._busy.pop(index), self._outcome.best
         family, is_new = self._space[number], not self._turns[number]
         if is_new:
-            self._carried.learn(family, finding)
+            self._transfer_bounds.record_finding(family, finding)
         self._turns[number] += 1
         self._bounds[number] = max(finding.bound, self._bound(number))
         self._outcome.add_finding(finding, self._search.keep)
@@ -111,7 +111,7 @@ class ConfigurationDescent(TaskSeries):
         """Return the lower bound of a node, in seconds."""
         if number not in self._bounds:
             family = self._space[number]
-            self._bounds[number] = max(self._search.least(family), self._carried.rough(family))
+            self._bounds[number] = max(self._search.least(family), self._transfer_bounds.transferred_bound(family))
         return self._bounds[number]
 
     def _select(self) -> int | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from autopar.bounds.transfer import Carried
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import Family, first_tries, roomy_try
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import TaskSeries
@@ -23,15 +23,17 @@ class Construction(TaskSeries):
         search: Inputs of the search.
         outcome: What is known; added to.
         space: Nodes with plain schedules.
-        carried: Bounds from other nodes; added to.
+        transfer_bounds: Bounds from other nodes; added to.
 
     Attributes:
         count: Number of configurations to try.
         constructed: Nodes with a plan that may have a better one: objective of the best plan, bound and family.
     """
 
-    def __init__(self, search: SearchContext, outcome: Outcome, space: list[Family], carried: Carried) -> None:
-        self._search, self._outcome, self._carried = search, outcome, carried
+    def __init__(
+        self, search: SearchContext, outcome: Outcome, space: list[Family], transfer_bounds: TransferBounds
+    ) -> None:
+        self._search, self._outcome, self._transfer_bounds = search, outcome, transfer_bounds
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
         roomy = roomy_try([*family_of], search.global_batch, search.room.seems_roomy)
@@ -53,7 +55,7 @@ class Construction(TaskSeries):
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
         assert finding is not None, "every try is made"
-        self._carried.learn(self._tries[index], finding)
+        self._transfer_bounds.record_finding(self._tries[index], finding)
         self._outcome.add_finding(finding, self._search.keep)
         self._outcome.record_standing(self._tries[index], finding.bound, stage_of(finding, is_new=True))
         if finding.best is not None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram, block_program
 from autopar.bounds.cut_lp import Order, Rest
-from autopar.bounds.cut_order import Rounds
-from autopar.bounds.priced_cuts import Spreader
+from autopar.bounds.cut_order import PipelineBounds
+from autopar.bounds.priced_cuts import CutGenerator
 from autopar.configuration import Configuration
 from autopar.formulate.block_memory import RESIDENT
 from autopar.formulate.linear_weights import problem, weights
@@ -34,19 +34,21 @@ class CutRelaxation:
         relaxation: The bound without memory limits.
 
     Attributes:
-        rounds: Bounds of the pipelines; None before the first cut LP.
+        pipeline_bounds: Bounds of the pipelines; None before the first cut LP.
     """
 
     def __init__(self, state: NodeState, solver: PlacementSolver, finder: PlanFinder, relaxation: Relaxation) -> None:
         self._state, self._solver, self._finder, self._relaxation = state, solver, finder, relaxation
-        self.rounds: Rounds | None = None
+        self.pipeline_bounds: PipelineBounds | None = None
 
-    def start(self, cutoff: float) -> Rounds:
+    def start(self, cutoff: float) -> PipelineBounds:
         """Bound the pipelines by the cuts at the first prices, up to a bound that is enough."""
         state = self._state
-        spreader = Spreader(state.tables, self.program(), state.choices, self._solver.solve_block)
-        self.rounds = Rounds(spreader, state.bounded, self._tasks, state.target(cutoff), state.is_stopped)
-        return self.rounds
+        cut_generator = CutGenerator(state.tables, self.program(), state.choices, self._solver.solve_block)
+        self.pipeline_bounds = PipelineBounds(
+            cut_generator, state.bounded, self._tasks, state.target(cutoff), state.is_stopped
+        )
+        return self.pipeline_bounds
 
     def advance(self, bound: float, cutoff: float) -> tuple[float, bool]:
         """Raise the bound by a few rounds of the cut LP; return it and whether further rounds may raise it.
@@ -55,31 +57,31 @@ class CutRelaxation:
             bound: The bound known so far.
             cutoff: A bound that is enough.
         """
-        state, settings, rounds = self._state, self._state.settings, self.rounds
+        state, settings, pipeline_bounds = self._state, self._state.settings, self.pipeline_bounds
         steps = settings.cut_steps
-        if rounds is None:
-            rounds = self.start(cutoff)
-            steps = 0 if rounds.bound > bound * (1 + settings.cut_rise) else settings.cut_steps
+        if pipeline_bounds is None:
+            pipeline_bounds = self.start(cutoff)
+            steps = 0 if pipeline_bounds.bound > bound * (1 + settings.cut_rise) else settings.cut_steps
         for _ in range(steps):
-            own = rounds.next(self._tasks, state.target(cutoff), state.is_stopped)
+            own = pipeline_bounds.select_pipeline(self._tasks, state.target(cutoff), state.is_stopped)
             if own is None or state.is_stopped():
                 break
             self._relaxation.round_once()
-            found = rounds.spread(own, self._tasks, state.target(cutoff), state.is_stopped)
+            found = pipeline_bounds.solve_inner(own, self._tasks, state.target(cutoff), state.is_stopped)
             for choice in found.choices[: settings.considered]:
                 whole = self._complete(choice, found.rent)
                 if whole is not None:
                     self._finder.consider(whole)
-            if found.value >= state.target(cutoff) or rounds.bound > bound * (1 + settings.cut_rise):
+            if found.value >= state.target(cutoff) or pipeline_bounds.bound > bound * (1 + settings.cut_rise):
                 break  # the choices known allow no better plan, or other nodes have the least bound now
-        more = rounds.next(self._tasks, state.target(cutoff), state.is_stopped) is not None
+        more = pipeline_bounds.select_pipeline(self._tasks, state.target(cutoff), state.is_stopped) is not None
         self.count_work()
-        return max(bound, rounds.bound), more
+        return max(bound, pipeline_bounds.bound), more
 
     def count_work(self) -> None:
         """Add the work of the linear programs since the last call to that of the node."""
-        assert self.rounds is not None, "a cut LP is solved first"
-        self._state.work += self.rounds.spreader.worked()
+        assert self.pipeline_bounds is not None, "a cut LP is solved first"
+        self._state.work += self.pipeline_bounds.cut_generator.drain_work()
 
     def program(self) -> BlockProgram:
         """Return the rows of a block of the most frequent kind."""

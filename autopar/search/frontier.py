@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 
-from autopar.bounds.submesh_tables import minor_mesh
-from autopar.bounds.transfer import ALL, ROOM, Carried
+from autopar.bounds.submesh_tables import inner_mesh
+from autopar.bounds.transfer import ALL_RUNGS, MEMORY_RUNGS, TransferBounds
 from autopar.configuration import Family
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
@@ -30,7 +30,7 @@ class Frontier(TaskSeries):
         context: Inputs of the search.
         outcome: What is known; added to.
         families: The nodes.
-        carried: Bounds from other nodes; added to.
+        transfer_bounds: Bounds from other nodes; added to.
 
     Attributes:
         nodes: The nodes.
@@ -39,8 +39,10 @@ class Frontier(TaskSeries):
 
     lead = 0
 
-    def __init__(self, context: SearchContext, outcome: Outcome, families: Sequence[Family], carried: Carried) -> None:
-        self._context, self._outcome, self._carried = context, outcome, carried
+    def __init__(
+        self, context: SearchContext, outcome: Outcome, families: Sequence[Family], transfer_bounds: TransferBounds
+    ) -> None:
+        self._context, self._outcome, self._transfer_bounds = context, outcome, transfer_bounds
         self._settings = context.settings
         self.nodes = [Node(own, priority_of(own), context.least(own)) for own in families]
         self.until = math.inf
@@ -52,7 +54,7 @@ class Frontier(TaskSeries):
         self._outer_tasks = self._turn = 0
         self._class: Priority | None = None
         self._counted = (0, 0)
-        self._known = Knowledge(context, outcome, carried)
+        self._known = Knowledge(context, outcome, transfer_bounds)
 
     def resume(self) -> None:
         """Open the nodes where the heuristics have left them."""
@@ -88,7 +90,7 @@ class Frontier(TaskSeries):
     def _least_of(self, priority: Priority) -> float:
         """Return the least bound of the open nodes of a class that no worker has, raised by transfer."""
         heap = self._new[priority]
-        self._carried.raise_least(heap, self._space, self._relaxes_below(priority), lambda number: False)
+        self._transfer_bounds.raise_least(heap, self._space, self._relaxes_below(priority), lambda number: False)
         for bound, number in heap[:1]:
             self.nodes[number].bound = max(self.nodes[number].bound, bound)
         return min((heap[0][0] for heap in (self._new[priority], self._open[priority]) if heap), default=math.inf)
@@ -189,14 +191,14 @@ class Frontier(TaskSeries):
         node, best = self.nodes[number], self._outcome.best
         if work is Work.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
-            self._carried.learn_minor(minor_mesh(mesh), samples // mesh.shape[0], finding)
+            self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding)
             self._outcome.cut += finding.cut
             self._outcome.work += finding.work
             heapq.heappush(self._new[node.priority], (node.bound, number))
             self._report(node)
             return
         if work is Work.BOUND:
-            self._carried.learn(node.family, finding)
+            self._transfer_bounds.record_finding(node.family, finding)
         node.bound = max(node.bound, finding.bound)
         self._outcome.add_finding(finding, self._context.keep)
         own = math.inf if finding.best is None else finding.best.objective
@@ -224,8 +226,10 @@ class Frontier(TaskSeries):
         """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""
         waiting = [(n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.stage is Stage.NEW]
         heapq.heapify(waiting)
-        for most in (ROOM, ALL):
-            self._carried.raise_least(waiting, self._space, self._outcome.best, lambda number: False, most, ends=True)
+        for most in (MEMORY_RUNGS, ALL_RUNGS):
+            self._transfer_bounds.raise_least(
+                waiting, self._space, self._outcome.best, lambda number: False, most, ends=True
+            )
         for bound, number in waiting:
             self.nodes[number].bound = max(self.nodes[number].bound, bound)
         for node in self.nodes:

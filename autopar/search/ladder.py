@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from autopar.bounds.submesh_tables import minor_mesh
-from autopar.bounds.transfer import Carried
+from autopar.bounds.submesh_tables import inner_mesh
+from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import Configuration
 from autopar.formulate.data_major import is_data_major
 from autopar.search.context import SearchContext
@@ -26,13 +26,13 @@ class Knowledge:
     Attributes:
         context: Inputs of the search.
         outcome: Incumbent and counters.
-        carried: Bounds from other nodes.
+        transfer_bounds: Bounds from other nodes.
         submeshes: Submeshes, and samples on each, whose microbatches are bounded or being bounded.
     """
 
     context: SearchContext
     outcome: Outcome
-    carried: Carried
+    transfer_bounds: TransferBounds
     submeshes: set[tuple[Mesh, int]] = field(default_factory=set)
 
     def samples(self, node: Node) -> int:
@@ -75,7 +75,7 @@ class Submesh:
         few, many = known.context.floor.samples  # equal if the model insists on its samples
         if node.relaxed or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
             return None
-        key = minor_mesh(mesh), samples // mesh.shape[0]
+        key = inner_mesh(mesh), samples // mesh.shape[0]
         if key in known.submeshes:
             return None
         known.submeshes.add(key)
@@ -104,7 +104,7 @@ class Relaxation:
             cutoff,
             urgent=not known.outcome.candidates,
             hasty=best / known.context.settings.far,
-            hint=known.carried.hint(node.family),
+            hint=known.transfer_bounds.hint(node.family),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.master_problem import step_program
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.formulate.block_memory import ChainBytes, FloatArray
@@ -130,16 +130,20 @@ def pareto_choices(
         settings: Constants of the search.
     """
     found: dict[Choice, None] = {}
-    hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest))
+    column_generation = ColumnGeneration(
+        tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest)
+    )
     instance = problem(tables, weights(tables, pipeline, recompute=fastest, hidden=1.0, bounding=False))
     first = solve(instance, math.inf)
     if first.choice is None:
         return []
     found[first.choice] = None
-    hull.add(first.choice)
+    column_generation.add(first.choice)
     for memory, steps in ((False, settings.free_steps), (True, settings.priced_steps)):
         for _ in range(steps):
-            if stopped() or not hull.step(solve, math.inf, lambda choice: found.setdefault(choice), memory=memory):
+            if stopped() or not column_generation.step(
+                solve, math.inf, lambda choice: found.setdefault(choice), memory=memory
+            ):
                 break
     for flavour in dict.fromkeys((flavours[0], flavours[-1])):
         # The master problem prices the memory of the mean stage; the fullest stage may need more.

@@ -146,9 +146,9 @@ class NodeSolver:
         state, settings = self.state, self.state.settings
         own, more = self.relaxation.raise_bound(bound, cutoff, settings.memory_steps, memory=True)
         bound = max(bound, own)
-        assert state.hull is not None, "the relaxation is solved first"
+        assert state.column_generation is not None, "the relaxation is solved first"
         near = state.best is not None and bound >= state.target(math.inf)
-        ends = near or not more or state.hull.steps >= settings.most_steps
+        ends = near or not more or state.column_generation.steps >= settings.most_steps
         if ends and not (not near and bound < cutoff and self.relaxation.refine()):
             self._fitting.fit(bound, cutoff)
             self.is_settled = True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.microbatch import NO_HINT, UNKNOWN
 from autopar.configuration import Configuration
 from autopar.formulate.block_memory import RESIDENT, UNHOSTED
@@ -47,7 +47,7 @@ class NodeState:
         pace: Lower bound on the seconds of a microbatch without memory limits.
         unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
         relaxed_choice: Best placements without memory limits; None before they are found.
-        hull: Master problem of column generation; None before the first choice.
+        column_generation: Master problem of column generation; None before the first choice.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
     """
@@ -69,7 +69,7 @@ class NodeState:
         self.pace = UNKNOWN
         self.unlimited = 0.0
         self.relaxed_choice: Choice | None = None
-        self.hull: Hull | None = None
+        self.column_generation: ColumnGeneration | None = None
         self.cut = 0
         self.work = 0.0
         self.least_bytes = self.least_bytes_by_flavour(offload=constraints.hosts_optimizer)
@@ -92,7 +92,7 @@ class NodeState:
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Placements that are optimal at some prices, the best one without memory limits first."""
-        found = self.hint.choices if self.hull is None else self.hull.choices
+        found = self.hint.choices if self.column_generation is None else self.column_generation.choices
         return found if self.relaxed_choice is None else tuple(dict.fromkeys((self.relaxed_choice, *found)))
 
     def least_bytes_by_flavour(self, *, offload: bool) -> dict[Recompute, float]:

@@ -49,10 +49,10 @@ class PlanFinder:
         state, bounds = self._state, list[float]()
 
         def least(configuration: Configuration) -> float:
-            if state.hull is None or configuration not in state.bounded:
+            if state.column_generation is None or configuration not in state.bounded:
                 return 0.0
             if not bounds:
-                bounds.append(state.hull.alone(choice))
+                bounds.append(state.column_generation.bound_of_choice(choice))
             return bounds[0]
 
         state.best = self._cutter.best_plan(choice, state.best, state.cutoff, least, state.is_stopped)

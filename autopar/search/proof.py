@@ -49,11 +49,16 @@ class Proof:
     def _ceiling(self, bound: float, cutoff: float) -> float:
         """Return the objective in seconds below which a proof looks for choices; 0 if it cannot raise the bound."""
         state = self._state
-        best, hull = state.best, state.hull
-        if best is None or hull is None or state.pipeline.num_stages > 1 or not state.search.solver.counts_work:
+        best, column_generation = state.best, state.column_generation
+        if (
+            best is None
+            or column_generation is None
+            or state.pipeline.num_stages > 1
+            or not state.search.solver.counts_work
+        ):
             return 0.0
         ceiling = min(cutoff, best.objective)
-        return ceiling if hull.has_prices and bound < ceiling * (1 - OPTIMALITY_TOLERANCE) else 0.0
+        return ceiling if column_generation.has_prices and bound < ceiling * (1 - OPTIMALITY_TOLERANCE) else 0.0
 
     def _raise_bound(self, bound: float, cutoff: float) -> float:
         """Return the bound on single choices, and consider the choice that has it."""
@@ -61,11 +66,11 @@ class Proof:
         ceiling = self._ceiling(bound, cutoff)
         if not ceiling or state.is_stopped():
             return bound
-        assert state.hull is not None, "there are prices"
-        instance, _ = state.hull.priced()
+        assert state.column_generation is not None, "there are prices"
+        instance, _ = state.column_generation.priced()
         work, seconds = Work(WHOLE_WORK), max(0.0, state.deadline() - time.monotonic())
         budget = Budget(instance, seconds, None, math.inf, 0.0, state.search.should_stop, work=work)
-        found = least_whole(state.tables, state.hull, ceiling, budget)
+        found = least_whole(state.tables, state.column_generation, ceiling, budget)
         state.work += work.done
         state.cut += work.left == 0.0
         if found.choice is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.bounds.column_generation import Hull
+from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.critical_path import LeastPath
 from autopar.bounds.master_problem import MOST_APART, step_program
 from autopar.bounds.master_rows import StepProgram
@@ -53,7 +53,9 @@ class Relaxation:
             return bound
         if state.pipeline.num_stages > 1:
             bound = max(bound, self._undivided_bound() + state.pipeline.fixed)
-        if state.hull is not None and bound < cutoff < math.inf:  # else nothing is known yet that it might exclude
+        if (
+            state.column_generation is not None and bound < cutoff < math.inf
+        ):  # else nothing is known yet that it might exclude
             bound, _ = self.raise_bound(bound, cutoff, state.settings.relaxed_steps, memory=False)
         return bound
 
@@ -67,26 +69,30 @@ class Relaxation:
             memory: Whether memory is limited.
         """
         state = self._state
-        assert state.hull is not None, "the relaxation is solved first"
+        assert state.column_generation is not None, "the relaxation is solved first"
         more = True
         for _ in range(steps):
             best = state.best.objective if state.best is not None else math.inf
-            bound = max(bound, state.hull.bound)
+            bound = max(bound, state.column_generation.bound)
             if not more or state.is_stopped() or bound >= state.target(cutoff):
                 break
-            more = state.hull.step(self._solver.solve_priced, min(cutoff, best), self._finder.consider, memory=memory)
-        return max(bound, state.hull.bound), more
+            more = state.column_generation.step(
+                self._solver.solve_priced, min(cutoff, best), self._finder.consider, memory=memory
+            )
+        return max(bound, state.column_generation.bound), more
 
     def find_plan(self) -> None:
         """Generate columns under the memory limit until one gives a plan that fits: a first incumbent."""
         state = self._state
-        if state.hull is None:
+        if state.column_generation is None:
             return
         for _ in range(state.settings.hurried_steps):
             if (
                 state.best is not None
                 or state.is_stopped()
-                or not state.hull.step(self._solver.solve_priced, math.inf, self._finder.consider, memory=True)
+                or not state.column_generation.step(
+                    self._solver.solve_priced, math.inf, self._finder.consider, memory=True
+                )
             ):
                 break
 
@@ -103,12 +109,12 @@ class Relaxation:
         state = self._state
         if self._is_fine or state.bounding.num_groups <= MOST_APART or state.spreads:
             return False
-        assert state.hull is not None, "the relaxation is solved first"
+        assert state.column_generation is not None, "the relaxation is solved first"
         self._is_fine = True
-        known = state.hull.choices
-        state.hull = Hull(state.tables, self.program())
+        known = state.column_generation.choices
+        state.column_generation = ColumnGeneration(state.tables, self.program())
         for choice in reversed(known):
-            state.hull.add(choice)
+            state.column_generation.add(choice)
         return True
 
     def program(self) -> StepProgram:
@@ -151,9 +157,9 @@ class Relaxation:
             return
         state.relaxed_choice = choice
         state.prune_schedules(cutoff)
-        state.hull = Hull(state.tables, self.program())
+        state.column_generation = ColumnGeneration(state.tables, self.program())
         for known in (choice, *state.hint.choices):
-            state.hull.add(known)
+            state.column_generation.add(known)
         self._finder.consider(choice)  # now that the master problem may bound the plans of this choice
 
     def _critical_path(self) -> LeastPath | None:

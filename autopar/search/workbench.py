@@ -12,7 +12,7 @@ from functools import partial
 from io import BytesIO
 from typing import IO
 
-from autopar.bounds.submesh import MinorPaces, minor_paces
+from autopar.bounds.submesh import SubmeshBounds, submesh_bounds
 from autopar.collector import seldom_collected, uncollected
 from autopar.configuration import Family
 from autopar.cost import Overlap
@@ -45,10 +45,10 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: IO[bytes], node: NodeSolver) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._left_out = {id(node.state.search): SEARCH, id(node.tables): TABLES}
-        if node.state.hull is not None:
-            self._left_out[id(node.state.hull.rows)] = PROGRAM
-        if node.cuts.rounds is not None:
-            self._left_out |= dict.fromkeys(map(id, node.cuts.rounds.spreader.programs), PROGRAM)
+        if node.state.column_generation is not None:
+            self._left_out[id(node.state.column_generation.rows)] = PROGRAM
+        if node.cuts.pipeline_bounds is not None:
+            self._left_out |= dict.fromkeys(map(id, node.cuts.pipeline_bounds.cut_generator.programs), PROGRAM)
 
     def persistent_id(self, obj: object) -> str | None:
         """Return the placeholder of an object; None if it is packed."""
@@ -104,7 +104,7 @@ class Workbench:
         finding = self._execute(task, seconds, state)
         return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
 
-    def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> MinorPaces:
+    def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> SubmeshBounds:
         """Return the bounds of `bounds/submesh.py` on a microbatch of `samples` samples on the two inner axes."""
         search = self._search
         batch = search.constraints.batch
@@ -112,7 +112,7 @@ class Workbench:
         folded = search.folded(samples)
         tables = build_tables(folded, search.rules(folded), mesh, search.costs)
         solve = partial(solve_limited, search.solver, end=end, should_stop=search.should_stop, seed=search.seed)
-        return minor_paces(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
+        return submesh_bounds(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
 
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
@@ -220,8 +220,8 @@ def _unpacked(state: bytes, begun: NodeSolver) -> NodeSolver:
     """Unpack a node solver, given a new solver of the same node."""
     node = _Unpickler(BytesIO(state), begun).load()
     assert isinstance(node, NodeSolver), "a packed state is a node solver"
-    if node.state.hull is not None:
-        node.state.hull.rows = node.relaxation.program()
-    if node.cuts.rounds is not None:
-        node.cuts.rounds.spreader.program = node.cuts.program()
+    if node.state.column_generation is not None:
+        node.state.column_generation.rows = node.relaxation.program()
+    if node.cuts.pipeline_bounds is not None:
+        node.cuts.pipeline_bounds.cut_generator.program = node.cuts.program()
     return node

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from autopar.bounds.priced_cuts import Spreader, levels_of
+from autopar.bounds.priced_cuts import CutGenerator, levels_of
 from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
 from autopar.request import JobRequest
@@ -76,10 +76,10 @@ def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]
     seconds = 0.0
     for _ in range(2):
         found.clear()
-        spreader = Spreader(tables, node.cuts.program(), node.state.choices, solve)
+        cut_generator = CutGenerator(tables, node.cuts.program(), node.state.choices, solve)
         order = search.room.order(family[0])
         began = time.perf_counter()
-        spreader.price_memory(order, search.room.rest(family[0], node.state.pace), levels_of(order))
+        cut_generator.price_memory(order, search.room.rest(family[0], node.state.pace), levels_of(order))
         seconds = time.perf_counter() - began
     return found, seconds / len(found)
 
