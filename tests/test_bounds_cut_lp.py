@@ -12,7 +12,7 @@ import pytest
 from autopar.bounds import task_lp
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
+from autopar.bounds.cut_lp import Component, CutLP, Order, RemainingCosts
 from autopar.bounds.master_problem import step_program
 from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, CutGenerator, levels_of
 from autopar.bounds.roofline import floor
@@ -101,7 +101,7 @@ def _order(pipeline: Pipeline) -> Order:
     return Order(SCHEDULES[pipeline.schedule], pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
 
 
-def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
+def _remaining(found: Tables, pipeline: Pipeline, limit: float) -> RemainingCosts:
     """Lower bounds on everything besides repeated blocks; bytes of other blocks are left out."""
     under = floor(found.folded, found.folded, (8, 8), found.costs)
     alike, others = under.passes_seconds(found.mesh, 8)
@@ -121,7 +121,7 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
         ends.append((forward, *backward) if SCHEDULES[pipeline.schedule].splits else (forward, sum(backward)))
     edges = [_least_block(found, found.folded.chain[place]) for place in (0, -1)]
     assert any(edge > sum(end) * (1 + TOLERANCE) for edge, end in zip(edges, ends, strict=True)), "so that it tells"
-    return Rest(
+    return RemainingCosts(
         blocks=count,
         late=late,
         halves=halves,
@@ -153,20 +153,20 @@ def _cut_generator(found: Tables, pipeline: Pipeline, limit: float, choices: Seq
 
 
 def _raised(
-    cut_generator: CutGenerator, order: Order, rest: Rest, steps: int = 6, enough: float = math.inf
+    cut_generator: CutGenerator, order: Order, remaining: RemainingCosts, steps: int = 6, enough: float = math.inf
 ) -> tuple[float, float]:
     """Bound after some rounds, and the value of the inner program."""
     value, basis = np.inf, None
-    first = cut_generator.bound(order, rest, enough)
-    cut_generator.price_memory(order, rest, levels_of(order), enough)
-    known = cut_generator.bound(order, rest, enough, known=first)
+    first = cut_generator.bound(order, remaining, enough)
+    cut_generator.price_memory(order, remaining, levels_of(order), enough)
+    known = cut_generator.bound(order, remaining, enough, known=first)
     bound = max(first.seconds, known.seconds)
     for _ in range(steps):
-        found = cut_generator.solve_inner(order, rest, known.case, basis)
+        found = cut_generator.solve_inner(order, remaining, known.case, basis)
         value, basis = found.value, found.basis
         if not found.cuts:
             break
-        known = cut_generator.bound(order, rest, enough, known=known)
+        known = cut_generator.bound(order, remaining, enough, known=known)
         bound = max(bound, known.seconds)
     return bound, value
 
@@ -178,12 +178,12 @@ def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: in
     found, rng = _deep(stack), np.random.default_rng(3)
     chain = found.folded.chain
     pipeline = Pipeline(2 * chunks, 4, schedule, Overlap.of(STACKS[stack]), 1e-4, chunks, 0.1 if chunks > 1 else 0.0)
-    choices, order, rest = _choices(5), _order(pipeline), _rest(found, pipeline, 1e15)
-    bound, value = _raised(_cut_generator(found, pipeline, 1e15, choices), order, rest)
+    choices, order, remaining = _choices(5), _order(pipeline), _remaining(found, pipeline, 1e15)
+    bound, value = _raised(_cut_generator(found, pipeline, 1e15, choices), order, remaining)
 
     assert 0 < bound <= value * (1 + TOLERANCE)
     for choice in choices:
-        alone = _cut_generator(found, pipeline, 1e15, [choice]).solve_inner(order, rest).value
+        alone = _cut_generator(found, pipeline, 1e15, [choice]).solve_inner(order, remaining).value
         totals = found.block_seconds(choice)
         passes = pass_seconds(found, choice, splits=SCHEDULES[schedule].splits)
         every = splits(len(chain), pipeline.num_stages)
@@ -214,13 +214,13 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 1e9
         while (plan := Groups(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
-            rest = _rest(found, pipeline, limit)
-            alone = _cut_generator(found, pipeline, limit, [choice]).solve_inner(order, rest).value
-            bound, _ = _raised(_cut_generator(found, pipeline, limit, [choice]), order, rest)
+            remaining = _remaining(found, pipeline, limit)
+            alone = _cut_generator(found, pipeline, limit, [choice]).solve_inner(order, remaining).value
+            bound, _ = _raised(_cut_generator(found, pipeline, limit, [choice]), order, remaining)
             mean = ColumnGeneration(found, step_program(found, pipeline, limit)).bound_of_choice(choice)
             assert max(bound, alone) <= plan[1].seconds * (1 + TOLERANCE)
             near = _raised(
-                _cut_generator(found, pipeline, limit, [choice]), order, rest, 2, enough=1.01 * plan[1].seconds
+                _cut_generator(found, pipeline, limit, [choice]), order, remaining, 2, enough=1.01 * plan[1].seconds
             )
             assert near[0] <= plan[1].seconds * (1 + TOLERANCE)
             fitting, more = fitting + 1, max(more, alone / mean - 1)
@@ -274,17 +274,19 @@ def test_running_passes_take_memory_where_every_stage_has_a_repeated_block(
 def test_the_cap_on_blocks_follows_from_the_cutoff(factor: float) -> None:
     """One block more exceeds the cutoff; the cap itself does not."""
     found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
-    order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+    order, remaining = _order(pipeline), _remaining(found, pipeline, 1e9)
     cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
-    enough = factor * cut_generator.bound(order, rest).seconds
-    each = 4 * rest.turns * _least_block(found, main_kind(found.folded).id)
+    enough = factor * cut_generator.bound(order, remaining).seconds
+    each = 4 * remaining.turns * _least_block(found, main_kind(found.folded).id)
 
-    cap = cut_generator._cap(order, cut_generator._in_units(rest), enough / cut_generator._unit)
+    cap = cut_generator._cap(order, cut_generator._in_units(remaining), enough / cut_generator._unit)
 
     assert cap is not None
-    assert cap * each + rest.fixed <= enough * (1 + 1e-3)
-    assert (cap + 1) * each + rest.fixed >= enough * (1 - 1e-3)
-    assert cut_generator.bound(order, rest, enough).seconds <= max(enough, (cap + 1) * each + rest.fixed) * (1 + 1e-3)
+    assert cap * each + remaining.fixed <= enough * (1 + 1e-3)
+    assert (cap + 1) * each + remaining.fixed >= enough * (1 - 1e-3)
+    assert cut_generator.bound(order, remaining, enough).seconds <= max(enough, (cap + 1) * each + remaining.fixed) * (
+        1 + 1e-3
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -314,11 +316,11 @@ def test_inner_stages_receive_from_both_sides(schedule: str, chunks: int, outer:
     """The first and the last stage do not, nor do stages that may have other blocks alone."""
     order = Order(SCHEDULES[schedule], 2, 4, chunks)
     blocks, inside = 4 * chunks, order.num_stages - 2 * max(1, outer[0])
-    rest = _blocks_only(blocks, outer=outer)
+    remaining = _blocks_only(blocks, outer=outer)
 
     def seconds(received: float) -> float:
         point = _point(resident=0.25 / chunks, received=received)  # half of a group that has its share
-        return CutLP(order, rest, 2 * chunks, is_most=True).solve_inner(point).seconds
+        return CutLP(order, remaining, 2 * chunks, is_most=True).solve_inner(point).seconds
 
     room = 0.5 / max(1, max(sum(0 < stage < order.num_stages - 1 for stage in own) for own in order.stages_of))
     assert seconds(room * 0.98) == pytest.approx(seconds(0.0))
@@ -392,9 +394,9 @@ def _point(**amounts: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]
     return point
 
 
-def _blocks_only(blocks: int, **more: object) -> Rest:
-    """A `Rest` of repeated blocks only."""
-    return replace(Rest(blocks, 0.0, (1.0, 1.0), 0.0, 0.0, 0.0, (0, 0), 1.0), **more)  # type: ignore[arg-type]
+def _blocks_only(blocks: int, **more: object) -> RemainingCosts:
+    """A `RemainingCosts` of repeated blocks only."""
+    return replace(RemainingCosts(blocks, 0.0, (1.0, 1.0), 0.0, 0.0, 0.0, (0, 0), 1.0), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
@@ -435,10 +437,10 @@ def test_no_cut_of_whole_blocks_is_faster_than_its_case(schedule: str, chunks: i
 @pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 4), ("zb-h1", 1), ("zb-v", 2)])
 def test_cases_have_as_many_rows_with_equal_variables(schedule: str, chunks: int) -> None:
     """So that a basis of one case starts the other."""
-    order, rest = Order(SCHEDULES[schedule], 3, 6, chunks), _blocks_only(14)
+    order, remaining = Order(SCHEDULES[schedule], 3, 6, chunks), _blocks_only(14)
     share = order.least_of_fullest(14)
     cases = [(share, True, None), (share + 1, False, None), (share + 1, False, share + 1), (share, False, share + 2)]
-    programs = [CutLP(order, rest, most, is_most=is_most, cap=cap)._program for most, is_most, cap in cases]
+    programs = [CutLP(order, remaining, most, is_most=is_most, cap=cap)._program for most, is_most, cap in cases]
     rows = [[tuple(sorted(row)) for row in program._index] for program in programs]
     apart = [number for number, each in enumerate(zip(*rows, strict=True)) if len(set(each)) > 1]
     # but for how long the fullest group takes, which waits for others if none has more, and what groups hold that have
@@ -451,11 +453,11 @@ def test_whole_blocks_exceed_memory_where_fractions_fit() -> None:
     order = Order(SCHEDULES["1f1b"], 3, 6, 1)
     held = [float(order.held_at_peaks(group)[:, 0].max()) for group in range(3)]
     assert held == [3.0, 2.0, 1.0]
-    rest, point = _blocks_only(6), _point(kept=0.18)  # 1.08 of a device in the first group
+    remaining, point = _blocks_only(6), _point(kept=0.18)  # 1.08 of a device in the first group
 
-    even = CutLP(order, rest, 2, is_most=True).solve_inner(point).seconds
-    uneven = CutLP(order, rest, 3).solve_inner(point).seconds
-    mixed = CutLP(order, rest).solve_inner(point).seconds
+    even = CutLP(order, remaining, 2, is_most=True).solve_inner(point).seconds
+    uneven = CutLP(order, remaining, 3).solve_inner(point).seconds
+    mixed = CutLP(order, remaining).solve_inner(point).seconds
 
     assert mixed < uneven < even  # as if there were a price for what is short
 
@@ -483,12 +485,12 @@ def test_each_stage_has_a_block_unless_it_may_have_other_blocks_alone() -> None:
 def test_a_bound_at_the_cutoff_is_valid(schedule: str, chunks: int) -> None:
     """The case of a fuller group is left at the bound of its passes, which some choice attains."""
     found, pipeline = _deep("slow"), Pipeline(2 * chunks, 4, schedule, num_chunks=chunks)
-    order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
+    order, remaining = _order(pipeline), _remaining(found, pipeline, 1e15)
     cut_generator = _cut_generator(found, pipeline, 1e15, _choices(5))
 
-    bound = cut_generator.bound(order, rest).seconds
+    bound = cut_generator.bound(order, remaining).seconds
 
-    assert 0 < cut_generator.bound(order, rest, 0.0).seconds <= bound * (1 + TOLERANCE)
+    assert 0 < cut_generator.bound(order, remaining, 0.0).seconds <= bound * (1 + TOLERANCE)
     points, _ = cut_generator._points()
     assert cut_generator._plain_seconds == pytest.approx(float(points[:, Component.PLAIN].min()), rel=1e-3)
 
@@ -496,11 +498,11 @@ def test_a_bound_at_the_cutoff_is_valid(schedule: str, chunks: int) -> None:
 def test_standard_prices_of_memory_have_none_for_traffic_after_the_last_pass() -> None:
     """Steps mostly do not wait for it, and a cut with its price is weak."""
     found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
-    order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+    order, remaining = _order(pipeline), _remaining(found, pipeline, 1e9)
     cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
-    cut_generator.bound(order, rest)
+    cut_generator.bound(order, remaining)
     known = cut_generator.num_cuts
-    cut_generator.price_memory(order, rest, levels_of(order))
+    cut_generator.price_memory(order, remaining, levels_of(order))
 
     prices = np.array([own for own, _ in cut_generator._cuts[known:]])
     assert not prices[:, [Component.GRADIENT, Component.LINK_ONCE]].any()
@@ -525,9 +527,9 @@ def test_memory_is_cheaper_the_longer_a_step_is() -> None:
     dearest = []
     for count in (4, 16):
         pipeline = Pipeline(4, count, "interleaved", num_chunks=2)
-        order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+        order, remaining = _order(pipeline), _remaining(found, pipeline, 1e9)
         cut_generator = _cut_generator(found, pipeline, 1e9, _choices(3))
-        cut_generator.price_memory(order, rest, (2.0,))
+        cut_generator.price_memory(order, remaining, (2.0,))
         dearest.append(
             max(
                 own[Component.RESIDENT] / own[Component.FORWARD]
@@ -558,8 +560,8 @@ def test_missing_memory_has_a_price() -> None:
     order, blocks = Order(SCHEDULES["zb-h1"], 2, 4, 1), 4
     bare = CutLP(order, _blocks_only(blocks)).solve_inner(_point()).seconds
 
-    def costs(rest: Rest, **amounts: float) -> bool:
-        return CutLP(order, rest).solve_inner(_point(**amounts)).seconds > bare * 1.01
+    def costs(remaining: RemainingCosts, **amounts: float) -> bool:
+        return CutLP(order, remaining).solve_inner(_point(**amounts)).seconds > bare * 1.01
 
     assert not costs(_blocks_only(blocks), resident=0.4)
     assert costs(_blocks_only(blocks), resident=0.6)
@@ -589,8 +591,8 @@ def test_the_outer_program_is_below_the_inner_one() -> None:
 def test_warm_starts_reach_the_same_optimum(schedule: str, chunks: int) -> None:
     """With further cuts or points, and from one case to the other."""
     points = np.vstack([_point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0), _point(kept=0.2)])
-    order, rest = Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks)
-    program, more = CutLP(order, rest, 3 * chunks, is_most=True), CutLP(order, rest, 3 * chunks + 1)
+    order, remaining = Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks)
+    program, more = CutLP(order, remaining, 3 * chunks, is_most=True), CutLP(order, remaining, 3 * chunks + 1)
     prices = np.random.default_rng(2).random((8, len(Component)))
     cuts = [(own, float((points @ own).min())) for own in prices]
     few, first = program.solve_outer(cuts[:3], 3.0), program.solve_inner(points[:2])
@@ -685,16 +687,16 @@ def test_cuts_that_are_not_binding_are_left_out_of_large_programs(monkeypatch: p
     """The bound stays: the binding cuts prove it."""
     monkeypatch.setattr(task_lp, "LARGE", 0)
     found, pipeline = _deep("slow"), Pipeline(2, 4, "zb-h1")
-    order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
+    order, remaining = _order(pipeline), _remaining(found, pipeline, 1e15)
     cut_generator = _cut_generator(found, pipeline, 1e15, _choices(5))
 
-    first = cut_generator.bound(order, rest)
-    again = cut_generator.bound(order, rest, known=first)
+    first = cut_generator.bound(order, remaining)
+    again = cut_generator.bound(order, remaining, known=first)
 
     assert first.basis is None
     assert 0 < len(first.cuts) < first.seen == cut_generator.num_cuts
     assert again.seconds == pytest.approx(first.seconds, rel=TOLERANCE)
-    cut_generator.solve_inner(order, rest, first.case)
-    more = cut_generator.bound(order, rest, known=first)
+    cut_generator.solve_inner(order, remaining, first.case)
+    more = cut_generator.bound(order, remaining, known=first)
     assert set(more.cuts) <= {*first.cuts, *range(first.seen, cut_generator.num_cuts)}
     assert more.seconds >= first.seconds * (1 - TOLERANCE)

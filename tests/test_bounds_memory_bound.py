@@ -9,7 +9,7 @@ import pytest
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.cut_lp import Component
-from autopar.bounds.memory_bound import Room, _fractional_knapsack
+from autopar.bounds.memory_bound import MemoryBounds, _fractional_knapsack
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.saved_values import deferred_values, main_kind, most_shards, resident_states, saved_by_main
 from autopar.bounds.transfer import TransferBounds
@@ -152,8 +152,10 @@ def _search(limit: float = np.inf, gpus: int = 8) -> SearchContext:
     return replace(task.context(Effort()), memory_limit=limit)
 
 
-def _room(search: SearchContext) -> Room:
-    return Room(search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch)
+def _memory_bounds(search: SearchContext) -> MemoryBounds:
+    return MemoryBounds(
+        search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch
+    )
 
 
 CONFIGURATIONS = [
@@ -189,7 +191,7 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     before, raised, found = without.least((configuration,)), 0, 0
     for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.2, 0.01):
         limited = replace(search, memory_limit=peak * share)
-        room = _room(limited)
+        room = _memory_bounds(limited)
         transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch, room)
         least = transfer_bounds.least((configuration,))
         assert least >= before
@@ -223,12 +225,12 @@ def test_the_ladder_stops_between_rungs(monkeypatch: pytest.MonkeyPatch) -> None
         return step
 
     for name in ("step_that_fits", "recompute_seconds", "scheduled_step_that_fits"):
-        monkeypatch.setattr(Room, name, told(name, getattr(Room, name)))
+        monkeypatch.setattr(MemoryBounds, name, told(name, getattr(MemoryBounds, name)))
 
     def raised(most: float) -> float:
         waiting = [(0.0, 0)]
         steps.clear()
-        known = (search.folded, search.floor, search.costs.stack, search.global_batch, _room(search))
+        known = (search.folded, search.floor, search.costs.stack, search.global_batch, _memory_bounds(search))
         TransferBounds(*known, lambda: len(steps) >= most).raise_least(waiting, [family], np.inf, lambda number: False)
         return waiting[0][0]
 
@@ -244,22 +246,26 @@ def test_nothing_is_recomputed_with_room_or_with_offload() -> None:
     """Without limits, with enough memory, and where activations may be offloaded; forbidden flavours count."""
     configuration = CONFIGURATIONS[0]
     short = _search(1e9)
-    assert _room(short).recompute_seconds(configuration) > 0
-    assert _room(_search()).recompute_seconds(configuration) == 0
-    assert _room(_search(80e9)).recompute_seconds(configuration) == 0
+    assert _memory_bounds(short).recompute_seconds(configuration) > 0
+    assert _memory_bounds(_search()).recompute_seconds(configuration) == 0
+    assert _memory_bounds(_search(80e9)).recompute_seconds(configuration) == 0
 
     hosted = replace(short, constraints=replace(short.constraints, hosted=frozenset({Hosted.ACTIVATIONS})))
     only_full = frozenset({Recompute.FULL})
     forced = replace(short, memory_limit=80e9, constraints=replace(short.constraints, keeps=(only_full,) * 8))
 
-    assert _room(hosted).recompute_seconds(configuration) == 0
-    assert _room(forced).recompute_seconds(configuration) > _room(short).recompute_seconds(configuration) > 0
+    assert _memory_bounds(hosted).recompute_seconds(configuration) == 0
+    assert (
+        _memory_bounds(forced).recompute_seconds(configuration)
+        > _memory_bounds(short).recompute_seconds(configuration)
+        > 0
+    )
 
 
 def test_nothing_fits_if_buffers_take_all_memory() -> None:
     """Nor if they take more."""
     for limit in (0.0, -1e9):
-        assert _room(_search(limit)).step_that_fits(CONFIGURATIONS[2], UNKNOWN) == np.inf
+        assert _memory_bounds(_search(limit)).step_that_fits(CONFIGURATIONS[2], UNKNOWN) == np.inf
 
 
 @pytest.mark.parametrize("samples", [4, 16])
@@ -283,7 +289,7 @@ def test_fewer_resident_bytes_cost_link_seconds_in_every_microbatch(samples: int
         memory.least(configuration.mesh.shape) for memory in resident_states(folded_, search.costs, offload=False)
     )
 
-    whole, ways = _room(search)._resident_options(configuration, own)
+    whole, ways = _memory_bounds(search)._resident_options(configuration, own)
 
     assert len(ways) == 3, "parameters, sums of gradients, or both"
     assert all(0 < held < whole and link > 0 for held, link in ways)
@@ -293,7 +299,7 @@ def test_fewer_resident_bytes_cost_link_seconds_in_every_microbatch(samples: int
     for price in np.geomspace(1e6, 1e16, 40):  # bytes that a second is worth
         said = min(resident + price * seconds for resident, seconds in ((whole, 0.0), *ways))
         assert said <= (held + price * link).min() * (1 + 1e-9)
-    near = _room(search)._resident_options(
+    near = _memory_bounds(search)._resident_options(
         Configuration(4, Mesh.of(dp=2, outer=2, inner=2), 64 // samples, "zb-h1"), own
     )
     assert near == (own, ()), "within a node no link between nodes has it"

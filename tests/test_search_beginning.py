@@ -68,7 +68,7 @@ def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
     peak = max(stage.peak for stage in plan.simulated.stages)
 
     def seems_roomy(limit: float) -> bool:
-        return replace(search, memory_limit=limit).room.seems_roomy(task.space[0])
+        return replace(search, memory_limit=limit).memory_bounds.seems_roomy(task.space[0])
 
     assert seems_roomy(peak)
     assert not seems_roomy(0.2 * peak)
@@ -80,7 +80,7 @@ def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     search = task.context(Effort(top_k=1))
 
     assert run_search(task.space, search, executor).candidates
-    roomy = roomy_try(task.space, search.global_batch, search.room.seems_roomy)
+    roomy = roomy_try(task.space, search.global_batch, search.memory_bounds.seems_roomy)
     assert executor.begun[0].family[0] == roomy
     assert sum(search_task.urgent for search_task in executor.begun if search_task.work is Work.BOUND) == 1
 

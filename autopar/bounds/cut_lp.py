@@ -36,8 +36,8 @@ The duals of Y_s in the inner program price the next cut.
 
 - *Relaxes*: integrality of placements, as stages hold convex combinations of choices; other blocks are known by lower
   bounds only.
-- *Valid when*: cuts and `Rest` are lower bounds, and repeated blocks have one choice of placements. Used where memory
-  is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
+- *Valid when*: cuts and `RemainingCosts` are lower bounds, and repeated blocks have one choice of placements. Used where
+  memory is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
 - *Cost*: linear programs, warm started; cuts are shared by all schedules of a mesh and microbatch size.
 - *Source*: outer linearisation, Kelley, 1960, with cuts from a priced subproblem as in Benders, 1962; inner
   linearisation, Dantzig and Wolfe, 1960.
@@ -163,7 +163,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RemainingCosts:
     """What a step needs besides its repeated blocks, and lower bounds on these blocks that hold for any placement.
 
     Attributes:
@@ -230,18 +230,24 @@ class CutLP:
 
     Args:
         order: The order of tasks.
-        rest: What the step needs besides repeated blocks.
+        remaining: What the step needs besides repeated blocks.
         most: Blocks of the fullest group at least; `Order.least_of_fullest` if not given.
         is_most: Whether no group has more than `most`.
         cap: Upper bound on the blocks of a group, if one is known.
     """
 
     def __init__(
-        self, order: Order, rest: Rest, most: int | None = None, *, is_most: bool = False, cap: int | None = None
+        self,
+        order: Order,
+        remaining: RemainingCosts,
+        most: int | None = None,
+        *,
+        is_most: bool = False,
+        cap: int | None = None,
     ) -> None:
-        self._order, self._rest = order, rest
-        self._most, self._is_most = order.least_of_fullest(rest.blocks) if most is None else most, is_most
-        self._cap = self._most if is_most else rest.blocks if cap is None else max(cap, self._most)
+        self._order, self._remaining = order, remaining
+        self._most, self._is_most = order.least_of_fullest(remaining.blocks) if most is None else most, is_most
+        self._cap = self._most if is_most else remaining.blocks if cap is None else max(cap, self._most)
         graph, num_stages = order.excerpt, order.num_stages
         self._first_stage = len(graph.stage) + len(graph.aggregates)
         self._num_passes = len(order.schedule.passes)
@@ -288,7 +294,7 @@ class CutLP:
             )
         prices = optimum.duals[first_row:].reshape(num_stages, len(Component) + 1)[:, :-1]
         shares = optimum.values[first_point:].reshape(-1, num_stages).T
-        return InnerSolution(optimum.value + self._rest.fixed, shares, np.maximum(0.0, prices), optimum.basis)
+        return InnerSolution(optimum.value + self._remaining.fixed, shares, np.maximum(0.0, prices), optimum.basis)
 
     def solve_outer(
         self, cuts: Sequence[tuple[FloatArray, float]], block: float, start: Basis | None = None
@@ -317,11 +323,11 @@ class CutLP:
             return OuterSolution(math.inf, None, np.ones(len(cuts), dtype=bool))
         duals = np.abs(optimum.duals[first_row:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)
         is_binding = np.asarray(duals > BINDING * duals.max(initial=0.0))
-        return OuterSolution(optimum.value * (1 - SLACK) + self._rest.fixed, optimum.basis, is_binding)
+        return OuterSolution(optimum.value * (1 - SLACK) + self._remaining.fixed, optimum.basis, is_binding)
 
     def _cost(self, block: float) -> dict[int, float]:
         """Objective: the step, and the price of missing memory given the seconds of a block."""
-        even_step = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
+        even_step = block * self._remaining.blocks * self._order.num_microbatches / self._order.num_groups
         return {self._step_seconds: 1.0, self._shortage: SHORTAGE * even_step}
 
     def _num_blocks(self, stage: int) -> int:
@@ -342,45 +348,49 @@ class CutLP:
 
     def _write(self, graph: Excerpt) -> None:
         """Write all rows that do not depend on points or cuts: as many in every case, so that bases carry over."""
-        order, rest, program = self._order, self._rest, self._program
+        order, remaining, program = self._order, self._remaining, self._program
         stages = range(order.num_stages)
         durations = durations_of(graph, [self._pass_seconds(stage) for stage in stages])
         updates: list[Row] = [
             {self._amount(stage, Component.UPDATE): 1.0 for stage in group_stages} for group_stages in order.stages_of
         ]
         overlap = order.schedule.steps_overlap
-        add_precedences(program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=rest.hop)
+        add_precedences(
+            program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=remaining.hop
+        )
         for group, group_stages in enumerate(order.stages_of):
             self._write_link(graph, group, group_stages, updates[group])
             self._write_memory(group, group_stages)
         for stage in stages if self._num_halves else ():
             halves = [self._half_pass(stage, number) for number in range(2)]
             program.add({**dict.fromkeys(halves, 1.0), self._amount(stage, Component.BACKWARD): -1.0}, least=0.0)
-            for number, least in zip(halves, rest.halves, strict=True):
+            for number, least in zip(halves, remaining.halves, strict=True):
                 program.add({number: 1.0, self._num_blocks(stage): -least}, least=0.0)
         # An equation for NEXT_BUFFERS: above the mean it would lower the interpolated rows of `_write_following`.
         for component, number in self._shared.items():
-            mean = {self._amount(stage, component): -1.0 / rest.blocks for stage in stages}
+            mean = {self._amount(stage, component): -1.0 / remaining.blocks for stage in stages}
             program.add({number: 1.0, **mean}, least=0.0, most=0.0 if component is Component.NEXT_BUFFERS else math.inf)
-        program.add({self._shared[Component.RECEIVED]: 1.0}, least=sum(rest.received))
+        program.add({self._shared[Component.RECEIVED]: 1.0}, least=sum(remaining.received))
         self._write_whole_blocks()
         self._write_common()
-        for stage, passes, together in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
+        for stage, passes, together in zip((0, order.num_stages - 1), remaining.ends, remaining.edges, strict=True):
             for number, least in enumerate(passes):
                 program.add({self._other_pass(stage, number): 1.0}, least=least)
             program.add({self._other_pass(stage, number): 1.0 for number in range(self._num_passes)}, least=together)
-        program.fix_sum([self._num_blocks(stage) for stage in stages], rest.blocks)
+        program.fix_sum([self._num_blocks(stage) for stage in stages], remaining.blocks)
         others = dict.fromkeys(
             [self._other_pass(stage, number) for stage in stages for number in range(self._num_passes)], 1.0
         )
-        program.add(others, least=rest.seconds)
-        program.add({**others, **{self._amount(stage, Component.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
-        program.fix_sum(range(self._other_bytes, self._step_seconds), rest.resident)
+        program.add(others, least=remaining.seconds)
+        program.add(
+            {**others, **{self._amount(stage, Component.PLAIN): 1.0 for stage in stages}}, least=remaining.whole
+        )
+        program.fix_sum(range(self._other_bytes, self._step_seconds), remaining.resident)
 
     def _write_whole_blocks(self) -> None:
         """Write integrality of blocks: those of the fullest group, upper bounds, and one per inner stage."""
-        order, rest, program = self._order, self._rest, self._program
-        stages, (first, last) = range(order.num_stages), rest.outer
+        order, remaining, program = self._order, self._remaining, self._program
+        stages, (first, last) = range(order.num_stages), remaining.outer
         self._write_fullest_group()
         for group_stages in order.stages_of:
             program.add({self._num_blocks(stage): 1.0 for stage in group_stages}, most=self._cap)
@@ -397,14 +407,14 @@ class CutLP:
         more than `most` blocks, at most `num_missing` groups have fewer, so that one of the last `num_missing + 1`
         groups has `most`.
         """
-        order, rest = self._order, self._rest
+        order, remaining = self._order, self._remaining
         stages, first_stages = range(order.num_stages), sorted(group_stages[0] for group_stages in order.stages_of)
-        num_missing = self._most * order.num_groups - rest.blocks
+        num_missing = self._most * order.num_groups - remaining.blocks
         has_waits = self._is_most and not order.schedule.steps_overlap
         waited_for = range(first_stages[max(0, order.num_groups - 1 - num_missing)] if has_waits else 0)
-        per_block = rest.turns * order.num_microbatches * self._most / rest.blocks
+        per_block = remaining.turns * order.num_microbatches * self._most / remaining.blocks
         work = {self._amount(stage, Component.PLAIN): -per_block for stage in stages}
-        update = {self._amount(stage, Component.UPDATE): -self._most / rest.blocks for stage in stages}
+        update = {self._amount(stage, Component.UPDATE): -self._most / remaining.blocks for stage in stages}
         durations = [
             self._pass_seconds(stage)[: self._num_passes if not self._num_halves else 1] for stage in waited_for
         ]
@@ -422,17 +432,17 @@ class CutLP:
 
         Otherwise a convex combination over all stages could be one choice on some stages and another choice on others.
         """
-        order, rest, program = self._order, self._rest, self._program
-        num_stages, first, last = order.num_stages, *rest.outer
+        order, remaining, program = self._order, self._remaining, self._program
+        num_stages, first, last = order.num_stages, *remaining.outer
         for number, component in enumerate(COMMON, self._first_common):
             total = {self._amount(stage, component): -1.0 for stage in range(num_stages)}
-            program.add({number: float(rest.blocks), **total}, least=0.0, most=0.0)
+            program.add({number: float(remaining.blocks), **total}, least=0.0, most=0.0)
         for group_stages in order.stages_of:
             fewest, most = self._block_range(group_stages)
             for number, component in enumerate(COMMON, self._first_common):
                 amounts = {self._amount(stage, component): 1.0 for stage in group_stages}
                 program.add({**amounts, number: -float(fewest)}, least=0.0)
-                program.add({**amounts, number: -float(most)}, most=0.0 if most < rest.blocks else math.inf)
+                program.add({**amounts, number: -float(most)}, most=0.0 if most < remaining.blocks else math.inf)
             gradients = {self._amount(stage, Component.GRADIENT): -1.0 for stage in group_stages}
             program.add(
                 {**{self._amount(stage, Component.LINK): 1.0 for stage in group_stages}, **gradients}, least=0.0
@@ -463,7 +473,7 @@ class CutLP:
             variables = [forward, self._half_pass(stage, 0), self._half_pass(stage, 1)]
         else:
             variables = [forward, self._amount(stage, Component.BACKWARD)][: self._num_passes]
-        turns = self._rest.turns
+        turns = self._remaining.turns
         return [{variable: turns, self._other_pass(stage, number): turns} for number, variable in enumerate(variables)]
 
     def _write_link(self, graph: Excerpt, group: int, stages: Sequence[int], update: Row) -> None:
@@ -495,7 +505,7 @@ class CutLP:
 
     def _write_memory(self, group: int, stages: Sequence[int]) -> None:
         """Write that a group fits into its devices at each of its peaks, up to the shortage."""
-        num_chunks, (first, last), last_stage = len(stages), self._rest.outer, self._order.num_stages - 1
+        num_chunks, (first, last), last_stage = len(stages), self._remaining.outer, self._order.num_stages - 1
         inner = [stage for stage in stages if first <= stage <= last_stage - last]
         between = [stage for stage in inner if 0 < stage < last_stage]
         transient: dict[int, float] = {}
@@ -505,14 +515,14 @@ class CutLP:
             transient[self._shared[Component.RECEIVED]] = float(len(between))
         if len(inner) == num_chunks and not self._order.schedule.splits:  # any running stage has one
             transient[self._shared[Component.RUNNING]] = 1.0
-        arriving, returning = self._rest.received
+        arriving, returning = self._remaining.received
         at_ends = arriving * (last_stage in inner and last_stage > 0) + returning * (0 in inner and last_stage > 0)
         for moment in self._order.held_at_peaks(group).tolist():
             row = {self._other_bytes + group: 1.0, self._shortage: -1.0, **transient}
             for stage, in_flight, late in zip(stages, moment[:num_chunks], moment[num_chunks:], strict=True):
                 row[self._amount(stage, Component.RESIDENT)] = 1.0
                 row[self._amount(stage, Component.KEPT)] = in_flight
-                row[self._num_blocks(stage)] = late * self._rest.late
+                row[self._num_blocks(stage)] = late * self._remaining.late
             self._program.add(row, most=1.0 - at_ends)
 
     def _write_following(self, group: int, stages: Sequence[int]) -> None:
@@ -531,11 +541,11 @@ class CutLP:
 
     def _block_range(self, stages: Sequence[int]) -> tuple[int, int]:
         """Least and greatest number of blocks of a group with these stages."""
-        order, rest = self._order, self._rest
-        first, last, num_stages = *rest.outer, order.num_stages
+        order, remaining = self._order, self._remaining
+        first, last, num_stages = *remaining.outer, order.num_stages
         # Every inner stage has at least one block.
         inner = sum(first <= stage < num_stages - last for stage in stages)
         inner_of_others = max(0, num_stages - first - last) - inner
-        return max(inner, rest.blocks - self._cap * (order.num_groups - 1)), min(
-            rest.blocks - inner_of_others, self._cap
+        return max(inner, remaining.blocks - self._cap * (order.num_groups - 1)), min(
+            remaining.blocks - inner_of_others, self._cap
         )

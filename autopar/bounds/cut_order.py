@@ -10,7 +10,7 @@ pipeline below the cutoff is solved once, for its choices may have the best plan
 import math
 from collections.abc import Callable, Sequence
 
-from autopar.bounds.cut_lp import Order, Rest
+from autopar.bounds.cut_lp import Order, RemainingCosts
 from autopar.bounds.priced_cuts import CutBound, CutGenerator, InnerResult
 from autopar.bounds.task_lp import Basis
 from autopar.configuration import Configuration
@@ -25,7 +25,7 @@ SMALL_STAGES = 32
 """Stages up to which the cut LP takes less time than the placement problems of two prices: the bound is then recomputed
 after each level of memory prices."""
 
-TaskOf = Callable[[Configuration], tuple[Order, Rest]]
+TaskOf = Callable[[Configuration], tuple[Order, RemainingCosts]]
 """Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks."""
 
 
@@ -80,9 +80,9 @@ class PipelineBounds:
         """
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
-            order, rest = task_of(least)
+            order, remaining = task_of(least)
             if self._unpriced_levels is None and order.num_stages > SMALL_STAGES:
-                self._price_memory(order, rest, enough)  # pricing takes less time than another solve
+                self._price_memory(order, remaining, enough)  # pricing takes less time than another solve
             is_current = least in self._cut_bounds and self._cut_bounds[least].seen == self.cut_generator.num_cuts
             if is_current and self._unpriced_levels == []:
                 break
@@ -91,7 +91,7 @@ class PipelineBounds:
                 self._raise_bound(least, task_of, enough)
                 self._num_idle = 0 if self._bounds[least] > before * (1 + RISE) else self._num_idle
             if self._unpriced_levels != [] and self._bounds[least] < enough:
-                self._price_memory(order, rest, enough)
+                self._price_memory(order, remaining, enough)
         if self.bound >= enough:
             return None
         if self._num_idle < IDLE:
@@ -130,13 +130,13 @@ class PipelineBounds:
             self._num_idle = IDLE if is_closed else 0 if has_moved else self._num_idle + 1
         return result
 
-    def _price_memory(self, order: Order, rest: Rest, enough: float) -> None:
+    def _price_memory(self, order: Order, remaining: RemainingCosts, enough: float) -> None:
         """Add cuts at standard memory prices: one level for small pipelines, all levels for others."""
         self._unpriced_levels = (
             self.cut_generator.levels(order) if self._unpriced_levels is None else self._unpriced_levels
         )
         count = 1 if order.num_stages <= SMALL_STAGES else len(self._unpriced_levels)
-        self.cut_generator.price_memory(order, rest, self._unpriced_levels[:count], enough)
+        self.cut_generator.price_memory(order, remaining, self._unpriced_levels[:count], enough)
         self._unpriced_levels = self._unpriced_levels[count:]
 
     def _raise_bound(self, pipeline: Configuration, task_of: TaskOf, enough: float) -> None:

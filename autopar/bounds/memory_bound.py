@@ -25,7 +25,7 @@ from itertools import combinations
 
 import numpy as np
 
-from autopar.bounds.cut_lp import MOST_CUT_STAGES, Order, Rest
+from autopar.bounds.cut_lp import MOST_CUT_STAGES, Order, RemainingCosts
 from autopar.bounds.memory_lp import MOST_STAGES, Load, fits_evenly, least_scheduled_step, least_step
 from autopar.bounds.microbatch import Pace
 from autopar.bounds.roofline import FloatArray, Floor
@@ -84,7 +84,7 @@ class _Block:
     alternatives: tuple[tuple[float, float], ...]
 
 
-class Room:
+class MemoryBounds:
     """Memory bounds of configurations.
 
     Args:
@@ -185,7 +185,7 @@ class Room:
         """Return the order of the tasks of a configuration."""
         return Order(*_order_of(configuration))
 
-    def rest(self, configuration: Configuration, pace: Pace) -> Rest:
+    def remaining_costs(self, configuration: Configuration, pace: Pace) -> RemainingCosts:
         """Return lower bounds on everything the step needs besides its repeated blocks."""
         folded = self._folded(self._samples(configuration))
         repeated, others = self._passes(configuration)
@@ -195,7 +195,7 @@ class Room:
         other_blocks = [
             0.0 if kind == main else seconds for kind, seconds in zip(folded.chain, pace.blocks, strict=False)
         ]
-        return Rest(
+        return RemainingCosts(
             blocks=count,
             late=load.late,
             halves=halves,

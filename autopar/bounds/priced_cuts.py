@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram
 from autopar.bounds.column_generation import ColumnGeneration, Solve
-from autopar.bounds.cut_lp import Component, CutLP, Order, Rest
+from autopar.bounds.cut_lp import Component, CutLP, Order, RemainingCosts
 from autopar.bounds.master_rows import SHARE_VARIABLES, StepProgram
 from autopar.bounds.task_lp import Basis
 from autopar.formulate.block_memory import FloatArray
@@ -150,7 +150,9 @@ class CutGenerator:
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest, enough: float = math.inf, known: CutBound | None = None) -> CutBound:
+    def bound(
+        self, order: Order, remaining: RemainingCosts, enough: float = math.inf, known: CutBound | None = None
+    ) -> CutBound:
         """Lower bound on the step of a pipeline by all known cuts: the lesser of two cases.
 
         Either no group has more than its share of whole blocks, or some group has at least one more, which takes
@@ -158,15 +160,15 @@ class CutGenerator:
 
         Args:
             order: The order of its tasks.
-            rest: What it needs besides repeated blocks, in seconds.
+            remaining: What it needs besides repeated blocks, in seconds.
             enough: Cutoff: a bound that need not be raised further.
             known: An earlier result: cuts that were not binding in it are left out.
         """
         if not self._cuts:
             self._add_first_cuts(order)
         points, _ = self._points()
-        scaled, pass_seconds = self._in_units(rest), _least_pass_seconds(points)
-        fewest, num_cuts = order.least_of_fullest(rest.blocks), len(self._cuts)
+        scaled, pass_seconds = self._in_units(remaining), _least_pass_seconds(points)
+        fewest, num_cuts = order.least_of_fullest(remaining.blocks), len(self._cuts)
         cuts = list(range(num_cuts)) if known is None else [*known.cuts, *range(known.seen, num_cuts)]
         start = known.basis if known is not None else None
         cap = self._cap(order, scaled, enough / self._unit)
@@ -190,39 +192,45 @@ class CutGenerator:
             min(least, uneven) * self._unit, even_case if least <= uneven else uneven_case, basis, binding, num_cuts
         )
 
-    def _cap(self, order: Order, rest: Rest, enough: float) -> int | None:
+    def _cap(self, order: Order, remaining: RemainingCosts, enough: float) -> int | None:
         """Upper bound on the blocks of a group in any step below `enough` units; None if unbounded."""
-        one_block = self._step_of_blocks(order, rest, 1) - rest.fixed
-        return math.floor((enough - rest.fixed) / one_block) if one_block and enough < math.inf else None
+        one_block = self._step_of_blocks(order, remaining, 1) - remaining.fixed
+        return math.floor((enough - remaining.fixed) / one_block) if one_block and enough < math.inf else None
 
-    def _step_of_blocks(self, order: Order, rest: Rest, blocks: int) -> float:
+    def _step_of_blocks(self, order: Order, remaining: RemainingCosts, blocks: int) -> float:
         """Lower bound on the step, in units, if a group holds `blocks` blocks."""
-        return rest.turns * order.num_microbatches * blocks * self._plain_seconds + rest.fixed
+        return remaining.turns * order.num_microbatches * blocks * self._plain_seconds + remaining.fixed
 
     def _solve_case(
-        self, order: Order, rest: Rest, block: float, case: Case, cuts: Sequence[int], start: Basis | None
+        self,
+        order: Order,
+        remaining: RemainingCosts,
+        block: float,
+        case: Case,
+        cuts: Sequence[int],
+        start: Basis | None,
     ) -> tuple[float, Basis | None, tuple[int, ...]]:
         """Solve the cut LP of one case: value in units, final basis, binding cuts."""
-        program = CutLP(order, rest, case.most, is_most=case.is_most, cap=case.cap)
+        program = CutLP(order, remaining, case.most, is_most=case.is_most, cap=case.cap)
         self._work += ROW_WORK * (program.num_rows + len(cuts) * order.num_stages)
         solution = program.solve_outer([self._cuts[number] for number in cuts], block, start)
         binding = cuts if solution.basis is not None else np.array(cuts)[solution.is_binding].tolist()
         return solution.seconds, solution.basis, tuple(binding)
 
     def solve_inner(
-        self, order: Order, rest: Rest, case: Case | None = None, start: Basis | None = None
+        self, order: Order, remaining: RemainingCosts, case: Case | None = None, start: Basis | None = None
     ) -> InnerResult:
         """Distribute blocks over known choices, and add the cuts that the prices ask for.
 
         Args:
             order: The order of tasks.
-            rest: What the step needs besides repeated blocks, in seconds.
+            remaining: What the step needs besides repeated blocks, in seconds.
             case: The case of whole blocks; neither if not given.
             start: Final basis of the last solve.
         """
         points, known = self._points()
-        case = Case(order.least_of_fullest(rest.blocks), is_most=False) if case is None else case
-        program = CutLP(order, self._in_units(rest), case.most, is_most=case.is_most, cap=case.cap)
+        case = Case(order.least_of_fullest(remaining.blocks), is_most=False) if case is None else case
+        program = CutLP(order, self._in_units(remaining), case.most, is_most=case.is_most, cap=case.cap)
         self._work += ROW_WORK * (program.num_rows + len(Component) * order.num_stages)
         solution = program.solve_inner(points, start)
         is_new = False
@@ -237,14 +245,21 @@ class CutGenerator:
         rent = float(solution.prices[:, Component.RESIDENT].max()) * self._unit
         return InnerResult(solution.seconds * self._unit, tuple(dict.fromkeys(choices)), rent, is_new, solution.basis)
 
-    def _in_units(self, rest: Rest) -> Rest:
-        """Convert the seconds of a `Rest` to units."""
+    def _in_units(self, remaining: RemainingCosts) -> RemainingCosts:
+        """Convert the seconds of a `RemainingCosts` to units."""
         unit = self._unit
-        halves = rest.halves[0] / unit, rest.halves[1] / unit
-        ends = tuple(number / unit for number in rest.ends[0]), tuple(number / unit for number in rest.ends[1])
-        edges = rest.edges[0] / unit, rest.edges[1] / unit
-        seconds, whole, fixed, hop = (number / unit for number in (rest.seconds, rest.whole, rest.fixed, rest.hop))
-        return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, edges=edges, hop=hop)
+        halves = remaining.halves[0] / unit, remaining.halves[1] / unit
+        ends = (
+            tuple(number / unit for number in remaining.ends[0]),
+            tuple(number / unit for number in remaining.ends[1]),
+        )
+        edges = remaining.edges[0] / unit, remaining.edges[1] / unit
+        seconds, whole, fixed, hop = (
+            number / unit for number in (remaining.seconds, remaining.whole, remaining.fixed, remaining.hop)
+        )
+        return replace(
+            remaining, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, edges=edges, hop=hop
+        )
 
     def _add_first_cuts(self, order: Order) -> None:
         """Add cuts at prices without memory: of passes without recompute, and `_base_prices`."""
@@ -258,7 +273,9 @@ class CutGenerator:
         """Levels of microbatches in flight for `price_memory`."""
         return levels_of(order)
 
-    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float], enough: float = math.inf) -> None:
+    def price_memory(
+        self, order: Order, remaining: RemainingCosts, levels: Sequence[float], enough: float = math.inf
+    ) -> None:
         """Add cuts at standard prices of memory, a high and a low one per level.
 
         Buffers of consecutive blocks have a price only if every group certainly has consecutive blocks; otherwise such
@@ -266,28 +283,28 @@ class CutGenerator:
 
         Args:
             order: The order of tasks.
-            rest: What the step needs besides repeated blocks, in seconds.
+            remaining: What the step needs besides repeated blocks, in seconds.
             levels: Microbatches in flight of a stage: the price of kept bytes relative to resident ones.
             enough: Cutoff: a bound that need not be raised further.
         """
         if not self._cuts:
             self._add_first_cuts(order)
         points, _ = self._points()
-        device_price = _least_pass_seconds(points) * rest.blocks / order.num_microbatches
+        device_price = _least_pass_seconds(points) * remaining.blocks / order.num_microbatches
         prices = _base_prices(order)
         prices[Component.LINK], prices[Component.LINK_ONCE] = LINK_PRICE, 0.0
-        fewest_of_fullest = order.least_of_fullest(rest.blocks)
+        fewest_of_fullest = order.least_of_fullest(remaining.blocks)
         most_of_group = (
-            self._cap(order, self._in_units(rest), enough / self._unit)
+            self._cap(order, self._in_units(remaining), enough / self._unit)
             if fewest_of_fullest > MOST_WHOLE
             else fewest_of_fullest
         )
-        least_of_group = 0 if most_of_group is None else rest.blocks - most_of_group * (order.num_groups - 1)
+        least_of_group = 0 if most_of_group is None else remaining.blocks - most_of_group * (order.num_groups - 1)
         for level in levels:
             for share in MEMORY_PRICES:
                 prices[Component.RESIDENT] = share * device_price
                 prices[Component.KEPT] = level * prices[Component.RESIDENT]
-                prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / rest.blocks
+                prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / remaining.blocks
                 prices[Component.RUNNING] = 0.0 if order.schedule.splits else prices[Component.BUFFERS]
                 prices[Component.NEXT_BUFFERS] = prices[Component.BUFFERS] * (least_of_group > order.num_chunks)
                 self._add_cut(prices)

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from autopar.bounds.memory_bound import Room
+from autopar.bounds.memory_bound import MemoryBounds
 from autopar.bounds.microbatch import UNKNOWN, Hint, Pace
 from autopar.bounds.roofline import Floor, scales
 from autopar.bounds.submesh_tables import inner_mesh
@@ -77,7 +77,7 @@ class TransferBounds:
         floor: Roofline bounds.
         stack: The software stack.
         global_batch: Samples per step.
-        room: Memory bounds; None leaves them out.
+        memory_bounds: Memory bounds; None leaves them out.
         is_over: Whether the search is over, so that only a last `raise_least` may run.
         is_late: Whether there is no time for that either.
     """
@@ -88,12 +88,18 @@ class TransferBounds:
         floor: Floor,
         stack: Stack,
         global_batch: int,
-        room: Room | None = None,
+        memory_bounds: MemoryBounds | None = None,
         is_over: Callable[[], bool] = never,
         is_late: Callable[[], bool] = never,
     ) -> None:
         self._is_over, self._is_late = is_over, is_late
-        self._folded, self._floor, self._stack, self._batch, self._room = folded, floor, stack, global_batch, room
+        self._folded, self._floor, self._stack, self._batch, self._memory_bounds = (
+            folded,
+            floor,
+            stack,
+            global_batch,
+            memory_bounds,
+        )
         self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
         self._submesh_paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
@@ -290,7 +296,7 @@ class TransferBounds:
 
     def _with_recompute(self, configuration: Configuration, pace: Pace) -> Pace:
         """Add the least recompute to a pace, or to the roofline seconds if these are tighter."""
-        recompute = 0.0 if self._room is None else self._room.recompute_seconds(configuration)
+        recompute = 0.0 if self._memory_bounds is None else self._memory_bounds.recompute_seconds(configuration)
         if not recompute:
             return pace
         floor = self._floor.microbatch_seconds(configuration.mesh, self._samples(configuration))
@@ -317,7 +323,7 @@ class TransferBounds:
 
     def _memory_step(self, configuration: Configuration, pace: Pace) -> float:
         """First rung: blocks distributed over groups so that they fit."""
-        return 0.0 if self._room is None else self._room.step_that_fits(configuration, pace)
+        return 0.0 if self._memory_bounds is None else self._memory_bounds.step_that_fits(configuration, pace)
 
     def _recompute_step(self, configuration: Configuration, pace: Pace) -> float:
         """Second rung: the pace with the least recompute."""
@@ -331,7 +337,7 @@ class TransferBounds:
 
     def _scheduled_memory_step(self, configuration: Configuration, pace: Pace) -> float:
         """Fourth rung: blocks distributed so that they fit, with precedences."""
-        return 0.0 if self._room is None else self._room.scheduled_step_that_fits(configuration, pace)
+        return 0.0 if self._memory_bounds is None else self._memory_bounds.scheduled_step_that_fits(configuration, pace)
 
     def _even_step(self, configuration: Configuration, pace: Pace) -> float:
         """Upper estimate of the fifth rung: the step with equal stages."""

@@ -70,7 +70,7 @@ def search(
 
 def _transfer(context: SearchContext, clock: Clock) -> TransferBounds:
     """Return the bounds from other nodes, none of which is known yet."""
-    own = context.folded, context.floor, context.costs.stack, context.global_batch, context.room
+    own = context.folded, context.floor, context.costs.stack, context.global_batch, context.memory_bounds
     return TransferBounds(*own, clock.must_stop, clock.is_late)
 
 

@@ -36,7 +36,7 @@ class Construction(TaskSeries):
         self._search, self._outcome, self._transfer_bounds = search, outcome, transfer_bounds
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        roomy = roomy_try([*family_of], search.global_batch, search.room.seems_roomy)
+        roomy = roomy_try([*family_of], search.global_batch, search.memory_bounds.seems_roomy)
         self._is_roomy = roomy is not None
         self.lead = 0 if self._is_roomy else 1  # a plan there makes all other tries needless
         self._tries = [family_of[first] for first in dict.fromkeys([*([] if roomy is None else [roomy]), *tries])]

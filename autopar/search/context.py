@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from autopar.bounds.memory_bound import Room
+from autopar.bounds.memory_bound import MemoryBounds
 from autopar.bounds.roofline import Floor
 from autopar.configuration import Configuration, Family
 from autopar.cost import CostModel
@@ -54,7 +54,7 @@ class SearchContext:
         floors: Roofline bound on each group of equal nodes.
         spare: Returns the plan that needs least memory, if it fits; called if no construction fits.
         settings: Constants that steer the search.
-        room: Lower bounds on memory, and on the recompute that memory enforces.
+        memory_bounds: Lower bounds on memory, and on the recompute that memory enforces.
     """
 
     folded: Callable[[int], Folded]
@@ -78,12 +78,12 @@ class SearchContext:
     floors: tuple[Floor, ...] = ()
     spare: Callable[[], Candidate | None] = _no_plan
     settings: SearchSettings = DEFAULT_SETTINGS
-    room: Room = field(init=False)
+    memory_bounds: MemoryBounds = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the memory bounds with empty caches."""
         own = self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch
-        object.__setattr__(self, "room", Room(*own))
+        object.__setattr__(self, "memory_bounds", MemoryBounds(*own))
 
     def portable(self) -> "SearchContext":
         """Return the context without callbacks of the caller, for worker processes."""
@@ -102,7 +102,7 @@ class SearchContext:
 
     def spreads(self, configuration: Configuration) -> bool:
         """Whether plans of a configuration are bounded by the cut LP, which spreads blocks over stages."""
-        return not self.constraints.hosted and self.room.spreads(configuration)
+        return not self.constraints.hosted and self.memory_bounds.spreads(configuration)
 
     def tables(self, family: Family) -> Tables | None:
         """Return the placement decisions of configurations that differ in the schedule; None if pins exclude all."""

@@ -7,7 +7,7 @@ choices of its solution are completed and become plans.
 import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram, block_program
-from autopar.bounds.cut_lp import Order, Rest
+from autopar.bounds.cut_lp import Order, RemainingCosts
 from autopar.bounds.cut_order import PipelineBounds
 from autopar.bounds.priced_cuts import CutGenerator
 from autopar.configuration import Configuration
@@ -90,10 +90,10 @@ class CutRelaxation:
         flavours = state.search.constraints.flavours(main.instances)
         return block_program(state.tables, state.bounding, state.search.memory_limit, flavours, state.fastest)
 
-    def _tasks(self, configuration: Configuration) -> tuple[Order, Rest]:
+    def _tasks(self, configuration: Configuration) -> tuple[Order, RemainingCosts]:
         """Return the order of a pipeline's tasks, and its costs besides blocks."""
-        room = self._state.search.room
-        return room.order(configuration), room.rest(configuration, self._state.pace)
+        memory_bounds = self._state.search.memory_bounds
+        return memory_bounds.order(configuration), memory_bounds.remaining_costs(configuration, self._state.pace)
 
     def _complete(self, choice: Choice, rent: float) -> Choice | None:
         """Return placements that agree with a choice in the most frequent kind of block; the others are solved for.

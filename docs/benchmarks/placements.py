@@ -77,9 +77,11 @@ def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]
     for _ in range(2):
         found.clear()
         cut_generator = CutGenerator(tables, node.cuts.program(), node.state.choices, solve)
-        order = search.room.order(family[0])
+        order = search.memory_bounds.order(family[0])
         began = time.perf_counter()
-        cut_generator.price_memory(order, search.room.rest(family[0], node.state.pace), levels_of(order))
+        cut_generator.price_memory(
+            order, search.memory_bounds.remaining_costs(family[0], node.state.pace), levels_of(order)
+        )
         seconds = time.perf_counter() - began
     return found, seconds / len(found)
 
