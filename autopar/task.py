@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import solvers
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.configuration import Configuration, configurations
 from autopar.cost import (
@@ -127,7 +127,7 @@ class Task:
             rules=self.rules_of,
             costs=self.costs,
             solver=solvers.load(effort.solver),
-            floor=floor(small, large, samples, self.costs),
+            roofline=roofline(small, large, samples, self.costs),
             global_batch=self.job.global_batch,
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
@@ -142,8 +142,8 @@ class Task:
             constraints=self.constraints,
             host_room=self.host_room,
             unequal=self.unequal,
-            floors=tuple(
-                floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self.group_starts
+            rooflines=tuple(
+                roofline(small, large, samples, self.costs.on(range(first, first + 1))) for first in self.group_starts
             ),
         )
 

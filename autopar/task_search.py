@@ -81,7 +81,7 @@ def search_plans(
     if not reserve:
         return outcome
     if outcome.candidates:
-        outcome.reserve, outcome.reserve_floor = reserve, min(map(context.least, zip(task.space)), default=0.0)
+        outcome.reserve, outcome.reserve_bound = reserve, min(map(context.least, zip(task.space)), default=0.0)
         return outcome
     if outcome.stopped and known is None:  # something might fit all the same
         return outcome

@@ -257,9 +257,9 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         bound=min(outcome.bound, objective),
         space=(
             *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer, num_nodes=nodes),
-            *closed_words(outcome.closed, outcome.closed_floor),
+            *closed_words(outcome.closed, outcome.closed_bound),
             *left_words(outcome.left),
-            *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),
+            *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_bound),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *_memory_words(task),
             *words(task.pins),

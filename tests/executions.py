@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import models, solvers
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.cluster import PRESETS, Cluster, Link
 from autopar.configuration import Configuration
 from autopar.cost import CostModel
@@ -248,7 +248,7 @@ def found_candidates(
         rules=lambda _: rules,
         costs=costs,
         solver=solvers.load("auto"),
-        floor=floor(folded, folded, (samples, samples), costs),
+        roofline=roofline(folded, folded, (samples, samples), costs),
         global_batch=batch,
         memory_limit=limit,
         keep=1,

@@ -15,7 +15,7 @@ from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.cut_lp import Component, CutLP, Order, RemainingCosts
 from autopar.bounds.master_problem import step_program
 from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, CutGenerator, levels_of
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.bounds.saved_values import deferred_values, main_kind, received_values
 from autopar.bounds.task_lp import LeastProgram
 from autopar.cost import CostModel, Overlap, Stack
@@ -103,7 +103,7 @@ def _order(pipeline: Pipeline) -> Order:
 
 def _remaining(found: Tables, pipeline: Pipeline, limit: float) -> RemainingCosts:
     """Lower bounds on everything besides repeated blocks; bytes of other blocks are left out."""
-    under = floor(found.folded, found.folded, (8, 8), found.costs)
+    under = roofline(found.folded, found.folded, (8, 8), found.costs)
     alike, others = under.passes_seconds(found.mesh, 8)
     count = main_kind(found.folded).count
     halves = float(alike[1]) / count, float(alike[2]) / count

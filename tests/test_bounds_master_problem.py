@@ -8,7 +8,7 @@ import pytest
 
 from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.master_problem import parts_of, step_program
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.configuration import Configuration
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.describe.block_decisions import assemble_blocks
@@ -110,7 +110,7 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
     chunks = 2 if schedule == "interleaved" and 2 * num_groups <= len(chain) else 1
     pipeline = Pipeline(num_groups * chunks, 4 * num_groups, schedule, overlap, 1e-4, chunks, 0.1)
     microbatches = pipeline.num_microbatches
-    under = floor(found.folded, found.folded, (SAMPLES, SAMPLES), found.costs)
+    under = roofline(found.folded, found.folded, (SAMPLES, SAMPLES), found.costs)
     configuration = Configuration(num_groups, found.mesh, microbatches, schedule, chunks)
     path = under.path(configuration, SAMPLES * microbatches)
     assert (path is None) == (num_groups == 1 or schedule == "1f1b")

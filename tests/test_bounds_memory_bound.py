@@ -154,7 +154,7 @@ def _search(limit: float = np.inf, gpus: int = 8) -> SearchContext:
 
 def _memory_bounds(search: SearchContext) -> MemoryBounds:
     return MemoryBounds(
-        search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch
+        search.folded, search.roofline, search.costs, search.constraints, search.memory_limit, search.global_batch
     )
 
 
@@ -187,12 +187,12 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     for _ in range(8):
         choices.append(random_choice(instance, rng, near=choices[-1]))
     peak = free.finder.costs.peak(free.best.choice, free.best.split)
-    without = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
+    without = TransferBounds(search.folded, search.roofline, search.costs.stack, search.global_batch)
     before, raised, found = without.least((configuration,)), 0, 0
     for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35, 0.2, 0.01):
         limited = replace(search, memory_limit=peak * share)
         room = _memory_bounds(limited)
-        transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch, room)
+        transfer_bounds = TransferBounds(search.folded, search.roofline, search.costs.stack, search.global_batch, room)
         least = transfer_bounds.least((configuration,))
         assert least >= before
         raised += before < least < np.inf
@@ -230,7 +230,7 @@ def test_the_ladder_stops_between_rungs(monkeypatch: pytest.MonkeyPatch) -> None
     def raised(most: float) -> float:
         waiting = [(0.0, 0)]
         steps.clear()
-        known = (search.folded, search.floor, search.costs.stack, search.global_batch, _memory_bounds(search))
+        known = (search.folded, search.roofline, search.costs.stack, search.global_batch, _memory_bounds(search))
         TransferBounds(*known, lambda: len(steps) >= most).raise_least(waiting, [family], np.inf, lambda number: False)
         return waiting[0][0]
 

@@ -205,10 +205,10 @@ def _submeshes(space: Sequence[Family]) -> set[tuple[Mesh, int]]:
 
 
 def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
-    """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
+    """Whatever the schedule, from bounds of microbatches on the free axes; nor is any that the planner finds."""
     search = _task().context(Effort())
     space = list(_space())
-    transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.roofline, search.costs.stack, search.global_batch)
     assert all(transfer_bounds._alone(family[0]) == UNKNOWN for family in space)
     bench = Workbench(search, portable=False)
     before = _with_room(transfer_bounds, space, search)[0][0]
@@ -244,11 +244,13 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
     """Then floors, and what follows at once, are what is known: a bound is there at any time."""
     search, late = _task().context(Effort()), False
     transfer_bounds = TransferBounds(
-        search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late
+        search.folded, search.roofline, search.costs.stack, search.global_batch, is_late=lambda: late
     )
     for mesh in {inner_mesh(family[0].mesh) for family in _space()}:
         found = Workbench(search, portable=False)._submesh_bound(mesh, 6, np.inf)
-        transfer_bounds.record_submesh(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+        transfer_bounds.record_submesh(
+            mesh, 6, Finding(0.0, None, 0, microbatch_bound=found.joint, split_backward_bound=found.split)
+        )
     assert all(transfer_bounds.least(family) > 0 for family in _space())
 
     late = True
@@ -259,10 +261,12 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
 def test_paces_are_told_of_divisors_only() -> None:
     """Of 4 samples on the free axes something follows for 2, not for 8 or 3, nor for other free axes."""
     search = _task().context(Effort())
-    transfer_bounds = TransferBounds(search.folded, search.floor, search.costs.stack, search.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.roofline, search.costs.stack, search.global_batch)
     mesh = Mesh.of(outer=2, inner=2)
     found = Workbench(search, portable=False)._submesh_bound(mesh, 4, np.inf)
-    transfer_bounds.record_submesh(mesh, 4, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    transfer_bounds.record_submesh(
+        mesh, 4, Finding(0.0, None, 0, microbatch_bound=found.joint, split_backward_bound=found.split)
+    )
 
     def seconds(samples: int, inner: int = 2) -> float:
         own = Configuration(2, Mesh.of(dp=2, outer=2, inner=inner), 24 // samples, "1f1b")

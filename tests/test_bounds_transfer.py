@@ -12,7 +12,7 @@ from autopar.bounds import critical_path
 from autopar.bounds import task_graph as excerpts
 from autopar.bounds.critical_path import least_path
 from autopar.bounds.microbatch import UNKNOWN
-from autopar.bounds.roofline import floor, scales
+from autopar.bounds.roofline import roofline, scales
 from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import PLAIN, Configuration, Family, families
 from autopar.cost import Overlap, Stack
@@ -145,7 +145,7 @@ def _tables(model: str, mesh: str, samples: int) -> Tables:
 
 
 @cache
-def _pace(model: str, mesh: str, samples: int) -> float:
+def _microbatch_seconds(model: str, mesh: str, samples: int) -> float:
     """Return the least seconds of a microbatch through all blocks."""
     found = _tables(model, mesh, samples)
     pipeline = Pipeline(2, 1, "interleaved", Overlap.of(COSTS.stack), num_chunks=1)
@@ -161,7 +161,9 @@ def test_more_samples_at_once_take_no_longer_per_sample(model: str, mesh: str) -
     for few, many in ((2, 4), (3, 6), (2, 12)):
         if scales(folded(model, "train", few), folded(model, "train", many), (few, many)):
             compared += 1
-            assert _pace(model, mesh, many) * few / many <= _pace(model, mesh, few) * (1 + CLOSE)
+            assert _microbatch_seconds(model, mesh, many) * few / many <= _microbatch_seconds(model, mesh, few) * (
+                1 + CLOSE
+            )
     assert compared
 
 
@@ -174,8 +176,8 @@ def test_graphs_with_other_ops_or_dims_do_not_scale() -> None:
     assert not scales(llama[1], llama[4], (1, 4))
     assert scales(gpt[2], gpt[4], (2, 4))
     assert not scales(gpt[2], gpt[4], (2, 6)), "dims are no such multiples"
-    assert floor(gpt[2], gpt[4], (2, 4), COSTS).is_generic(3)
-    assert not floor(gpt[2], gpt[4], (2, 4), COSTS).is_generic(1)
+    assert roofline(gpt[2], gpt[4], (2, 4), COSTS).is_generic(3)
+    assert not roofline(gpt[2], gpt[4], (2, 4), COSTS).is_generic(1)
 
 
 @cache
@@ -216,7 +218,7 @@ def test_no_plan_is_faster_than_the_transfer_bound(host: float) -> None:
     search = task.context(Effort())
     mesh = Mesh.of(outer=2, inner=2)
     known = families([each for each in task.space if each.mesh == mesh and each.num_microbatches in (2, 12)])
-    transfer_bounds = TransferBounds(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.roofline, task.costs.stack, task.job.global_batch)
     untold = {family: transfer_bounds.least(family) for family in known}
     assert all((least > 0) == (family[0].schedule not in PLAIN) for family, least in untold.items()), "paths only"
     for family in known:
@@ -225,7 +227,8 @@ def test_no_plan_is_faster_than_the_transfer_bound(host: float) -> None:
             assert node is not None
             bound = node.relax(np.inf)
             transfer_bounds.record_finding(
-                family, Finding(bound, None, 0, pace=node.state.pace, unlimited=node.state.unlimited)
+                family,
+                Finding(bound, None, 0, microbatch_bound=node.state.microbatch_bound, unlimited=node.state.unlimited),
             )
             assert transfer_bounds.least(family) >= max(
                 untold[family], bound * (family[0].schedule in PLAIN) * (1 - CLOSE)
@@ -243,7 +246,7 @@ def test_without_pipeline_smaller_microbatches_are_no_faster() -> None:
     """The step time of one stage is bounded by that of fewer microbatches on the same mesh."""
     task = _task()
     search = task.context(Effort())
-    transfer_bounds = TransferBounds(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    transfer_bounds = TransferBounds(search.folded, search.roofline, task.costs.stack, task.job.global_batch)
     family = [(Configuration(1, Mesh.of(outer=4, inner=2), count, "1f1b"),) for count in (2, 4, 12)]
     first = open_node(search, family[0], np.inf)
     assert first is not None
@@ -268,7 +271,7 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
         assert isinstance(node, NodeSolver)
         bound = max(node.relax(np.inf), node.relax(1e9))
 
-        assert node.state.pace != UNKNOWN
+        assert node.state.microbatch_bound != UNKNOWN
         assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
 
 
@@ -286,7 +289,9 @@ def test_pruned_schedules_are_left_out_of_the_bound() -> None:
     assert narrow is not None
     whole.relax(np.inf)
     first, second = (
-        search.floor.path_seconds(own, search.global_batch, own.pipeline(task.costs.stack), whole.state.pace.seconds)
+        search.roofline.path_seconds(
+            own, search.global_batch, own.pipeline(task.costs.stack), whole.state.microbatch_bound.seconds
+        )
         for own in family
     )
     assert second < first, "less is put off"
@@ -304,12 +309,13 @@ def test_a_path_bound_is_skipped_only_where_it_prunes_nothing() -> None:
     """The step with equal stages is never below the path bound."""
     task = _task()
     search = task.context(Effort())
-    under = replace(search.floor, chain=())  # cuts say more of a chain as short as this
+    under = replace(search.roofline, chain=())  # cuts say more of a chain as short as this
     transfer_bounds = TransferBounds(search.folded, under, task.costs.stack, task.job.global_batch)
     for family in (family for family in families(task.space) if family[0].num_microbatches in (4, 6)):
         least = transfer_bounds.least(family)
         evenly = [
-            search.floor.even_seconds(own, search.global_batch, own.pipeline(task.costs.stack), 0.0) for own in family
+            search.roofline.even_seconds(own, search.global_batch, own.pipeline(task.costs.stack), 0.0)
+            for own in family
         ]
 
         assert transfer_bounds.least(family, least) == least
@@ -324,7 +330,7 @@ def test_cuts_of_graphs_with_other_blocks_are_not_bounded() -> None:
     (own, *_) = (each for each in task.space if each.schedule == "zb-h1" and each.num_stages == 2)
     known, other = (
         TransferBounds(search.folded, under, task.costs.stack, task.job.global_batch)
-        for under in (search.floor, replace(search.floor, chain=(*search.floor.chain, 0)))
+        for under in (search.roofline, replace(search.roofline, chain=(*search.roofline.chain, 0)))
     )
 
     assert known._cuts_step(own, UNKNOWN) > 0

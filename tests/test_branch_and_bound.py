@@ -10,7 +10,7 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.bench.baselines.recipes import recipe_search
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.configuration import Configuration
 from autopar.errors import InterruptedSearchError
 from autopar.formulate.block_memory import RESIDENT
@@ -275,7 +275,7 @@ def test_the_floor_is_below_every_strategy(name: str, mode: str, shape: tuple[in
 
     The floor is fitted at 4 and 8 samples; it is tried at 4, 8 and 16.
     """
-    under = floor(folded(name, mode, 4), folded(name, mode, 8), (4, 8), COSTS)
+    under = roofline(folded(name, mode, 4), folded(name, mode, 8), (4, 8), COSTS)
     schedule = "1f1b" if mode == "train" else "forward-only"
 
     for samples in (4, 8, 16):
@@ -296,7 +296,7 @@ def test_the_floor_is_below_every_strategy(name: str, mode: str, shape: tuple[in
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4,)])
 def test_no_placement_holds_less_state_than_the_floor(name: str, shape: tuple[int, ...]) -> None:
     """However a mesh shards parameters, gradients and moments, alone and cut into stages."""
-    under = floor(folded(name, "train", 4), folded(name, "train", 8), (4, 8), COSTS)
+    under = roofline(folded(name, "train", 4), folded(name, "train", 8), (4, 8), COSTS)
     found = tables(name, shape=shape)
     held = {kind.id: 0.0 for kind in found.folded.kinds}
     for item in found.bytes:
@@ -316,7 +316,7 @@ def test_the_floor_is_below_every_candidate() -> None:
     outcome = run_search(task.space, search)
 
     for candidate in outcome.candidates:
-        assert search.floor.seconds(candidate.configuration, task.job.global_batch) <= candidate.objective
+        assert search.roofline.seconds(candidate.configuration, task.job.global_batch) <= candidate.objective
 
 
 def test_microbatches_that_are_imported_differently_have_rules_and_floors() -> None:
@@ -329,10 +329,10 @@ def test_microbatches_that_are_imported_differently_have_rules_and_floors() -> N
     for graph in (one, eight):
         found = task.rules_of(graph)
         assert all(found.of(op).kind == op.kind for kind in graph.kinds for op in kind.ops)
-    lowest = floor(one, eight, (1, 8), task.costs)
+    lowest = roofline(one, eight, (1, 8), task.costs)
 
     configuration = next(c for c in task.space if c.num_stages == 1 and c.num_microbatches == 1)
-    assert 0 < lowest.seconds(configuration, 8) <= floor(eight, eight, (8, 8), task.costs).seconds(configuration, 8)
+    assert 0 < lowest.seconds(configuration, 8) <= roofline(eight, eight, (8, 8), task.costs).seconds(configuration, 8)
 
 
 def test_an_op_the_probe_does_not_have_gets_its_rule() -> None:

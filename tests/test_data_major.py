@@ -173,14 +173,14 @@ def test_the_bound_covers_meshes_with_an_outer_data_parallel_axis(pieces: int) -
 
     assert tried > 10
     assert outcome.bound <= best * (1 + CLOSE)
-    assert outcome.closed_floor >= outcome.bound
+    assert outcome.closed_bound >= outcome.bound
     assert outcome.solved + outcome.pruned == len(task.space) - len(outcome.closed)
     if pieces == 1000:
         assert outcome.closed == ()
         assert outcome.candidates[0].objective <= best * (1 + CLOSE)
     elif not pieces:
         floors = {search.least((each,)): each for each in three}
-        assert outcome.closed_floor >= min(floors)
+        assert outcome.closed_bound >= min(floors)
         assert set() < set(outcome.closed) <= {each for floor, each in floors.items() if floor < outcome.best}
         assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
 
@@ -207,7 +207,7 @@ def test_the_report_says_what_is_left_of_them(tasks: int) -> None:
 def _tried(node: NodeSolver, configuration: Configuration, bound: float, rng: np.random.Generator) -> int:
     """Return how many plans were held against a bound."""
     tables, pipeline = node.tables, node.pipeline
-    floor = node.state.search.floor.seconds(configuration, node.state.search.global_batch)
+    floor = node.state.search.roofline.seconds(configuration, node.state.search.global_batch)
     instance = problem(tables, weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
     choice = optimum(instance)[1]
     tried = 0

@@ -244,8 +244,8 @@ def _tried(configuration: Configuration, room: float, limit: float) -> tuple[boo
         limit: Memory of a device for that, beside what may not lie in host memory.
     """
     search = _task(num_layers=4).opened.context(Effort())
-    fixed = search.floor.bytes(configuration, offload=True)
-    state = search.floor.bytes(configuration) - fixed
+    fixed = search.roofline.bytes(configuration, offload=True)
+    state = search.roofline.bytes(configuration) - fixed
     search = replace(search, host_room=room * state, memory_limit=fixed + limit * state)
     node = open_node(search, (configuration,), math.inf)
     assert node is not None

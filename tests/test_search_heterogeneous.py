@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autopar import solve, solvers
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.configuration import Configuration, configurations
 from autopar.cost import default_limit
@@ -24,7 +24,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_nodes import UnequalSearch, promising_counts, unequal_floor
+from autopar.search.heterogeneous_nodes import UnequalSearch, promising_counts, unequal_roofline
 from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.mesh_placements import MeshPlacement, block_seconds_bound, fastest_op_seconds
 from autopar.search.outcome import Outcome
@@ -51,13 +51,13 @@ def _search(cache_dir: Path, limit: float = 1e12) -> SearchContext:
     """Return a search for a tiny model on six slow devices."""
     folded, rules = _execution().folded, model_rules("gpt2", cache_dir)
     costs = replace(COSTS, cluster=COSTS.cluster.of_job(GPUS))
-    own = floor(folded, folded, (SAMPLES, SAMPLES), costs)
+    own = roofline(folded, folded, (SAMPLES, SAMPLES), costs)
     return SearchContext(
         folded=lambda _: folded,
         rules=lambda _: rules,
         costs=costs,
         solver=solvers.load("auto"),
-        floor=own,
+        roofline=own,
         global_batch=SAMPLES * COUNT,
         memory_limit=limit,
         keep=3,
@@ -66,7 +66,7 @@ def _search(cache_dir: Path, limit: float = 1e12) -> SearchContext:
         progress=lambda _: None,
         should_stop=lambda: False,
         unequal=unequal(_space(folded.num_blocks), costs.cluster, GPUS, folded.num_blocks),
-        floors=(own,),
+        rooflines=(own,),
     )
 
 
@@ -159,7 +159,7 @@ def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
     """Floor, a glance, relaxed problem, best route, any route: each is at most the next, and the formula no less."""
     search, solver, options = _options(cache_dir)
     assert search.unequal is not None
-    lowest = unequal_floor(search, search.unequal, COUNT)
+    lowest = unequal_roofline(search, search.unequal, COUNT)
     relaxed, best = dynamic.solve(solver.relaxed_staging()), dynamic.solve(options.staging)
     rng = np.random.default_rng(3)
     found = [_random_route(options, rng) for _ in range(300)]
@@ -260,7 +260,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     assert outcome.unequal.opened == ()
     assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.weak
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
-    near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_floor=math.inf)
+    near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_bound=math.inf)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
     other.bound_and_improve()
     assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for
@@ -273,7 +273,7 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     equal, solved = outcome.best, outcome.solved
     found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
     assert search.unequal is not None
-    floor = unequal_floor(search, search.unequal, COUNT)
+    floor = unequal_roofline(search, search.unequal, COUNT)
 
     found.bound_and_improve(near=0.99)
     bound = found.bound

@@ -318,7 +318,7 @@ def test_workers_go_on_where_others_stopped() -> None:
     """A configuration bounded in one process and worked on in another, from what the first found."""
     task = _tight()
     search = task.context(Effort())
-    configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
+    configuration = min(task.space, key=lambda c: search.roofline.seconds(c, task.job.global_batch))
     bounding = SearchTask(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
 
     def improved(executor: Executor) -> Finding:

@@ -36,8 +36,8 @@ The duals of Y_s in the inner program price the next cut.
 
 - *Relaxes*: integrality of placements, as stages hold convex combinations of choices; other blocks are known by lower
   bounds only.
-- *Valid when*: cuts and `RemainingCosts` are lower bounds, and repeated blocks have one choice of placements. Used where
-  memory is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
+- *Valid when*: cuts and `RemainingCosts` are lower bounds, and repeated blocks have one choice of placements. It is
+  used where memory is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
 - *Cost*: linear programs, warm started; cuts are shared by all schedules of a mesh and microbatch size.
 - *Source*: outer linearisation, Kelley, 1960, with cuts from a priced subproblem as in Benders, 1962; inner
   linearisation, Dantzig and Wolfe, 1960.

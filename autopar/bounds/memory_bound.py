@@ -27,8 +27,8 @@ import numpy as np
 
 from autopar.bounds.cut_lp import MOST_CUT_STAGES, Order, RemainingCosts
 from autopar.bounds.memory_lp import MOST_STAGES, Load, fits_evenly, least_scheduled_step, least_step
-from autopar.bounds.microbatch import Pace
-from autopar.bounds.roofline import FloatArray, Floor
+from autopar.bounds.microbatch import MicrobatchBound
+from autopar.bounds.roofline import FloatArray, Roofline
 from autopar.bounds.saved_values import (
     deferred_values,
     main_kind,
@@ -89,7 +89,7 @@ class MemoryBounds:
 
     Args:
         folded: Returns the folded graph for a number of samples per microbatch.
-        floor: Roofline bounds on step time and bytes.
+        roofline: Roofline bounds on step time and bytes.
         costs: Cost model.
         constraints: Further constraints on plans.
         memory_limit: Bytes per device.
@@ -99,13 +99,13 @@ class MemoryBounds:
     def __init__(
         self,
         folded: Callable[[int], Folded],
-        floor: Floor,
+        roofline: Roofline,
         costs: CostModel,
         constraints: Constraints,
         memory_limit: float,
         global_batch: int,
     ) -> None:
-        self._folded, self._floor, self._costs, self._constraints = folded, floor, costs, constraints
+        self._folded, self._roofline, self._costs, self._constraints = folded, roofline, costs, constraints
         self._limit, self._batch = memory_limit, global_batch
         self._totals_by_flavour: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
         self._recompute_of: dict[Configuration, float] = {}
@@ -132,26 +132,26 @@ class MemoryBounds:
                 for value in saved_by(folded, self._costs, kind.id)
                 if value.memory is not Memory.HANDED  # counted at the block that produces it
             )
-        resident = self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        resident = self._roofline.bytes(configuration, offload=self._constraints.hosts_optimizer)
         return resident + folded.buffer_bytes + self._saved_bytes_of[samples] / configuration.mesh.size <= self._limit
 
-    def step_that_fits(self, configuration: Configuration, pace: Pace) -> float:
+    def step_that_fits(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Lower bound on the step if blocks are distributed so that they fit; infinity if they never do.
 
         Args:
             configuration: The configuration.
-            pace: Lower bounds on a microbatch, without recompute.
+            microbatch_bound: Lower bounds on a microbatch, without recompute.
         """
         if not self._may_be_short(configuration):
             return 0.0
         pass_seconds, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
         block = float(pass_seconds[0].sum()) / kind.count
-        if pace.blocks:
-            block = max(block, min(pace.blocks[instance] for instance in kind.instances))
-        load = self._load_of(configuration, block, max(pace.seconds, float(pass_seconds.sum())))
+        if microbatch_bound.blocks:
+            block = max(block, min(microbatch_bound.blocks[instance] for instance in kind.instances))
+        load = self._load_of(configuration, block, max(microbatch_bound.seconds, float(pass_seconds.sum())))
         return self._step_seconds(configuration, block * least_step(*_order_of(configuration), load))
 
-    def scheduled_step_that_fits(self, configuration: Configuration, pace: Pace) -> float:
+    def scheduled_step_that_fits(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Lower bound on the step as `step_that_fits`, with precedences between groups; 0 where it is not tighter.
 
         It is not where everything fits evenly, where the schedule has a closed form, and with too many stages.
@@ -164,7 +164,7 @@ class MemoryBounds:
         if not order[0].splits:
             passes = np.array([passes[0], passes[1:].sum()])
         block = float(pass_seconds[0].sum()) / kind.count
-        load = self._load_of(configuration, block, max(pace.seconds, float(pass_seconds.sum())))
+        load = self._load_of(configuration, block, max(microbatch_bound.seconds, float(pass_seconds.sum())))
         if fits_evenly(*order, load):
             return 0.0
         return self._step_seconds(configuration, block * least_scheduled_step(*order, load, passes.tolist()))
@@ -185,7 +185,7 @@ class MemoryBounds:
         """Return the order of the tasks of a configuration."""
         return Order(*_order_of(configuration))
 
-    def remaining_costs(self, configuration: Configuration, pace: Pace) -> RemainingCosts:
+    def remaining_costs(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> RemainingCosts:
         """Return lower bounds on everything the step needs besides its repeated blocks."""
         folded = self._folded(self._samples(configuration))
         repeated, others = self._passes(configuration)
@@ -193,7 +193,8 @@ class MemoryBounds:
         halves = float(repeated[1]) / count, float(repeated[2]) / count
         pipeline, main = configuration.pipeline(self._costs.stack), main_kind(folded).id
         other_blocks = [
-            0.0 if kind == main else seconds for kind, seconds in zip(folded.chain, pace.blocks, strict=False)
+            0.0 if kind == main else seconds
+            for kind, seconds in zip(folded.chain, microbatch_bound.blocks, strict=False)
         ]
         return RemainingCosts(
             blocks=count,
@@ -201,7 +202,7 @@ class MemoryBounds:
             halves=halves,
             seconds=max(float(others.sum()), sum(other_blocks)),
             resident=load.others,
-            whole=pace.seconds,
+            whole=microbatch_bound.seconds,
             outer=_stages_without(folded.chain, main),
             ends=self._end_passes(configuration),
             edges=(other_blocks[0], other_blocks[-1]) if other_blocks else (0.0, 0.0),
@@ -221,7 +222,7 @@ class MemoryBounds:
                 kind = folded.kinds[folded.chain[place]]
                 is_single = kind.count == 1 and kind is not main_kind(folded)
                 ops = frozenset(op.name for op in kind.ops) if is_single else frozenset[str]()
-                passes.append(tuple(self._floor.passes_of(ops, mesh, samples).tolist()))
+                passes.append(tuple(self._roofline.passes_of(ops, mesh, samples).tolist()))
             self._end_passes_of[key] = passes[0], passes[1]
         first, last = self._end_passes_of[key]
         if schedule.splits:
@@ -261,7 +262,7 @@ class MemoryBounds:
         return self._batch // configuration.num_microbatches
 
     def _passes(self, configuration: Configuration) -> FloatArray:
-        return self._floor.passes_seconds(configuration.mesh, self._samples(configuration))
+        return self._roofline.passes_seconds(configuration.mesh, self._samples(configuration))
 
     def _step_seconds(self, configuration: Configuration, seconds: float) -> float:
         """Seconds of a step whose tasks take `seconds`, with the overheads of the schedule."""
@@ -349,7 +350,7 @@ class MemoryBounds:
     def _resident_bytes(self, configuration: Configuration) -> float:
         """Least resident bytes of one device per group, summed over groups."""
         offload = self._constraints.hosts_optimizer
-        return configuration.num_stages * self._floor.bytes(configuration, offload=offload)
+        return configuration.num_stages * self._roofline.bytes(configuration, offload=offload)
 
     def _least_recompute(self, configuration: Configuration) -> float:
         """Solve the fractional knapsack for two mean stages; return the greater optimum."""
@@ -386,7 +387,10 @@ class MemoryBounds:
                 bytes_by_memory[value.memory] += kind.count * value.bytes / shards
             recomputed = {flavour: self._recomputed_ops(folded, flavour) for flavour in self._flavours}
             self._totals_by_flavour[key] = [
-                (sum(bytes_by_memory[memory] for memory in KEPT[flavour]), self._floor.seconds_of(names, mesh, samples))
+                (
+                    sum(bytes_by_memory[memory] for memory in KEPT[flavour]),
+                    self._roofline.seconds_of(names, mesh, samples),
+                )
                 for flavour, names in recomputed.items()
             ]
         return self._totals_by_flavour[key]

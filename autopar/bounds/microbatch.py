@@ -20,7 +20,7 @@ from autopar.problem import Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MicrobatchBound:
     """Lower bounds on the seconds of one microbatch, forward and backward, without a memory limit.
 
     Attributes:
@@ -31,16 +31,16 @@ class Pace:
     seconds: float
     blocks: tuple[float, ...]
 
-    def scaled(self, share: float) -> "Pace":
+    def scaled(self, share: float) -> "MicrobatchBound":
         """Return lower bounds for smaller microbatches: at least their share of the samples in seconds."""
-        return Pace(self.seconds * share, tuple(seconds * share for seconds in self.blocks))
+        return MicrobatchBound(self.seconds * share, tuple(seconds * share for seconds in self.blocks))
 
-    def combined(self, other: "Pace") -> "Pace":
+    def combined(self, other: "MicrobatchBound") -> "MicrobatchBound":
         """Return the tighter of two bounds on the same microbatch, for all blocks and by block."""
         blocks = other.blocks if sum(other.blocks) > sum(self.blocks) else self.blocks
-        return Pace(max(self.seconds, other.seconds), blocks)
+        return MicrobatchBound(max(self.seconds, other.seconds), blocks)
 
-    def flow(self, pipeline: Pipeline) -> float:
+    def partition_bound(self, pipeline: Pipeline) -> float:
         """Lower bound on the step from whole blocks in stages, without fixed seconds; 0 if unknown.
 
         - *Relaxes*: memory and communication between stages; every block has its own best placements.
@@ -60,10 +60,10 @@ class Pace:
         if math.isinf(self.seconds):
             return self.seconds
         even = pipeline.with_turns * self.seconds * pipeline.rounds / pipeline.num_groups
-        return max(even, self.flow(pipeline)) + pipeline.fixed
+        return max(even, self.partition_bound(pipeline)) + pipeline.fixed
 
 
-UNKNOWN = Pace(0.0, ())
+UNKNOWN = MicrobatchBound(0.0, ())
 """No bound is known."""
 
 
@@ -72,11 +72,11 @@ class Hint:
     """What earlier work found for the same microbatches and mesh.
 
     Attributes:
-        pace: Lower bounds on a microbatch.
+        microbatch_bound: Lower bounds on a microbatch.
         choices: Good choices of placements, the best one without a memory limit first.
     """
 
-    pace: Pace
+    microbatch_bound: MicrobatchBound
     choices: tuple[Choice, ...]
 
 

@@ -54,7 +54,7 @@ COMMUNICATION = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Floor:
+class Roofline:
     """Roofline bounds of a model.
 
     Attributes:
@@ -124,7 +124,9 @@ class Floor:
         count, chunks = configuration.num_microbatches, configuration.num_chunks
         return least_path(schedule, configuration.num_stages, count, chunks, repeated.tolist(), others)
 
-    def even_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
+    def even_seconds(
+        self, configuration: Configuration, global_batch: int, pipeline: Pipeline, microbatch_seconds: float
+    ) -> float:
         """Step seconds with equal stages, never below `path_seconds`, at little cost.
 
         Arguments as of `path_seconds`; infinity where that has no bound.
@@ -134,7 +136,7 @@ class Floor:
         if pipeline.fills or not schedule.trains or not has_path_bound(schedule, *size):
             return math.inf
         passes = self.passes_seconds(configuration.mesh, global_batch / count).sum(axis=0)
-        passes[1] += max(0.0, pace - passes.sum())
+        passes[1] += max(0.0, microbatch_seconds - passes.sum())
         total = float(passes.sum())
         if is_truncated(schedule, *size):  # no schedule has a larger bubble than 1F1B
             return pipeline.with_turns * total * (count + size[0] - 1) / size[0] + pipeline.fixed
@@ -146,21 +148,23 @@ class Floor:
         units = _equal_stages_units(configuration.schedule, *size, units_of_pass)
         return pipeline.with_turns * units * total / PARTS + pipeline.fixed
 
-    def path_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
+    def path_seconds(
+        self, configuration: Configuration, global_batch: int, pipeline: Pipeline, microbatch_seconds: float
+    ) -> float:
         """Critical path bound on the step seconds; 0 if there is none.
 
         Args:
             configuration: The configuration.
             global_batch: Samples per step.
             pipeline: The pipeline of the configuration.
-            pace: Least seconds of one microbatch through all blocks.
+            microbatch_seconds: Least seconds of one microbatch through all blocks.
         """
         path = self.path(configuration, global_batch)
         if path is None:
             return 0.0
         samples = global_batch / configuration.num_microbatches
         forward, *backward = self.passes_seconds(configuration.mesh, samples).sum(axis=0).tolist()
-        excess = max(0.0, pace - forward - sum(backward))
+        excess = max(0.0, microbatch_seconds - forward - sum(backward))
         seconds = path.step(forward, sum(backward)) + min(path.forward, path.backward) * excess
         return float(pipeline.with_turns * seconds + pipeline.fixed)
 
@@ -257,21 +261,23 @@ def _state_bytes(states: Sequence[tuple[tuple[int, ...], float]], configuration:
 
 
 @lru_cache(maxsize=4096)  # independent of schedules and cuts
-def _op_seconds(floor: Floor, mesh: tuple[int, ...], samples: float) -> FloatArray:
-    """Compute `Floor.op_seconds` on a mesh of this shape; the result is read-only."""
-    compute, memory, dims = (base + slope * samples for base, slope in (floor.compute, floor.memory, floor.dims))
-    lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(floor.counts))
+def _op_seconds(roofline: Roofline, mesh: tuple[int, ...], samples: float) -> FloatArray:
+    """Compute `Roofline.op_seconds` on a mesh of this shape; the result is read-only."""
+    compute, memory, dims = (
+        base + slope * samples for base, slope in (roofline.compute, roofline.memory, roofline.dims)
+    )
+    lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(roofline.counts))
     for size in mesh:
         # An op of which an axis divides no dim runs whole on every device of the axis.
         devices *= np.where((lengths % size == 0).any(axis=1), size, 1)
-    seconds = np.asarray(floor.launches + np.maximum(compute, memory) / devices)
+    seconds = np.asarray(roofline.launches + np.maximum(compute, memory) / devices)
     seconds.flags.writeable = False
     return seconds
 
 
 @lru_cache(maxsize=4096)
 def _cut_seconds(
-    floor: Floor,
+    roofline: Roofline,
     schedule: str,
     size: tuple[int, int, int],
     mesh: tuple[int, ...],
@@ -279,11 +285,11 @@ def _cut_seconds(
     blocks: tuple[float, ...],
 ) -> float:
     """Evaluate `least_step_over_cuts` with the roofline seconds of every block."""
-    num_kinds, chain = len(floor.host), np.asarray(floor.chain)
-    bins = floor.kinds * len(_PASSES) + floor.passes
-    passes = np.bincount(bins, _op_seconds(floor, mesh, samples), num_kinds * len(_PASSES)).reshape(num_kinds, -1)
-    passes[:, 0] = np.maximum(passes[:, 0], floor.host[:, 0])
-    whole = (passes[:, 0] + np.maximum(passes[:, 1:].sum(axis=1), floor.host[:, 1]))[chain]
+    num_kinds, chain = len(roofline.host), np.asarray(roofline.chain)
+    bins = roofline.kinds * len(_PASSES) + roofline.passes
+    passes = np.bincount(bins, _op_seconds(roofline, mesh, samples), num_kinds * len(_PASSES)).reshape(num_kinds, -1)
+    passes[:, 0] = np.maximum(passes[:, 0], roofline.host[:, 0])
+    whole = (passes[:, 0] + np.maximum(passes[:, 1:].sum(axis=1), roofline.host[:, 1]))[chain]
     if blocks:
         whole = np.maximum(whole, blocks)
     return least_step_over_cuts(SCHEDULES[schedule], *size, passes[chain], whole)
@@ -300,7 +306,7 @@ def _equal_stages_units(
     return scheduled_step(schedule, num_groups, num_microbatches, [stage] * count)
 
 
-def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:
+def roofline(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Roofline:
     """Build the roofline bounds of a model from its graphs at two microbatch sizes; equal graphs if it has one size."""
     work, work_large = _op_work(small, costs), _op_work(large, costs)
     # Ops that only one size has (an Expand that vanishes for one sample) are left out, which keeps the bound valid.
@@ -316,7 +322,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     dims = lengths[0] - slope * samples[0], slope
     states, moments = _state_shapes(small.pattern, costs.policy)
     per_moment_byte = _bytes_per_moment_byte(small.pattern, costs.policy)
-    return Floor(
+    return Roofline(
         tuple(common),
         counts,
         launches,
@@ -395,7 +401,7 @@ def _state_shapes(folded: Folded, policy: DtypePolicy) -> tuple[tuple[tuple[tupl
 
 @lru_cache(maxsize=8)
 def _bytes_per_moment_byte(folded: Folded, policy: DtypePolicy) -> float:
-    """Compute `Floor.per_moment_byte`: 0 if moments have other shapes than parameters, and shard otherwise."""
+    """Compute `Roofline.per_moment_byte`: 0 if moments have other shapes than parameters, and shard otherwise."""
     graph = folded.graph
     resident, _ = element_bytes(folded, policy)
     device_bytes, moment_bytes = dict[str, float](), dict[str, float]()

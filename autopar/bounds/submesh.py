@@ -7,7 +7,7 @@ argues which terms are valid for every data-parallel axis.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autopar.bounds.microbatch import Pace, launched
+from autopar.bounds.microbatch import MicrobatchBound, launched
 from autopar.bounds.saved_values import main_kind
 from autopar.bounds.submesh_tables import passes_alone
 from autopar.cost import Overlap
@@ -34,8 +34,8 @@ class SubmeshBounds:
         cut: Number of placement problems cut off by a limit.
     """
 
-    joint: Pace
-    split: Pace
+    joint: MicrobatchBound
+    split: MicrobatchBound
     work: float
     cut: int
 
@@ -59,14 +59,14 @@ def submesh_bounds(
     """
     mesh, folded = tables.mesh, tables.folded
     restricted = passes_alone(tables, data)
-    paces, work, num_cut = [], 0.0, 0
+    microbatch_bounds, work, num_cut = [], 0.0, 0
     for schedule in _SCHEDULES:
         pipeline = Pipeline(2, 1, schedule, overlap)  # several stages: no tail of a single stage
         weighting = weights(restricted, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
         instance = problem(restricted, weighting, name=f"{mesh} alone")
         limited = solve(instance)
         bound = max(0.0, limited.solution.bound, launched(restricted, pipeline))
-        paces.append(Pace(bound * pipeline.num_groups / pipeline.rounds, ()))
+        microbatch_bounds.append(MicrobatchBound(bound * pipeline.num_groups / pipeline.rounds, ()))
         work, num_cut = work + limited.work, num_cut + limited.cut
     # A bound on one whole block is tighter for stages than the mean over all blocks.
     main = main_kind(folded).id
@@ -74,4 +74,6 @@ def submesh_bounds(
     limited = solve(instance)
     block = max(0.0, limited.solution.bound)
     blocks = tuple(block if kind == main else 0.0 for kind in folded.chain)
-    return SubmeshBounds(replace(paces[0], blocks=blocks), paces[1], work + limited.work, num_cut + limited.cut)
+    return SubmeshBounds(
+        replace(microbatch_bounds[0], blocks=blocks), microbatch_bounds[1], work + limited.work, num_cut + limited.cut
+    )

@@ -27,8 +27,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from autopar.bounds.memory_bound import MemoryBounds
-from autopar.bounds.microbatch import UNKNOWN, Hint, Pace
-from autopar.bounds.roofline import Floor, scales
+from autopar.bounds.microbatch import UNKNOWN, Hint, MicrobatchBound
+from autopar.bounds.roofline import Roofline, scales
 from autopar.bounds.submesh_tables import inner_mesh
 from autopar.configuration import Configuration, Family
 from autopar.cost import Stack
@@ -53,11 +53,11 @@ class Transferable(Protocol):
     """What work on one configuration says about others on its mesh."""
 
     @property
-    def pace(self) -> Pace:
+    def microbatch_bound(self) -> MicrobatchBound:
         """Lower bounds on a microbatch without a memory limit."""
 
     @property
-    def split_pace(self) -> Pace:
+    def split_backward_bound(self) -> MicrobatchBound:
         """Lower bounds on a microbatch with split backwards, if both were computed."""
 
     @property
@@ -74,7 +74,7 @@ class TransferBounds:
 
     Args:
         folded: Returns the folded graph for a number of samples per microbatch.
-        floor: Roofline bounds.
+        roofline: Roofline bounds.
         stack: The software stack.
         global_batch: Samples per step.
         memory_bounds: Memory bounds; None leaves them out.
@@ -85,7 +85,7 @@ class TransferBounds:
     def __init__(
         self,
         folded: Callable[[int], Folded],
-        floor: Floor,
+        roofline: Roofline,
         stack: Stack,
         global_batch: int,
         memory_bounds: MemoryBounds | None = None,
@@ -93,16 +93,11 @@ class TransferBounds:
         is_late: Callable[[], bool] = never,
     ) -> None:
         self._is_over, self._is_late = is_over, is_late
-        self._folded, self._floor, self._stack, self._batch, self._memory_bounds = (
-            folded,
-            floor,
-            stack,
-            global_batch,
-            memory_bounds,
-        )
-        self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
+        self._folded, self._roofline, self._stack = folded, roofline, stack
+        self._batch, self._memory_bounds = global_batch, memory_bounds
+        self._microbatch_bounds: dict[tuple[Mesh, bool], dict[int, MicrobatchBound]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
-        self._submesh_paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
+        self._submesh_bounds: dict[tuple[Mesh, bool], dict[int, MicrobatchBound]] = {}
         self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
         self._scales_of: dict[tuple[int, int], bool] = {}
         self._threads = ThreadPoolExecutor(2)
@@ -120,29 +115,29 @@ class TransferBounds:
         if first.num_stages == 1:
             steps = self._steps.setdefault(first.mesh, {})
             steps[samples] = max(steps.get(samples, 0.0), finding.unlimited)
-        elif finding.pace != UNKNOWN:
+        elif finding.microbatch_bound != UNKNOWN:
             # bounds on single blocks are always with joint backwards
-            by_split = {False: finding.pace}
+            by_split = {False: finding.microbatch_bound}
             if SCHEDULES[first.schedule].splits:
-                by_split = {False: replace(finding.pace, seconds=0.0), True: finding.pace}
-            for splits, pace in by_split.items():
-                paces = self._paces.setdefault((first.mesh, splits), {})
-                paces[samples] = pace.combined(paces.get(samples, UNKNOWN))
+                by_split = {False: replace(finding.microbatch_bound, seconds=0.0), True: finding.microbatch_bound}
+            for splits, microbatch_bound in by_split.items():
+                microbatch_bounds = self._microbatch_bounds.setdefault((first.mesh, splits), {})
+                microbatch_bounds[samples] = microbatch_bound.combined(microbatch_bounds.get(samples, UNKNOWN))
 
     def record_submesh(self, mesh: Mesh, samples: int, finding: Transferable) -> None:
         """Record bounds of microbatches on the free axes of a mesh, with `samples` per part of dp."""
-        for splits, pace in ((False, finding.pace), (True, finding.split_pace)):
-            self._submesh_paces.setdefault((mesh, splits), {})[samples] = pace
+        for splits, microbatch_bound in ((False, finding.microbatch_bound), (True, finding.split_backward_bound)):
+            self._submesh_bounds.setdefault((mesh, splits), {})[samples] = microbatch_bound
 
     def hint(self, family: Family) -> Hint:
         """Return what is known of the microbatches of a family."""
         first = family[0]
         samples, splits = self._samples(first), SCHEDULES[first.schedule].splits
-        pace = self._paces.get((first.mesh, splits), {}).get(samples, UNKNOWN)
-        joint = self._paces.get((first.mesh, False), {}).get(samples, UNKNOWN)
+        microbatch_bound = self._microbatch_bounds.get((first.mesh, splits), {}).get(samples, UNKNOWN)
+        joint = self._microbatch_bounds.get((first.mesh, False), {}).get(samples, UNKNOWN)
         choices = self._choices.get((first.mesh, samples), {})
         distinct = dict.fromkeys((*choices.get(splits, ()), *choices.get(not splits, ())))
-        return Hint(Pace(pace.seconds, joint.blocks), tuple(distinct)[:MOST_CHOICES])
+        return Hint(MicrobatchBound(microbatch_bound.seconds, joint.blocks), tuple(distinct)[:MOST_CHOICES])
 
     def least(self, family: Family, cutoff: float = 0.0) -> float:
         """Lower bound on the step seconds of every plan of a family, by all rungs of the ladder.
@@ -223,7 +218,7 @@ class TransferBounds:
         self,
         family: Family,
         bound: float,
-        transferred: tuple[float, Pace],
+        transferred: tuple[float, MicrobatchBound],
         cutoff: float,
         most: int,
         is_over: Callable[[], bool],
@@ -236,14 +231,14 @@ class TransferBounds:
         return bound
 
     def transferred_bound(self, family: Family) -> float:
-        """Lower bound as `least`, without any rung beyond transferred paces."""
+        """Lower bound as `least`, without any rung beyond transferred microbatch bounds."""
         return self._ladder_bound(family, *self._transferred(family[0]), rungs=0)
 
     def _ladder_bound(
         self,
         family: Family,
         transferred: float,
-        pace: Pace,
+        microbatch_bound: MicrobatchBound,
         rungs: int,
         cutoff: float = 0.0,
         is_over: Callable[[], bool] = never,
@@ -256,9 +251,9 @@ class TransferBounds:
         Args:
             family: The configurations.
             transferred: Lower bound on the step seconds from other configurations.
-            pace: Lower bounds on a microbatch from other configurations.
-            rungs: Number of rungs beyond paces: distribution under memory, recompute, cuts, precedences under memory,
-                paths.
+            microbatch_bound: Lower bounds on a microbatch from other configurations.
+            rungs: Number of rungs beyond microbatch bounds: distribution under memory, recompute, cuts, precedences
+                under memory, paths.
             cutoff: A bound that is enough to prune the family; 0 if there is none.
             is_over: Whether there is no time left for further rungs.
         """
@@ -271,99 +266,112 @@ class TransferBounds:
         )
         last_rung = min(rungs, len(ladder) if family[0].num_stages > 1 else 2)
         # Ties go to the last configuration: with very many stages no rung raises its bound, nor then the family's.
-        waiting = [(self._pace_step(configuration, pace), 0, -number) for number, configuration in enumerate(family)]
+        waiting = [
+            (self._microbatch_step(configuration, microbatch_bound), 0, -number)
+            for number, configuration in enumerate(family)
+        ]
         heapq.heapify(waiting)
         while True:
             bound, rung, number = waiting[0]
             if rung == last_rung or 0 < cutoff <= bound or is_over():
                 return max(transferred, bound)
             configuration = family[-number]
-            if rung + 1 == ALL_RUNGS and max(bound, self._even_step(configuration, pace)) < cutoff:
+            if rung + 1 == ALL_RUNGS and max(bound, self._even_step(configuration, microbatch_bound)) < cutoff:
                 return max(transferred, bound)  # the path bound never exceeds the step of equal stages
-            heapq.heapreplace(waiting, (max(bound, ladder[rung](configuration, pace)), rung + 1, number))
+            heapq.heapreplace(waiting, (max(bound, ladder[rung](configuration, microbatch_bound)), rung + 1, number))
 
-    def _transferred(self, first: Configuration) -> tuple[float, Pace]:
+    def _transferred(self, first: Configuration) -> tuple[float, MicrobatchBound]:
         """Bounds from other configurations: on the step under any schedule, and on a microbatch."""
-        samples, pace = self._samples(first), self._alone(first)
+        samples, microbatch_bound = self._samples(first), self._alone(first)
         if first.num_stages == 1:
             steps = self._steps.get(first.mesh, {})
-            return max((steps[many] for many in self._transferable(steps, samples)), default=0.0), pace
+            return max((steps[many] for many in self._transferable(steps, samples)), default=0.0), microbatch_bound
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
-            paces = self._paces.get((first.mesh, splits), {})
-            for many in self._transferable(paces, samples):
-                pace = pace.combined(paces[many].scaled(samples / many))
-        return 0.0, pace
+            microbatch_bounds = self._microbatch_bounds.get((first.mesh, splits), {})
+            for many in self._transferable(microbatch_bounds, samples):
+                microbatch_bound = microbatch_bound.combined(microbatch_bounds[many].scaled(samples / many))
+        return 0.0, microbatch_bound
 
-    def _with_recompute(self, configuration: Configuration, pace: Pace) -> Pace:
-        """Add the least recompute to a pace, or to the roofline seconds if these are tighter."""
+    def _with_recompute(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> MicrobatchBound:
+        """Add the least recompute to a microbatch bound, or to the roofline seconds if these are tighter."""
         recompute = 0.0 if self._memory_bounds is None else self._memory_bounds.recompute_seconds(configuration)
         if not recompute:
-            return pace
-        floor = self._floor.microbatch_seconds(configuration.mesh, self._samples(configuration))
-        return Pace(max(pace.seconds, floor) + recompute, pace.blocks)
+            return microbatch_bound
+        least = self._roofline.microbatch_seconds(configuration.mesh, self._samples(configuration))
+        return MicrobatchBound(max(microbatch_bound.seconds, least) + recompute, microbatch_bound.blocks)
 
-    def _alone(self, first: Configuration) -> Pace:
+    def _alone(self, first: Configuration) -> MicrobatchBound:
         """Bounds on a microbatch of a mesh of three axes from its free axes alone."""
-        pace = UNKNOWN
+        microbatch_bound = UNKNOWN
         if not is_data_major(first.mesh):
-            return pace
+            return microbatch_bound
         mesh, samples, dp = inner_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
         if samples % dp:
-            return pace  # a pinned mesh may have more devices along dp than samples
+            return microbatch_bound  # a pinned mesh may have more devices along dp than samples
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
-            known = self._submesh_paces.get((mesh, splits), {})
+            known = self._submesh_bounds.get((mesh, splits), {})
             for many in self._transferable(known, samples // dp):
                 if self._scales(many, many * dp):
-                    pace = pace.combined(known[many].scaled(samples // dp / many))
-        return pace
+                    microbatch_bound = microbatch_bound.combined(known[many].scaled(samples // dp / many))
+        return microbatch_bound
 
-    def _pace_step(self, configuration: Configuration, pace: Pace) -> float:
-        """Bound on the step from a pace, under any schedule."""
-        return 0.0 if pace == UNKNOWN else pace.step_seconds(configuration.pipeline(self._stack))
+    def _microbatch_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
+        """Bound on the step from a microbatch bound, under any schedule."""
+        return (
+            0.0 if microbatch_bound == UNKNOWN else microbatch_bound.step_seconds(configuration.pipeline(self._stack))
+        )
 
-    def _memory_step(self, configuration: Configuration, pace: Pace) -> float:
+    def _memory_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """First rung: blocks distributed over groups so that they fit."""
-        return 0.0 if self._memory_bounds is None else self._memory_bounds.step_that_fits(configuration, pace)
+        return (
+            0.0 if self._memory_bounds is None else self._memory_bounds.step_that_fits(configuration, microbatch_bound)
+        )
 
-    def _recompute_step(self, configuration: Configuration, pace: Pace) -> float:
-        """Second rung: the pace with the least recompute."""
-        return self._pace_step(configuration, self._with_recompute(configuration, pace))
+    def _recompute_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
+        """Second rung: the microbatch bound with the least recompute."""
+        return self._microbatch_step(configuration, self._with_recompute(configuration, microbatch_bound))
 
-    def _cuts_step(self, configuration: Configuration, pace: Pace) -> float:
+    def _cuts_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Third rung: all cuts of a short chain."""
-        if self._folded(self._samples(configuration)).chain != self._floor.chain:
+        if self._folded(self._samples(configuration)).chain != self._roofline.chain:
             return 0.0  # few samples may be imported as other blocks
-        return self._floor.cut_seconds(configuration, self._batch, configuration.pipeline(self._stack), pace.blocks)
+        return self._roofline.cut_seconds(
+            configuration, self._batch, configuration.pipeline(self._stack), microbatch_bound.blocks
+        )
 
-    def _scheduled_memory_step(self, configuration: Configuration, pace: Pace) -> float:
+    def _scheduled_memory_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Fourth rung: blocks distributed so that they fit, with precedences."""
-        return 0.0 if self._memory_bounds is None else self._memory_bounds.scheduled_step_that_fits(configuration, pace)
+        return (
+            0.0
+            if self._memory_bounds is None
+            else self._memory_bounds.scheduled_step_that_fits(configuration, microbatch_bound)
+        )
 
-    def _even_step(self, configuration: Configuration, pace: Pace) -> float:
+    def _even_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Upper estimate of the fifth rung: the step with equal stages."""
-        seconds = self._with_recompute(configuration, pace).seconds
+        seconds = self._with_recompute(configuration, microbatch_bound).seconds
         if math.isinf(seconds):
             return seconds
-        return self._floor.even_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
+        return self._roofline.even_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
 
-    def _path_step(self, configuration: Configuration, pace: Pace) -> float:
+    def _path_step(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Fifth rung: the critical path, with the least recompute."""
-        seconds = self._with_recompute(configuration, pace).seconds
+        seconds = self._with_recompute(configuration, microbatch_bound).seconds
         if math.isinf(seconds):
             return seconds
-        return self._floor.path_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
+        return self._roofline.path_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
 
     def _samples(self, configuration: Configuration) -> int:
         return self._batch // configuration.num_microbatches
 
-    def _transferable(self, known: dict[int, Pace] | dict[int, float], samples: int) -> Iterator[int]:
+    def _transferable(self, known: dict[int, MicrobatchBound] | dict[int, float], samples: int) -> Iterator[int]:
         """Yield known numbers of samples whose bounds transfer to microbatches of `samples`."""
         yield from (many for many in known if many == samples or (many % samples == 0 and self._scales(samples, many)))
 
     def _scales(self, few: int, many: int) -> bool:
         """Whether the graphs of two numbers of samples differ in the samples only."""
-        usual = self._floor.is_generic(few) and self._floor.is_generic(many)
-        sizes = self._floor.samples if usual else (few, many)
+        usual = self._roofline.is_generic(few) and self._roofline.is_generic(many)
+        sizes = self._roofline.samples if usual else (few, many)
         if sizes not in self._scales_of:
             small, large = (self._folded(samples) for samples in sizes)
             self._scales_of[sizes] = scales(small, large, sizes)

@@ -70,7 +70,7 @@ def search(
 
 def _transfer(context: SearchContext, clock: Clock) -> TransferBounds:
     """Return the bounds from other nodes, none of which is known yet."""
-    own = context.folded, context.floor, context.costs.stack, context.global_batch, context.memory_bounds
+    own = context.folded, context.roofline, context.costs.stack, context.global_batch, context.memory_bounds
     return TransferBounds(*own, clock.must_stop, clock.is_late)
 
 
@@ -137,7 +137,7 @@ class _Phases:
         aside = {node.family for node in self._frontier.open_nodes()}
         runners_up = RunnersUp(context, outcome, known, outcome.complete, aside)
         self._run(runners_up)
-        outcome.complete = min(runners_up.complete, self._unequal.bound, outcome.closed_floor)
+        outcome.complete = min(runners_up.complete, self._unequal.bound, outcome.closed_bound)
         outcome.stopped = outcome.stopped.replace("time limit", "")  # the space was searched
 
     def use_remaining_time(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autopar.bounds.memory_bound import MemoryBounds
-from autopar.bounds.roofline import Floor
+from autopar.bounds.roofline import Roofline
 from autopar.configuration import Configuration, Family
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -37,7 +37,7 @@ class SearchContext:
         rules: Returns the discovered strategies of a folded graph.
         costs: Cost model.
         solver: Solver of placement problems.
-        floor: Roofline bound on step times.
+        roofline: Roofline bound on step times.
         global_batch: Samples per step.
         memory_limit: Bytes per device.
         keep: Number of plans wanted.
@@ -51,7 +51,7 @@ class SearchContext:
         constraints: Pins, and what may lie in host memory.
         host_room: Bytes of host memory per device.
         unequal: The space of pipelines whose stages have different meshes; None if there is none.
-        floors: Roofline bound on each group of equal nodes.
+        rooflines: Roofline bound on each group of equal nodes.
         spare: Returns the plan that needs least memory, if it fits; called if no construction fits.
         settings: Constants that steer the search.
         memory_bounds: Lower bounds on memory, and on the recompute that memory enforces.
@@ -61,7 +61,7 @@ class SearchContext:
     rules: Callable[[Folded], Rules]
     costs: CostModel
     solver: Solver
-    floor: Floor
+    roofline: Roofline
     global_batch: int
     memory_limit: float
     keep: int
@@ -75,14 +75,14 @@ class SearchContext:
     constraints: Constraints = FREE
     host_room: float = math.inf
     unequal: Unequal | None = None
-    floors: tuple[Floor, ...] = ()
+    rooflines: tuple[Roofline, ...] = ()
     spare: Callable[[], Candidate | None] = _no_plan
     settings: SearchSettings = DEFAULT_SETTINGS
     memory_bounds: MemoryBounds = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the memory bounds with empty caches."""
-        own = self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch
+        own = self.folded, self.roofline, self.costs, self.constraints, self.memory_limit, self.global_batch
         object.__setattr__(self, "memory_bounds", MemoryBounds(*own))
 
     def portable(self) -> "SearchContext":
@@ -91,14 +91,14 @@ class SearchContext:
 
     def least_bytes(self, configuration: Configuration) -> float:
         """Return a lower bound on the resident bytes of a device, whatever the plan."""
-        return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
+        return self.roofline.bytes(configuration, offload=self.constraints.hosts_optimizer)
 
     def may_fit(self, configuration: Configuration) -> bool:
         """Whether the resident bytes of a configuration may fit on the devices and hosts."""
         limit = self.memory_limit
         if self.least_bytes(configuration) > limit:
             return False
-        return not self.constraints.hosts_optimizer or self.floor.finds_room(configuration, limit, self.host_room)
+        return not self.constraints.hosts_optimizer or self.roofline.finds_room(configuration, limit, self.host_room)
 
     def spreads(self, configuration: Configuration) -> bool:
         """Whether plans of a configuration are bounded by the cut LP, which spreads blocks over stages."""
@@ -112,4 +112,4 @@ class SearchContext:
     def least(self, family: Family) -> float:
         """Return the roofline bound of a family, in seconds."""
         fixed = self.costs.stack["step_seconds"]
-        return min(self.floor.seconds(configuration, self.global_batch) for configuration in family) + fixed
+        return min(self.roofline.seconds(configuration, self.global_batch) for configuration in family) + fixed

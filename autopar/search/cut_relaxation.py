@@ -93,7 +93,9 @@ class CutRelaxation:
     def _tasks(self, configuration: Configuration) -> tuple[Order, RemainingCosts]:
         """Return the order of a pipeline's tasks, and its costs besides blocks."""
         memory_bounds = self._state.search.memory_bounds
-        return memory_bounds.order(configuration), memory_bounds.remaining_costs(configuration, self._state.pace)
+        return memory_bounds.order(configuration), memory_bounds.remaining_costs(
+            configuration, self._state.microbatch_bound
+        )
 
     def _complete(self, choice: Choice, rent: float) -> Choice | None:
         """Return placements that agree with a choice in the most frequent kind of block; the others are solved for.

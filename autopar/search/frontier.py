@@ -243,6 +243,6 @@ class Frontier(TaskSeries):
         self._outcome.pruned += self._counted[1] - before[1]
         outer = self.open_nodes([Priority.OUTER_DATA_PARALLEL])
         self._outcome.closed = tuple(own for node in outer for own in node.family)
-        self._outcome.closed_floor = min((node.bound for node in outer), default=math.inf)
+        self._outcome.closed_bound = min((node.bound for node in outer), default=math.inf)
         others = self.open_nodes([Priority.PLAIN, Priority.OTHER_SCHEDULES])
         self._outcome.left = sum(len(node.family) for node in others)

@@ -65,7 +65,7 @@ class UnequalSearch:
                 del self._waiting[count]
                 outcome.solved += bound < outcome.best
                 outcome.pruned += bound >= outcome.best
-            lowest = min(outcome.closed_floor, self.bound)
+            lowest = min(outcome.closed_bound, self.bound)
             done = len(self._bounds) - len(self._waiting)
             report_progress(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
 
@@ -77,7 +77,7 @@ class UnequalSearch:
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
         submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
         found = outcome.unequal = UnequalSpace(space)
-        floors = {count: unequal_floor(search, space, count) for count in space.microbatches}
+        floors = {count: unequal_roofline(search, space, count) for count in space.microbatches}
         is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
         closed = is_long and not search.costs.cluster.groups
         opened = [] if closed else promising_counts(search.costs.cluster, outcome.best, floors, search.settings.unequal)
@@ -105,7 +105,7 @@ class UnequalSearch:
         return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
 
 
-def unequal_floor(search: SearchContext, space: Unequal, count: int) -> float:
+def unequal_roofline(search: SearchContext, space: Unequal, count: int) -> float:
     """Return the roofline bound on pipelines with unequal stages and `count` microbatches, in seconds.
 
     A stage on n of N devices takes t seconds per microbatch. The slowest stage takes at least the mean over devices,
@@ -113,10 +113,10 @@ def unequal_floor(search: SearchContext, space: Unequal, count: int) -> float:
     """
     each = []
     for submesh in space.submeshes:
-        seconds = search.floors[submesh.group].op_seconds(submesh.mesh, search.global_batch / count)
+        seconds = search.rooflines[submesh.group].op_seconds(submesh.mesh, search.global_batch / count)
         each.append(seconds * (1 + (count - 1) * submesh.mesh.size / space.devices))
     least = np.min(each, axis=0)
-    return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
+    return float(search.rooflines[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
 def promising_counts(

@@ -88,7 +88,7 @@ class UnequalNodeSolver:
         """Return a lower bound on all plans, in seconds, without a staging problem.
 
         *Relaxes* edges between ops, memory and the cut into stages: each op is at its fastest on some mesh; *valid* for
-        all unequal stages; *costs* the tables of every mesh; *source*: as of `heterogeneous_nodes.unequal_floor`.
+        all unequal stages; *costs* the tables of every mesh; *source*: as of `heterogeneous_nodes.unequal_roofline`.
         """
         if self._quick_bound is None:
             chosen = np.full(len(self._folded.kinds), np.inf)

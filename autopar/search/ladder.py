@@ -72,7 +72,7 @@ class Submesh:
     def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
         mesh, samples = node.family[0].mesh, known.samples(node)
-        few, many = known.context.floor.samples  # equal if the model insists on its samples
+        few, many = known.context.roofline.samples  # equal if the model insists on its samples
         if node.relaxed or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
             return None
         key = inner_mesh(mesh), samples // mesh.shape[0]

@@ -44,7 +44,7 @@ class NodeState:
         bounded: Configurations that the bound of the master problem covers.
         bounding: Pipelines of these configurations.
         left_out: Lower bound on the plans of the other configurations, in seconds.
-        pace: Lower bound on the seconds of a microbatch without memory limits.
+        microbatch_bound: Lower bound on the seconds of a microbatch without memory limits.
         unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
         relaxed_choice: Best placements without memory limits; None before they are found.
         column_generation: Master problem of column generation; None before the first choice.
@@ -66,7 +66,7 @@ class NodeState:
         self.best: Candidate | None = None
         self.bounding = replace(self.pipeline, others=self.pipelines[1:])
         self.bounded, self.left_out = self.family, math.inf
-        self.pace = UNKNOWN
+        self.microbatch_bound = UNKNOWN
         self.unlimited = 0.0
         self.relaxed_choice: Choice | None = None
         self.column_generation: ColumnGeneration | None = None
@@ -121,7 +121,9 @@ class NodeState:
         search, left = self.search, []
         for configuration in self.family:
             pipeline = configuration.pipeline(search.costs.stack)
-            least = search.floor.path_seconds(configuration, search.global_batch, pipeline, self.pace.seconds)
+            least = search.roofline.path_seconds(
+                configuration, search.global_batch, pipeline, self.microbatch_bound.seconds
+            )
             if least >= cutoff:
                 self.left_out = min(self.left_out, least)
             else:

@@ -68,11 +68,11 @@ class Outcome:
         num_tasks: Findings that were added.
         left: Configurations of nodes that are still open: they may have a better plan.
         closed: Configurations on meshes with an outer data-parallel axis that are still open.
-        closed_floor: Lower bound on their plans, in seconds; infinity without any.
+        closed_bound: Lower bound on their plans, in seconds; infinity without any.
         hosted: What may lie in host memory.
         needed: What of it was opened only because no plan without it fits.
         reserve: What else could lie in host memory and was not opened: such plans are not part of the space.
-        reserve_floor: Lower bound on such plans, in seconds.
+        reserve_bound: Lower bound on such plans, in seconds.
         unequal: Result of pipelines with unequal stages; None if the job has none.
         workers_bytes: Sum of the peak memory of the workers, in bytes, without this process.
         settings: Constants of the search.
@@ -88,11 +88,11 @@ class Outcome:
     stopped: str = ""
     left: int = 0
     closed: tuple[Configuration, ...] = ()
-    closed_floor: float = math.inf
+    closed_bound: float = math.inf
     hosted: frozenset[Hosted] = frozenset()
     needed: frozenset[Hosted] = frozenset()
     reserve: frozenset[Hosted] = frozenset()
-    reserve_floor: float = 0.0
+    reserve_bound: float = 0.0
     work: float = 0.0
     num_tasks: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)

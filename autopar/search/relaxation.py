@@ -12,7 +12,7 @@ from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.critical_path import LeastPath
 from autopar.bounds.master_problem import MOST_APART, step_program
 from autopar.bounds.master_rows import StepProgram
-from autopar.bounds.microbatch import Pace, launched
+from autopar.bounds.microbatch import MicrobatchBound, launched
 from autopar.formulate.linear_weights import kind_weights, problem
 from autopar.formulate.tables import Slot
 from autopar.problem import Choice
@@ -136,9 +136,9 @@ class Relaxation:
         """Return the bound of one placement problem, and start the master problem unless that bound is enough."""
         state = self._state
         fixed, hint = state.pipeline.fixed, state.hint
-        if hint.pace.seconds and hint.choices:
-            state.pace, found = hint.pace, hint.choices[0]
-            bound = hint.pace.seconds * state.bounding.rounds / state.bounding.num_groups + fixed
+        if hint.microbatch_bound.seconds and hint.choices:
+            state.microbatch_bound, found = hint.microbatch_bound, hint.choices[0]
+            bound = hint.microbatch_bound.seconds * state.bounding.rounds / state.bounding.num_groups + fixed
             self._start_master(bound, cutoff, found)
             return bound
         hidden = 1.0 if state.pipeline.num_stages == 1 else 0.0
@@ -146,7 +146,9 @@ class Relaxation:
         bound = max(solution.bound, launched(state.tables, state.bounding)) + fixed
         if state.pipeline.num_stages > 1:
             seconds = (bound - fixed) * state.bounding.num_groups / state.bounding.rounds
-            state.pace = Pace(seconds, hint.pace.blocks or (0.0,) * len(state.tables.folded.chain))
+            state.microbatch_bound = MicrobatchBound(
+                seconds, hint.microbatch_bound.blocks or (0.0,) * len(state.tables.folded.chain)
+            )
         self._start_master(bound, cutoff, solution.choice)
         return bound
 
@@ -165,7 +167,7 @@ class Relaxation:
     def _critical_path(self) -> LeastPath | None:
         """Return a lower bound on the critical path under each schedule; None if one of them has none."""
         search = self._state.search
-        known = [search.floor.path(configuration, search.global_batch) for configuration in self._state.bounded]
+        known = [search.roofline.path(configuration, search.global_batch) for configuration in self._state.bounded]
         found = known[0]
         for path in known[1:]:
             found = None if found is None or path is None else found.joined(path)
@@ -176,7 +178,7 @@ class Relaxation:
         state = self._state
         assert state.relaxed_choice is not None, "the relaxation is solved first"
         chain = state.tables.folded.chain
-        if not any(state.pace.blocks):
+        if not any(state.microbatch_bound.blocks):
             counts = np.array([kind.count for kind in state.tables.folded.kinds])
             totals = state.tables.block_seconds(state.relaxed_choice)
             inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
@@ -188,5 +190,7 @@ class Relaxation:
                 instance = problem(state.tables, weighting, name=str(state.configuration))
                 host = float(state.tables.host_seconds[kind].sum())
                 least[kind] = max(0.0, host, self._solver.solve_problem(instance).bound)
-            state.pace = replace(state.pace, blocks=tuple(least[np.asarray(chain)].tolist()))
-        return min(state.pace.flow(pipeline) for pipeline in (state.bounding, *state.bounding.others))
+            state.microbatch_bound = replace(state.microbatch_bound, blocks=tuple(least[np.asarray(chain)].tolist()))
+        return min(
+            state.microbatch_bound.partition_bound(pipeline) for pipeline in (state.bounding, *state.bounding.others)
+        )

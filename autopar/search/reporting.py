@@ -9,6 +9,6 @@ def report_progress(
     context: SearchContext, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str
 ) -> None:
     """Report incumbent and bound, and add both to the history; `lowest` is the bound of all nodes, in seconds."""
-    lowest = min(lowest, outcome.closed_floor)
+    lowest = min(lowest, outcome.closed_bound)
     outcome.history.record(outcome.best, lowest)
     context.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))

@@ -6,7 +6,7 @@ A task depends only on itself and on the earlier work on its cell, so that any p
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autopar.bounds.microbatch import NO_HINT, UNKNOWN, Hint, Pace
+from autopar.bounds.microbatch import NO_HINT, UNKNOWN, Hint, MicrobatchBound
 from autopar.configuration import Family
 from autopar.problem import Choice
 from autopar.search.branching import Branch
@@ -75,8 +75,8 @@ class Finding:
         work: Units of work of the placement problems of the task.
         cut: Placement problems of the task that their limit of work or time has cut.
         state: Packed solver of the node, for another process; None if this process continues.
-        pace: Lower bound on the seconds of a microbatch without memory limits.
-        split_pace: Such a bound for schedules that split the backward, of `Work.SUBMESH`.
+        microbatch_bound: Lower bound on the seconds of a microbatch without memory limits.
+        split_backward_bound: Such a bound for schedules that split the backward, of `Work.SUBMESH`.
         unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
         choices: Placements that are optimal at some prices, the best one without memory limits first.
         peak_bytes: Peak memory of the worker, in bytes; 0 if this process executed the task.
@@ -89,8 +89,8 @@ class Finding:
     is_final: bool = True
     is_settled: bool = False
     others: tuple[Candidate, ...] = ()
-    pace: Pace = UNKNOWN
-    split_pace: Pace = UNKNOWN
+    microbatch_bound: MicrobatchBound = UNKNOWN
+    split_backward_bound: MicrobatchBound = UNKNOWN
     unlimited: float = 0.0
     choices: tuple[Choice, ...] = ()
     work: float = 0.0

@@ -119,8 +119,15 @@ class Workbench:
         if task.work is Work.SUBMESH:
             first = task.family[0]
             samples = self._search.global_batch // first.num_microbatches
-            paces = self._submesh_bound(first.mesh, samples, end)
-            return Finding(0.0, None, paces.cut, pace=paces.joint, split_pace=paces.split, work=paces.work)
+            microbatch_bounds = self._submesh_bound(first.mesh, samples, end)
+            return Finding(
+                0.0,
+                None,
+                microbatch_bounds.cut,
+                microbatch_bound=microbatch_bounds.joint,
+                split_backward_bound=microbatch_bounds.split,
+                work=microbatch_bounds.work,
+            )
         node = self._resume_node(task, end, state)
         if node is None:
             return Finding(float("inf"), None, 0)
@@ -144,7 +151,7 @@ class Workbench:
             is_final=is_final,
             is_settled=node.is_settled,
             work=known.work - work,
-            pace=known.pace,
+            microbatch_bound=known.microbatch_bound,
             unlimited=known.unlimited,
             choices=known.choices,
         )

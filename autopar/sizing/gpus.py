@@ -5,7 +5,7 @@ So numbers are not skipped because a larger or smaller one failed, but because a
 
     state      parameters, sums of gradients and optimizer state, each split over all devices, exceed the limit
     bytes      every configuration needs more than the limit, by `least_bytes`
-    floor      every configuration takes longer than the target, or costs more than the budget, by `Floor`
+    floor      every configuration takes longer than the target, or costs more than the budget, by `Roofline`
     bound      the search of that number has proven so
 
 A number that no bound excludes is searched; when time runs out it is listed as not looked at, and the answer as not
@@ -189,8 +189,8 @@ class Finder:
         if self.base.cluster.groups:  # they differ in this
             return None
         if self.goal.target_seconds is not None:
-            floor = self.base.context(self.effort).floor
-            seconds = floor.chained_launches() + self.base.costs.stack["step_seconds"]
+            roofline = self.base.context(self.effort).roofline
+            seconds = roofline.chained_launches() + self.base.costs.stack["step_seconds"]
             if seconds > self.goal.target_seconds:
                 return f"it takes {format_seconds(seconds)} or more", self.goal.raised_to(seconds)
         if self.goal.budget is not None:
@@ -353,7 +353,7 @@ class Finder:
     def _floor(self, task: Task) -> float:
         search = task.context(self.effort)
         batch = task.job.global_batch
-        floors = np.array([search.floor.seconds(configuration, batch) for configuration in task.space])
+        floors = np.array([search.roofline.seconds(configuration, batch) for configuration in task.space])
         return float(floors.min()) + task.costs.stack["step_seconds"]
 
     def _meets(self, number: int) -> bool:

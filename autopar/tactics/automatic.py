@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import solvers
-from autopar.bounds.roofline import floor
+from autopar.bounds.roofline import roofline
 from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
@@ -119,7 +119,7 @@ def complete(
         rules=_always(rules),
         costs=costs,
         solver=solvers.load(solver),
-        floor=floor(folded, folded, (samples, samples), costs),
+        roofline=roofline(folded, folded, (samples, samples), costs),
         global_batch=global_batch,
         memory_limit=memory_limit,
         keep=1,

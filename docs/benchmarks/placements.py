@@ -80,7 +80,7 @@ def priced(search: SearchContext, family: Family) -> tuple[list[Problem], float]
         order = search.memory_bounds.order(family[0])
         began = time.perf_counter()
         cut_generator.price_memory(
-            order, search.memory_bounds.remaining_costs(family[0], node.state.pace), levels_of(order)
+            order, search.memory_bounds.remaining_costs(family[0], node.state.microbatch_bound), levels_of(order)
         )
         seconds = time.perf_counter() - began
     return found, seconds / len(found)

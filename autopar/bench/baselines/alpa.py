@@ -119,7 +119,7 @@ def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
     space = [found for found in plain if not is_data_major(found.mesh)]
     outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
-    space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))
+    space.sort(key=lambda configuration: search.roofline.seconds(configuration, search.global_batch))
     for done, configuration in enumerate(space):
         found = _best(search, configuration, end)
         if found is None:
