@@ -25,7 +25,7 @@ from autopar.recompute import Recompute
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
 from autopar.search.node_solver import open_node
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.search.workbench import Workbench
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
@@ -215,7 +215,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     for mesh, samples in sorted(_submeshes(space), key=str):
         alone = Configuration(1, mesh, 24 // samples, "1f1b")
         transfer_bounds.record_submesh(
-            mesh, samples, bench.execute(SearchTask(Work.SUBMESH, (alone,), 0.0, np.inf), np.inf)
+            mesh, samples, bench.execute(SearchTask(TaskKind.SUBMESH, (alone,), 0.0, np.inf), np.inf)
         )
 
     for family in space:

@@ -9,7 +9,7 @@ from autopar.configuration import Configuration, configurations, first_tries, ro
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.executor import InProcessExecutor
-from autopar.search.tasks import SearchTask, Work
+from autopar.search.tasks import SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
@@ -82,7 +82,7 @@ def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     assert run_search(task.space, search, executor).candidates
     roomy = roomy_try(task.space, search.global_batch, search.memory_bounds.seems_roomy)
     assert executor.begun[0].family[0] == roomy
-    assert sum(search_task.urgent for search_task in executor.begun if search_task.work is Work.BOUND) == 1
+    assert sum(search_task.urgent for search_task in executor.begun if search_task.work is TaskKind.BOUND) == 1
 
     alone = [own for own in task.space if search.global_batch < own.num_microbatches * own.mesh.size]
     executor = _noting()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autopar.bounds.microbatch import NO_HINT
+from autopar.bounds.microbatch import COLD_START
 from autopar.configuration import PLAIN, Configuration, Family, configurations, families
 from autopar.describe.signature import Signature
 from autopar.least_memory_plan import thriftiest
@@ -23,7 +23,7 @@ from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
@@ -56,8 +56,8 @@ class _Known:
     def transferred_bound(self, family: Family) -> float:
         return self._bounds.get(family[0].num_microbatches, 0.0)
 
-    def hint(self, family: Family) -> object:
-        return NO_HINT
+    def warm_start(self, family: Family) -> object:
+        return COLD_START
 
     def record_finding(self, family: Family, finding: Finding) -> None: ...
 
@@ -71,7 +71,7 @@ def _climbed(
     until: float = math.inf,
     ahead: int = 1,
     known: Mapping[int, float] | None = None,
-) -> tuple[list[tuple[Work, int]], Outcome]:
+) -> tuple[list[tuple[TaskKind, int]], Outcome]:
     """Return what is done on which microbatches, given the first plan and those that the second piece finds.
 
     Args:
@@ -86,8 +86,8 @@ def _climbed(
     outcome = Outcome()
     outcome.candidates = [_candidate(best[0], FAMILIES[COUNTS.index(best[1])][0])]
     series = ConfigurationDescent(_Known(), outcome, FAMILIES, _Known(known), until)  # type: ignore[arg-type]
-    done: list[tuple[Work, int]] = []
-    waiting: list[tuple[int, Work | None, Family | None]] = []
+    done: list[tuple[TaskKind, int]] = []
+    waiting: list[tuple[int, TaskKind | None, Family | None]] = []
     index = 0
     while True:
         while len(waiting) < ahead and not series.is_over(index):
@@ -106,9 +106,9 @@ def _climbed(
             series.record_finding(number, None)
             continue
         count = family[0].num_microbatches
-        found = finds.get(count) if work is Work.ADVANCE else None
+        found = finds.get(count) if work is TaskKind.ADVANCE else None
         plan = None if found is None else _candidate(found, family[0])
-        is_final = final and work is Work.ADVANCE
+        is_final = final and work is TaskKind.ADVANCE
         series.record_finding(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
 
 
@@ -126,7 +126,7 @@ def test_it_goes_from_the_best_plan_to_better_ones(ahead: int) -> None:
 def test_the_nearest_come_first_and_what_is_begun_is_gone_on_with() -> None:
     done, _ = _climbed((9.0, 4), {})
 
-    assert done[:2] == [(Work.BOUND, 4), (Work.ADVANCE, 4)]
+    assert done[:2] == [(TaskKind.BOUND, 4), (TaskKind.ADVANCE, 4)]
     apart = [abs(math.log2(count / 4)) for _, count in done]
     assert apart == sorted(apart)
 
@@ -161,7 +161,7 @@ def test_it_does_not_go_on_for_ever() -> None:
     while not series.is_over(done):
         search_task = series.next_task(done)
         assert search_task is not None
-        series.record_finding(done, Finding(1.0, None, 0, is_final=search_task.work is Work.ADVANCE))
+        series.record_finding(done, Finding(1.0, None, 0, is_final=search_task.work is TaskKind.ADVANCE))
         done += 1
     assert done == 2 * FAILURES
     assert len(outcome.finished_nodes(plain)) == FAILURES
@@ -226,7 +226,7 @@ class _Recorded(InProcessExecutor):
         found = super().wait(seconds)
         for number, finding in found:
             search_task = self._at_work.pop(number)
-            if search_task.work is Work.ADVANCE and finding.is_final and not search_task.branches:
+            if search_task.work is TaskKind.ADVANCE and finding.is_final and not search_task.branches:
                 self.finished.add(search_task.family)
         return found
 

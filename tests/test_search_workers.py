@@ -34,7 +34,7 @@ from autopar.search.ordered_execution import LAG, TaskSeries, horizon, run_serie
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import ProcessExecutor
 from autopar.search.settings import NodeSettings, SearchSettings
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
 
@@ -123,7 +123,7 @@ def test_pipelines_go_on_from_what_was_put_away() -> None:
                 again = open_node(search, family, FAR)
                 assert again is not None
                 node = workbench._unpacked(packed, again)
-        assert node.cuts.rounds is not None
+        assert node.cuts.pipeline_bounds is not None
         return bounds
 
     kept = course(packs=False)
@@ -246,7 +246,7 @@ class _Ahead(WorkerPool):
 
 def _of(number: int) -> SearchTask:
     """Return a task on a configuration of its own."""
-    return SearchTask(Work.BOUND, (_task().space[number],), 0.0, float("inf"))
+    return SearchTask(TaskKind.BOUND, (_task().space[number],), 0.0, float("inf"))
 
 
 def test_workers_have_a_second_task_once_all_have_one() -> None:
@@ -319,11 +319,11 @@ def test_workers_go_on_where_others_stopped() -> None:
     task = _tight()
     search = task.context(Effort())
     configuration = min(task.space, key=lambda c: search.roofline.seconds(c, task.job.global_batch))
-    bounding = SearchTask(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
+    bounding = SearchTask(TaskKind.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
 
     def improved(executor: Executor) -> Finding:
         (first,) = _done(executor, 0, bounding)
-        search_task = replace(bounding, work=Work.ADVANCE, bound=first.bound, urgent=False)
+        search_task = replace(bounding, work=TaskKind.ADVANCE, bound=first.bound, urgent=False)
         if isinstance(
             executor, ProcessExecutor
         ):  # its owner is busy with the same again, so that the other one takes it
@@ -357,7 +357,7 @@ def _until(executor: Executor, number: int) -> Finding:
 def test_a_worker_survives_an_interruption() -> None:
     """Ctrl-C reaches all processes of a terminal, also those that wait for a task: who they work for decides."""
     task = _task()
-    bounding = SearchTask(Work.BOUND, (task.space[0],), 0.0, float("inf"))
+    bounding = SearchTask(TaskKind.BOUND, (task.space[0],), 0.0, float("inf"))
 
     with ProcessExecutor(task.context(Effort()), 1) as executor:
         (before,) = _done(executor, 0, bounding)
@@ -615,7 +615,7 @@ class _Numbers(TaskSeries):
     def next_task(self, index: int) -> SearchTask:
         """Remember how many were taken before."""
         self.seen[index] = len(self.taken)
-        return SearchTask(Work.BOUND, (_task().space[0],), float(index), 0.0)
+        return SearchTask(TaskKind.BOUND, (_task().space[0],), float(index), 0.0)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """Remember the order."""

@@ -169,7 +169,7 @@ class MemoryBounds:
             return 0.0
         return self._step_seconds(configuration, block * least_scheduled_step(*order, load, passes.tolist()))
 
-    def spreads(self, configuration: Configuration) -> bool:
+    def cut_lp_applies(self, configuration: Configuration) -> bool:
         """Whether the cut LP applies: limited memory, training, no closed form, at most `MOST_CUT_STAGES` stages."""
         has_closed_form = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
         is_limited = math.isfinite(self._limit) and bool(self._flavours)

@@ -68,7 +68,7 @@ UNKNOWN = MicrobatchBound(0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class WarmStart:
     """What earlier work found for the same microbatches and mesh.
 
     Attributes:
@@ -80,7 +80,7 @@ class Hint:
     choices: tuple[Choice, ...]
 
 
-NO_HINT = Hint(UNKNOWN, ())
+COLD_START = WarmStart(UNKNOWN, ())
 """No earlier work."""
 
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from autopar.bounds.memory_bound import MemoryBounds
-from autopar.bounds.microbatch import UNKNOWN, Hint, MicrobatchBound
+from autopar.bounds.microbatch import UNKNOWN, MicrobatchBound, WarmStart
 from autopar.bounds.roofline import Roofline, scales
 from autopar.bounds.submesh_tables import inner_mesh
 from autopar.configuration import Configuration, Family
@@ -40,7 +40,7 @@ from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 
 MOST_CHOICES = 12
-"""Most choices in a hint."""
+"""Most choices in a warm start."""
 
 HEADS = 6
 """Number of least bounds that are raised at a time."""
@@ -129,7 +129,7 @@ class TransferBounds:
         for splits, microbatch_bound in ((False, finding.microbatch_bound), (True, finding.split_backward_bound)):
             self._submesh_bounds.setdefault((mesh, splits), {})[samples] = microbatch_bound
 
-    def hint(self, family: Family) -> Hint:
+    def warm_start(self, family: Family) -> WarmStart:
         """Return what is known of the microbatches of a family."""
         first = family[0]
         samples, splits = self._samples(first), SCHEDULES[first.schedule].splits
@@ -137,7 +137,7 @@ class TransferBounds:
         joint = self._microbatch_bounds.get((first.mesh, False), {}).get(samples, UNKNOWN)
         choices = self._choices.get((first.mesh, samples), {})
         distinct = dict.fromkeys((*choices.get(splits, ()), *choices.get(not splits, ())))
-        return Hint(MicrobatchBound(microbatch_bound.seconds, joint.blocks), tuple(distinct)[:MOST_CHOICES])
+        return WarmStart(MicrobatchBound(microbatch_bound.seconds, joint.blocks), tuple(distinct)[:MOST_CHOICES])
 
     def least(self, family: Family, cutoff: float = 0.0) -> float:
         """Lower bound on the step seconds of every plan of a family, by all rungs of the ladder.

@@ -9,9 +9,9 @@ from autopar.configuration import Configuration, Family
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import TaskSeries
-from autopar.search.outcome import Outcome, stage_of
+from autopar.search.outcome import Outcome, status_of
 from autopar.search.reporting import report_progress
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 
 
 def distance(first: Configuration, second: Configuration) -> float:
@@ -79,10 +79,10 @@ class ConfigurationDescent(TaskSeries):
         if number is None:
             return None
         self._busy[index] = number
-        work = Work.ADVANCE if self._turns[number] else Work.BOUND
+        work = TaskKind.ADVANCE if self._turns[number] else TaskKind.BOUND
         family, bound = self._space[number], self._bound(number)
-        hint = self._transfer_bounds.hint(family)
-        return SearchTask(work, family, bound, self._outcome.best, hasty=math.inf, hint=hint)
+        warm_start = self._transfer_bounds.warm_start(family)
+        return SearchTask(work, family, bound, self._outcome.best, hasty=math.inf, warm_start=warm_start)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
@@ -95,7 +95,7 @@ class ConfigurationDescent(TaskSeries):
         self._turns[number] += 1
         self._bounds[number] = max(finding.bound, self._bound(number))
         self._outcome.add_finding(finding, self._search.keep)
-        self._outcome.record_standing(family, self._bounds[number], stage_of(finding, is_new=is_new))
+        self._outcome.record_standing(family, self._bounds[number], status_of(finding, is_new=is_new))
         is_better = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
         if finding.is_final or finding.is_settled or self._turns[number] > self._search.settings.climb_turns:
             self._finished.add(number)

@@ -7,9 +7,9 @@ from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import Family, first_tries, roomy_try
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import TaskSeries
-from autopar.search.outcome import Outcome, stage_of
+from autopar.search.outcome import Outcome, status_of
 from autopar.search.reporting import report_progress
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 
 
 class Construction(TaskSeries):
@@ -50,14 +50,14 @@ class Construction(TaskSeries):
 
     def next_task(self, index: int) -> SearchTask:
         """See `TaskSeries.next_task`."""
-        return SearchTask(Work.BOUND, self._tries[index], 0.0, math.inf, urgent=True)
+        return SearchTask(TaskKind.BOUND, self._tries[index], 0.0, math.inf, urgent=True)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
         assert finding is not None, "every try is made"
         self._transfer_bounds.record_finding(self._tries[index], finding)
         self._outcome.add_finding(finding, self._search.keep)
-        self._outcome.record_standing(self._tries[index], finding.bound, stage_of(finding, is_new=True))
+        self._outcome.record_standing(self._tries[index], finding.bound, status_of(finding, is_new=True))
         if finding.best is not None:
             if not finding.is_final:
                 self.constructed.append((finding.best.objective, finding.bound, self._tries[index]))
@@ -96,7 +96,7 @@ class ImproveConstructed(TaskSeries):
         _, bound, family = self._constructed[index]
         if self._outcome.best <= self._search.settings.far * bound:
             return None
-        return SearchTask(Work.ADVANCE, family, bound, self._outcome.best)
+        return SearchTask(TaskKind.ADVANCE, family, bound, self._outcome.best)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
@@ -104,5 +104,5 @@ class ImproveConstructed(TaskSeries):
             return
         _, bound, family = self._constructed[index]
         self._outcome.add_finding(finding, self._search.keep)
-        self._outcome.record_standing(family, max(bound, finding.bound), stage_of(finding, is_new=False))
+        self._outcome.record_standing(family, max(bound, finding.bound), status_of(finding, is_new=False))
         report_progress(self._search, self._outcome, "begin", index + 1, self.count, 0.0, str(family[0]))

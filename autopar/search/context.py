@@ -100,9 +100,9 @@ class SearchContext:
             return False
         return not self.constraints.hosts_optimizer or self.roofline.finds_room(configuration, limit, self.host_room)
 
-    def spreads(self, configuration: Configuration) -> bool:
+    def cut_lp_applies(self, configuration: Configuration) -> bool:
         """Whether plans of a configuration are bounded by the cut LP, which spreads blocks over stages."""
-        return not self.constraints.hosted and self.memory_bounds.spreads(configuration)
+        return not self.constraints.hosted and self.memory_bounds.cut_lp_applies(configuration)
 
     def tables(self, family: Family) -> Tables | None:
         """Return the placement decisions of configurations that differ in the schedule; None if pins exclude all."""

@@ -24,8 +24,8 @@ from autopar.search.relaxation import Relaxation
 class CutRelaxation:
     """Bounds the pipelines of a node by the cut LP.
 
-    *Relaxes* single choices of blocks to their means; *valid* where `SearchContext.spreads` holds; *costs* a linear
-    program and several placement problems of single blocks a round; *source*: `bounds/cut_lp.py`.
+    *Relaxes* single choices of blocks to their means; *valid* where `SearchContext.cut_lp_applies` holds; *costs* a
+    linear program and several placement problems of single blocks a round; *source*: `bounds/cut_lp.py`.
 
     Args:
         state: The node.

@@ -18,9 +18,9 @@ from autopar.search.context import SearchContext
 from autopar.search.ladder import LADDER, Knowledge
 from autopar.search.node import Node, Priority, priority_of
 from autopar.search.ordered_execution import TaskSeries
-from autopar.search.outcome import Outcome, Stage, stage_of
+from autopar.search.outcome import NodeStatus, Outcome, status_of
 from autopar.search.reporting import report_progress
-from autopar.search.tasks import Finding, SearchTask, Work
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 
 
 class Frontier(TaskSeries):
@@ -49,7 +49,7 @@ class Frontier(TaskSeries):
         self._space = list(families)
         self._new: list[list[tuple[float, int]]] = [[] for _ in Priority]
         self._open: list[list[tuple[float, int]]] = [[] for _ in Priority]
-        self._busy: dict[int, tuple[int, Work]] = {}
+        self._busy: dict[int, tuple[int, TaskKind]] = {}
         self._idle = dict.fromkeys(Priority, 0)
         self._outer_tasks = self._turn = 0
         self._class: Priority | None = None
@@ -60,9 +60,9 @@ class Frontier(TaskSeries):
         """Open the nodes where the heuristics have left them."""
         for number, node in enumerate(self.nodes):
             if (known := self._outcome.standings.get(node.family)) is not None:
-                node.bound, node.stage = max(node.bound, known.bound), known.stage
-                node.relaxed = node.stage is not Stage.NEW
-            if node.stage is not Stage.DONE:
+                node.bound, node.status = max(node.bound, known.bound), known.status
+                node.relaxed = node.status is not NodeStatus.NEW
+            if node.status is not NodeStatus.DONE:
                 heaps = self._open if node.relaxed else self._new
                 heaps[node.priority].append((node.bound, number))
         for heap in (*self._new, *self._open):
@@ -79,7 +79,7 @@ class Frontier(TaskSeries):
         return [
             node
             for node in self.nodes
-            if node.priority in wanted and node.stage is not Stage.DONE and node.bound < self._cutoff
+            if node.priority in wanted and node.status is not NodeStatus.DONE and node.bound < self._cutoff
         ]
 
     @property
@@ -101,7 +101,7 @@ class Frontier(TaskSeries):
 
     def _stuck(self) -> float:
         """Return the least bound that no task raises further."""
-        return min((node.bound for node in self.nodes if node.stage is Stage.DONE), default=math.inf)
+        return min((node.bound for node in self.nodes if node.status is NodeStatus.DONE), default=math.inf)
 
     def _next_class(self) -> Priority | None:
         """Return the class to work on; None if no class has a node that may hold a better plan.
@@ -161,7 +161,7 @@ class Frontier(TaskSeries):
         tasks = (rung.raise_(node, self._known, cutoff) for rung in LADDER)
         task = next(own for own in tasks if own is not None)
         self._busy[index] = number, task.work
-        self._outer_tasks += task.work is not Work.SUBMESH and node.priority is Priority.OUTER_DATA_PARALLEL
+        self._outer_tasks += task.work is not TaskKind.SUBMESH and node.priority is Priority.OUTER_DATA_PARALLEL
         return task
 
     def _select(self, index: int, priority: Priority) -> int | None:
@@ -189,7 +189,7 @@ class Frontier(TaskSeries):
             return
         number, work = self._busy.pop(index)
         node, best = self.nodes[number], self._outcome.best
-        if work is Work.SUBMESH:
+        if work is TaskKind.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
             self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding)
             self._outcome.cut += finding.cut
@@ -197,7 +197,7 @@ class Frontier(TaskSeries):
             heapq.heappush(self._new[node.priority], (node.bound, number))
             self._report(node)
             return
-        if work is Work.BOUND:
+        if work is TaskKind.BOUND:
             self._transfer_bounds.record_finding(node.family, finding)
         node.bound = max(node.bound, finding.bound)
         self._outcome.add_finding(finding, self._context.keep)
@@ -205,14 +205,14 @@ class Frontier(TaskSeries):
         node.improves = own < node.best * (1 - OPTIMALITY_TOLERANCE)
         node.best = min(own, node.best)
         improved = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
-        node.advanced += work is Work.ADVANCE
+        node.advanced += work is TaskKind.ADVANCE
         if improved:
             self._idle = dict.fromkeys(Priority, 0)
-        self._idle[node.priority] += work is Work.ADVANCE
-        node.stage = stage_of(finding, is_new=work is Work.BOUND)
-        node.relaxed = not (finding.is_final and work is Work.BOUND)
-        self._outcome.record_standing(node.family, node.bound, node.stage)
-        if node.stage is not Stage.DONE:
+        self._idle[node.priority] += work is TaskKind.ADVANCE
+        node.status = status_of(finding, is_new=work is TaskKind.BOUND)
+        node.relaxed = not (finding.is_final and work is TaskKind.BOUND)
+        self._outcome.record_standing(node.family, node.bound, node.status)
+        if node.status is not NodeStatus.DONE:
             heapq.heappush((self._open if node.relaxed else self._new)[node.priority], (node.bound, number))
         self._report(node)
 
@@ -224,7 +224,9 @@ class Frontier(TaskSeries):
 
     def finish(self) -> None:
         """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""
-        waiting = [(n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.stage is Stage.NEW]
+        waiting = [
+            (n.bound, number) for number, n in enumerate(self.nodes) if not n.relaxed and n.status is NodeStatus.NEW
+        ]
         heapq.heapify(waiting)
         for most in (MEMORY_RUNGS, ALL_RUNGS):
             self._transfer_bounds.raise_least(
@@ -233,10 +235,10 @@ class Frontier(TaskSeries):
         for bound, number in waiting:
             self.nodes[number].bound = max(self.nodes[number].bound, bound)
         for node in self.nodes:
-            self._outcome.record_standing(node.family, node.bound, node.stage)
+            self._outcome.record_standing(node.family, node.bound, node.status)
         left = set(map(id, self.open_nodes()))
         closed = [node for node in self.nodes if id(node) not in left]
-        worked = [node for node in closed if node.advanced or node.stage is Stage.DONE]
+        worked = [node for node in closed if node.advanced or node.status is NodeStatus.DONE]
         solved, total = sum(len(node.family) for node in worked), sum(len(node.family) for node in closed)
         before, self._counted = self._counted, (solved, total - solved)
         self._outcome.solved += self._counted[0] - before[0]

@@ -15,7 +15,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.search.context import SearchContext
 from autopar.search.node import Node
 from autopar.search.outcome import Outcome
-from autopar.search.tasks import SearchTask, Work
+from autopar.search.tasks import SearchTask, TaskKind
 from autopar.sharding import Mesh
 
 
@@ -80,7 +80,7 @@ class Submesh:
             return None
         known.submeshes.add(key)
         alone = Configuration(1, key[0], known.context.global_batch // key[1], "1f1b")
-        return SearchTask(Work.SUBMESH, (alone,), 0.0, cutoff)
+        return SearchTask(TaskKind.SUBMESH, (alone,), 0.0, cutoff)
 
 
 class Relaxation:
@@ -98,13 +98,13 @@ class Relaxation:
             return None
         best = known.outcome.best
         return SearchTask(
-            Work.BOUND,
+            TaskKind.BOUND,
             node.family,
             node.bound,
             cutoff,
             urgent=not known.outcome.candidates,
             hasty=best / known.context.settings.far,
-            hint=known.transfer_bounds.hint(node.family),
+            warm_start=known.transfer_bounds.warm_start(node.family),
         )
 
 
@@ -121,7 +121,7 @@ class Advance:
     def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
         urgent = not known.outcome.candidates
-        return SearchTask(Work.ADVANCE, node.family, node.bound, known.outcome.best, urgent=urgent)
+        return SearchTask(TaskKind.ADVANCE, node.family, node.bound, known.outcome.best, urgent=urgent)
 
 
 LADDER: Sequence[LowerBound] = (Submesh(), Relaxation(), Advance())

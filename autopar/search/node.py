@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from autopar.configuration import PLAIN, Family
 from autopar.formulate.data_major import is_data_major
-from autopar.search.outcome import Stage
+from autopar.search.outcome import NodeStatus
 
 
 class Priority(IntEnum):
@@ -36,7 +36,7 @@ class Node:
         family: Configurations that differ in the schedule only.
         priority: Its class.
         bound: Lower bound on all its plans, in seconds.
-        stage: How far the work on it is.
+        status: How far the work on it is.
         relaxed: Whether its relaxation was solved, so that it can be advanced.
         advanced: Tasks beyond the relaxation.
         best: Objective of its best plan, in seconds.
@@ -46,7 +46,7 @@ class Node:
     family: Family
     priority: Priority
     bound: float
-    stage: Stage = Stage.NEW
+    status: NodeStatus = NodeStatus.NEW
     relaxed: bool = False
     advanced: int = 0
     best: float = math.inf

@@ -97,7 +97,7 @@ class NodeSolver:
         state = self.state
         if state.relaxed_choice is None:
             self.exhausted = True
-        elif state.spreads:
+        elif state.cut_lp_applies:
             bound, more = self.cuts.advance(bound, cutoff)
             self.is_settled = self.exhausted = not more
             bound = min(bound, state.left_out)

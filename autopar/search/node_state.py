@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.microbatch import NO_HINT, UNKNOWN
+from autopar.bounds.microbatch import COLD_START, UNKNOWN
 from autopar.configuration import Configuration
 from autopar.formulate.block_memory import RESIDENT, UNHOSTED
 from autopar.formulate.mean_memory import least_bytes
@@ -38,7 +38,7 @@ class NodeState:
         least_bytes: Per kind of recompute, a lower bound on the bytes of the fullest device.
         urgent: Whether the search has no plan yet: the end then waits for one, but not for long.
         proves: Whether the bound is raised to single choices at the end, which may take longer than all before.
-        hint: Bounds and placements known of the same microbatches under other schedules.
+        warm_start: Bounds and placements known of the same microbatches under other schedules.
         cutoff: Step time in seconds above which plans are of no use.
         best: The incumbent of the node; None before the first plan.
         bounded: Configurations that the bound of the master problem covers.
@@ -61,7 +61,7 @@ class NodeState:
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self.flavours = constraints.flavours()
         self.urgent = self.proves = False
-        self.hint = NO_HINT
+        self.warm_start = COLD_START
         self.cutoff = math.inf
         self.best: Candidate | None = None
         self.bounding = replace(self.pipeline, others=self.pipelines[1:])
@@ -85,14 +85,14 @@ class NodeState:
         return min(self.least_bytes.values()) <= self.search.memory_limit
 
     @property
-    def spreads(self) -> bool:
+    def cut_lp_applies(self) -> bool:
         """Whether the cut LP, which spreads blocks over stages, bounds the configurations."""
-        return all(map(self.search.spreads, self.bounded))
+        return all(map(self.search.cut_lp_applies, self.bounded))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Placements that are optimal at some prices, the best one without memory limits first."""
-        found = self.hint.choices if self.column_generation is None else self.column_generation.choices
+        found = self.warm_start.choices if self.column_generation is None else self.column_generation.choices
         return found if self.relaxed_choice is None else tuple(dict.fromkeys((self.relaxed_choice, *found)))
 
     def least_bytes_by_flavour(self, *, offload: bool) -> dict[Recompute, float]:

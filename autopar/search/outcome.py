@@ -18,7 +18,7 @@ from autopar.search.submesh_space import UnequalSpace
 from autopar.search.tasks import Finding
 
 
-class Stage(StrEnum):
+class NodeStatus(StrEnum):
     """State of a node: `NEW` before its tables are written, `OPEN` while tasks may raise its bound or improve its plan.
 
     Of a `SETTLED` node only the proof of its best plan is left; no task raises the bound of a `DONE` node.
@@ -30,24 +30,24 @@ class Stage(StrEnum):
     DONE = "done"
 
 
-def stage_of(finding: Finding, *, is_new: bool) -> Stage:
-    """Return the stage of a node after a task, given whether the task was its first one."""
+def status_of(finding: Finding, *, is_new: bool) -> NodeStatus:
+    """Return the status of a node after a task, given whether the task was its first one."""
     if not finding.is_final:
-        return Stage.SETTLED if finding.is_settled else Stage.OPEN
-    return Stage.NEW if is_new else Stage.DONE
+        return NodeStatus.SETTLED if finding.is_settled else NodeStatus.OPEN
+    return NodeStatus.NEW if is_new else NodeStatus.DONE
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Bound and stage of a node.
+    """Bound and status of a node.
 
     Attributes:
         bound: Lower bound on its plans, in seconds.
-        stage: State of its work.
+        status: State of its work.
     """
 
     bound: float
-    stage: Stage
+    status: NodeStatus
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Outcome:
         complete: Lower bound on plans that are not akin to one of the best few, in seconds; 0 if unknown.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems.
-        standings: Bound and stage of each node with tasks.
+        standings: Bound and status of each node with tasks.
         history: Incumbent and bound over time.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
         num_tasks: Findings that were added.
@@ -122,15 +122,15 @@ class Outcome:
         last = found[keep - 1].objective if len(found) >= keep else math.inf
         return min(self.settings.keep_within * self.best, last)
 
-    def record_standing(self, family: Family, bound: float, stage: Stage) -> None:
-        """Record bound and stage of a node; the bound never falls."""
+    def record_standing(self, family: Family, bound: float, status: NodeStatus) -> None:
+        """Record bound and status of a node; the bound never falls."""
         known = self.standings.get(family)
-        self.standings[family] = Standing(max(bound, known.bound if known else 0.0), stage)
+        self.standings[family] = Standing(max(bound, known.bound if known else 0.0), status)
 
     def finished_nodes(self, space: Iterable[Family]) -> dict[Family, float]:
         """Return the `DONE` nodes of a space with their bounds, in seconds."""
         known = ((family, self.standings.get(family)) for family in space)
-        return {family: own.bound for family, own in known if own is not None and own.stage is Stage.DONE}
+        return {family: own.bound for family, own in known if own is not None and own.status is NodeStatus.DONE}
 
     def add_finding(self, finding: Finding, keep: int) -> None:
         """Add the plans and counters of a finding.

@@ -107,7 +107,7 @@ class Relaxation:
     def refine(self) -> bool:
         """Write the master problem with separate rows for parts of a long pipeline; return whether that is new."""
         state = self._state
-        if self._is_fine or state.bounding.num_groups <= MOST_APART or state.spreads:
+        if self._is_fine or state.bounding.num_groups <= MOST_APART or state.cut_lp_applies:
             return False
         assert state.column_generation is not None, "the relaxation is solved first"
         self._is_fine = True
@@ -135,10 +135,10 @@ class Relaxation:
     def _first_bound(self, cutoff: float) -> float:
         """Return the bound of one placement problem, and start the master problem unless that bound is enough."""
         state = self._state
-        fixed, hint = state.pipeline.fixed, state.hint
-        if hint.microbatch_bound.seconds and hint.choices:
-            state.microbatch_bound, found = hint.microbatch_bound, hint.choices[0]
-            bound = hint.microbatch_bound.seconds * state.bounding.rounds / state.bounding.num_groups + fixed
+        fixed, warm_start = state.pipeline.fixed, state.warm_start
+        if warm_start.microbatch_bound.seconds and warm_start.choices:
+            state.microbatch_bound, found = warm_start.microbatch_bound, warm_start.choices[0]
+            bound = warm_start.microbatch_bound.seconds * state.bounding.rounds / state.bounding.num_groups + fixed
             self._start_master(bound, cutoff, found)
             return bound
         hidden = 1.0 if state.pipeline.num_stages == 1 else 0.0
@@ -147,7 +147,7 @@ class Relaxation:
         if state.pipeline.num_stages > 1:
             seconds = (bound - fixed) * state.bounding.num_groups / state.bounding.rounds
             state.microbatch_bound = MicrobatchBound(
-                seconds, hint.microbatch_bound.blocks or (0.0,) * len(state.tables.folded.chain)
+                seconds, warm_start.microbatch_bound.blocks or (0.0,) * len(state.tables.folded.chain)
             )
         self._start_master(bound, cutoff, solution.choice)
         return bound
@@ -160,7 +160,7 @@ class Relaxation:
         state.relaxed_choice = choice
         state.prune_schedules(cutoff)
         state.column_generation = ColumnGeneration(state.tables, self.program())
-        for known in (choice, *state.hint.choices):
+        for known in (choice, *state.warm_start.choices):
             state.column_generation.add(known)
         self._finder.consider(choice)  # now that the master problem may bound the plans of this choice
 

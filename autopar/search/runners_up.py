@@ -21,9 +21,9 @@ from autopar.search.branching import Branch, MoreRecompute, SequenceSplit, branc
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import TaskSeries
-from autopar.search.outcome import Outcome, Stage, Standing
+from autopar.search.outcome import NodeStatus, Outcome, Standing
 from autopar.search.reporting import report_progress
-from autopar.search.tasks import Cell, Finding, SearchTask, Work
+from autopar.search.tasks import Cell, Finding, SearchTask, TaskKind
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class _CellState:
     Attributes:
         cell: Node and branches.
         bound: Lower bound on its plans, in seconds.
-        stage: State of its work.
+        status: State of its work.
         best: Its best plan so far.
         starts: Choices to consider first.
         has_waited: Whether the frontier left its node open.
@@ -41,7 +41,7 @@ class _CellState:
 
     cell: Cell
     bound: float
-    stage: Stage
+    status: NodeStatus
     best: Candidate | None = None
     starts: tuple[Choice, ...] = ()
     has_waited: bool = False
@@ -50,7 +50,7 @@ class _CellState:
     def is_settled(self) -> bool:
         """Whether its best plan is known, up to what a proof would find: runners-up need no proof."""
         near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
-        return self.stage in (Stage.SETTLED, Stage.DONE) or near
+        return self.status in (NodeStatus.SETTLED, NodeStatus.DONE) or near
 
     def covers(self, other: "_CellState") -> bool:
         """Whether this cell contains all plans of another cell."""
@@ -94,10 +94,10 @@ class RunnersUp(TaskSeries):
             if candidate.configuration in of and not candidate.signature.others:
                 best.setdefault(of[candidate.configuration], candidate)
         for family in known:
-            standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)
+            standing = outcome.standings.get(family) or Standing(search.least(family), NodeStatus.NEW)
             has_waited = family in waiting
             self._open_cell(
-                _CellState((family, ()), standing.bound, standing.stage, best.get(family), has_waited=has_waited)
+                _CellState((family, ()), standing.bound, standing.status, best.get(family), has_waited=has_waited)
             )
 
     @property
@@ -124,7 +124,7 @@ class RunnersUp(TaskSeries):
         state = self._cells[number]
         self._busy[index] = number
         family, branches = state.cell
-        work = Work.BOUND if state.stage is Stage.NEW else Work.ADVANCE
+        work = TaskKind.BOUND if state.status is NodeStatus.NEW else TaskKind.ADVANCE
         return SearchTask(work, family, bound, self._threshold(), branches=branches, starts=state.starts, proves=False)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
@@ -133,7 +133,7 @@ class RunnersUp(TaskSeries):
             return
         number, before = self._busy.pop(index), self._threshold()
         state = self._cells[number]
-        was_new = state.stage is Stage.NEW
+        was_new = state.status is NodeStatus.NEW
         state.bound = max(state.bound, finding.bound)
         state.best = min(
             (found for found in (state.best, finding.best) if found is not None),
@@ -141,9 +141,9 @@ class RunnersUp(TaskSeries):
             default=None,
         )
         if not finding.is_final:
-            state.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
+            state.status = NodeStatus.SETTLED if finding.is_settled else NodeStatus.OPEN
         elif not was_new or math.isinf(finding.bound):
-            state.stage = Stage.DONE
+            state.status = NodeStatus.DONE
         self._outcome.add_finding(finding, self._search.keep)
         found = self._threshold() < before
         self._idle = 0 if found else self._idle + state.has_waited
@@ -195,12 +195,14 @@ class RunnersUp(TaskSeries):
         found = branches_of(best, family, folded)
         starts = (best.choice,)
         if found.others:
-            self._open_cell(_CellState((found.others, branches), state.bound, Stage.NEW, starts=starts))
+            self._open_cell(_CellState((found.others, branches), state.bound, NodeStatus.NEW, starts=starts))
         for branch in found.branches:
             if _is_new(branch, branches):
                 cell = family, tuple(sorted((*branches, branch), key=repr))
                 self._open_cell(
-                    _CellState(cell, state.bound, Stage.NEW, starts=starts if isinstance(branch, MoreRecompute) else ())
+                    _CellState(
+                        cell, state.bound, NodeStatus.NEW, starts=starts if isinstance(branch, MoreRecompute) else ()
+                    )
                 )
 
     def _open_cell(self, state: _CellState) -> None:

@@ -6,14 +6,14 @@ A task depends only on itself and on the earlier work on its cell, so that any p
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autopar.bounds.microbatch import NO_HINT, UNKNOWN, Hint, MicrobatchBound
+from autopar.bounds.microbatch import COLD_START, UNKNOWN, MicrobatchBound, WarmStart
 from autopar.configuration import Family
 from autopar.problem import Choice
 from autopar.search.branching import Branch
 from autopar.search.candidate import Candidate
 
 
-class Work(StrEnum):
+class TaskKind(StrEnum):
     """Kinds of tasks: `BOUND` solves the relaxation of a cell, `ADVANCE` raises its bound and looks for better plans.
 
     `SUBMESH` bounds a microbatch on the inner axes of a mesh with an outer data-parallel axis.
@@ -35,19 +35,19 @@ class SearchTask:
         cutoff: Step time in seconds above which plans are of no use.
         urgent: Whether the search has no plan yet.
         hasty: Bound in seconds below which a relaxation also looks for a plan that fits.
-        hint: Bounds and placements known of the same microbatches under other schedules.
+        warm_start: Bounds and placements known of the same microbatches under other schedules.
         branches: Restrictions of the plans.
         starts: Choices to consider first, of the tables under these branches.
         proves: Whether the bound is raised to single choices; runners-up need no proof.
     """
 
-    work: Work
+    work: TaskKind
     family: Family
     bound: float
     cutoff: float
     urgent: bool = False
     hasty: float = 0.0
-    hint: Hint = NO_HINT
+    warm_start: WarmStart = COLD_START
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
     proves: bool = True
@@ -76,7 +76,7 @@ class Finding:
         cut: Placement problems of the task that their limit of work or time has cut.
         state: Packed solver of the node, for another process; None if this process continues.
         microbatch_bound: Lower bound on the seconds of a microbatch without memory limits.
-        split_backward_bound: Such a bound for schedules that split the backward, of `Work.SUBMESH`.
+        split_backward_bound: Such a bound for schedules that split the backward, of `TaskKind.SUBMESH`.
         unlimited: Lower bound on every plan without memory limits, in seconds; 0 if unknown.
         choices: Placements that are optimal at some prices, the best one without memory limits first.
         peak_bytes: Peak memory of the worker, in bytes; 0 if this process executed the task.

@@ -24,7 +24,7 @@ from autopar.progress import StopCallback
 from autopar.search.branching import apply
 from autopar.search.context import SearchContext
 from autopar.search.node_solver import NodeSolver
-from autopar.search.tasks import Cell, Finding, SearchTask, Work
+from autopar.search.tasks import Cell, Finding, SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
@@ -116,7 +116,7 @@ class Workbench:
 
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
-        if task.work is Work.SUBMESH:
+        if task.work is TaskKind.SUBMESH:
             first = task.family[0]
             samples = self._search.global_batch // first.num_microbatches
             microbatch_bounds = self._submesh_bound(first.mesh, samples, end)
@@ -134,13 +134,13 @@ class Workbench:
         known = node.state
         cut, work = known.cut, known.work
         match task.work:
-            case Work.BOUND:
+            case TaskKind.BOUND:
                 bound = max(task.bound, node.relax(task.cutoff))
                 if task.urgent or bound < task.hasty:
                     node.relaxation.find_plan()
-            case Work.ADVANCE:
+            case TaskKind.ADVANCE:
                 bound = node.advance(task.bound, task.cutoff)
-        is_final = node.exhausted or (task.work is Work.BOUND and bound >= task.cutoff)
+        is_final = node.exhausted or (task.work is TaskKind.BOUND and bound >= task.cutoff)
         if not is_final:
             self._keep_node(task.cell, node)
         return Finding(
@@ -211,7 +211,7 @@ class Workbench:
                 node = _unpacked(state, node)
         if node is not None:
             known = node.state
-            known.end, known.urgent, known.hint = end, task.urgent, task.hint
+            known.end, known.urgent, known.warm_start = end, task.urgent, task.warm_start
             known.proves = task.proves
         return node
 
