@@ -19,7 +19,7 @@ from autopar.formulate.least_memory import byte_problem, least_split, state_byte
 from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Decision, Memory
-from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
 from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import Choice
@@ -306,7 +306,7 @@ def _in_turn(
     hops = node.finder.costs.hops(choice, pipeline)
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
-        return Groups(passes, totals, memory, pipeline, limit, hops, search.constraints).best()
+        return RecomputeChooser(passes, totals, memory, pipeline, limit, hops, search.constraints).best()
 
     found = _lowered(fitted, node, below if math.isfinite(below) else _whole(memory, pipeline))
     return None if found is None else (found[0], Candidate(configuration, node.tables, choice, *found[1]))

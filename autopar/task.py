@@ -36,7 +36,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.search.submesh_space import Unequal, unequal
+from autopar.search.submesh_space import UnequalSpace, unequal
 from autopar.workload import Workload, default_batch, job_stack
 
 NO_PINS = Pins()
@@ -109,7 +109,7 @@ class Task:
     cluster: Cluster
     pins: Pins = NO_PINS
     constraints: Constraints = FREE
-    unequal: Unequal | None = None
+    unequal: UnequalSpace | None = None
 
     def context(
         self,

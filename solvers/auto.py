@@ -38,7 +38,7 @@ from autopar.solvers.reductions.elimination import (
     MAX_ENTRIES,
     MAX_WORK,
     Marginals,
-    Reduced,
+    ReducedField,
     drop_weak_tables,
     eliminate,
     eliminate_all,
@@ -314,7 +314,7 @@ class _Search:
         field.unary = [u + p for u, p in zip(field.unary, self._memory.prices(prices, sizes), strict=True)]
         return field
 
-    def _branch(self, reduced: Reduced, known: PricedBound | None) -> None:
+    def _branch(self, reduced: ReducedField, known: PricedBound | None) -> None:
         """Branch below rising ceilings (destructive lower bounds, Klein and Scholl 1999) until a choice is found.
 
         A low ceiling leaves few labels to branch on, and an empty search raises the bound to the ceiling.
@@ -335,7 +335,7 @@ class _Search:
         if not self._budget.spent():
             self._branch_below(reduced, self._budget.upper, known)
 
-    def _branch_below(self, reduced: Reduced, ceiling: float, known: PricedBound | None) -> None:
+    def _branch_below(self, reduced: ReducedField, ceiling: float, known: PricedBound | None) -> None:
         """Find the best choice that costs less than `ceiling`, or raise the bound to it."""
         field = reduced.field
         if known is not None and math.isfinite(ceiling):

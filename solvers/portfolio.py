@@ -24,7 +24,7 @@ from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
 from autopar.solvers.bounds.lagrangian_dual import PEAKS, WINDOW, LagrangianDual, peaks
 from autopar.solvers.local_search.coordinate_descent import least_use
-from autopar.solvers.local_search.improve import Guide, Improver
+from autopar.solvers.local_search.improve import DualInformation, Improver
 from autopar.solvers.local_search.parallel_search import improve_together
 from autopar.solvers.local_search.polish import FIRST_ROUND, Polisher
 from autopar.solvers.model.csr import FlatField, FlatMemory
@@ -127,7 +127,7 @@ class _PortfolioRun:
         best = self._incumbent_labels(contraction)
         if best is None and polisher.labels is not None and self._offer(contraction, polisher.labels):
             best = polisher.labels
-        guide = Guide(*dual.reduced_costs(), dual.best_prices)
+        guide = DualInformation(*dual.reduced_costs(), dual.best_prices)
         if not small and not self._budget.spent():
             unending = math.isinf(self._budget.remaining) and self._options.max_parts is None
             if best is not None and not unending and _entries(contraction) <= MEDIUM:
@@ -152,7 +152,9 @@ class _PortfolioRun:
         exact(self._prepared, contraction, part)
         self._budget.adopt(part)
 
-    def _fix_by_reduced_costs(self, contraction: Contraction, guide: Guide, dual: LagrangianDual) -> Contraction | None:
+    def _fix_by_reduced_costs(
+        self, contraction: Contraction, guide: DualInformation, dual: LagrangianDual
+    ) -> Contraction | None:
         """Fix labels by reduced costs: drop those that cost more than the incumbent; None if some node has none left.
 
         A lower bound on the restricted problem is valid up to the incumbent's cost, and no higher bound is needed.
@@ -250,7 +252,7 @@ class _PortfolioRun:
         contraction: Contraction,
         dual: LagrangianDual,
         polisher: Polisher,
-        guide: Guide,
+        guide: DualInformation,
         best: Ints,
         share: float = 1.0,
     ) -> Ints:
@@ -272,7 +274,7 @@ class _PortfolioRun:
             if not dual.finished and self._options.max_rounds is None:
                 self._continue_dual(dual, time.monotonic() - reported)
                 if dual.finished:
-                    better = Guide(*dual.reduced_costs(), dual.best_prices)
+                    better = DualInformation(*dual.reduced_costs(), dual.best_prices)
                     for improver in improvers:
                         improver.guide = better
                 if polisher.seconds <= POLISH_SHARE * (time.monotonic() - began):

@@ -12,7 +12,7 @@ from autopar.cost import CostModel
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.discover import Rules, discover
 from autopar.folding.fold import Folded
-from autopar.formulate.block_memory import BlockBytes, ChainBytes, FloatArray, Holding, State
+from autopar.formulate.block_memory import BlockBytes, BlockHolding, ChainBytes, FloatArray, State
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.linear_weights import problem, weights
@@ -110,10 +110,10 @@ class _Adding:
     def enter(self, kind: int) -> State:
         return ()
 
-    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[BlockHolding, State]:
         kept = float(self.memory.kept[recompute][kind])
         running = kept + float(self.memory.transient[kind] + self.memory.recomputed[recompute][kind])
-        return Holding(kept, running, running), state
+        return BlockHolding(kept, running, running), state
 
     def meet(self, states: Sequence[State]) -> State:
         return states[0]

@@ -20,7 +20,7 @@ from autopar.cli import main
 from autopar.errors import JobError, ProblemError
 from autopar.problem import Problem, Solution, Termination
 from autopar.selection import Known, Selection
-from autopar.solvers.reductions.presolve import Size, Step
+from autopar.solvers.reductions.presolve import ProblemSize, Step
 
 OPTIMAL = Solution(Termination.OPTIMAL, (1, 1), 1000, 1000)
 WORSE = Solution(Termination.FEASIBLE, (0, 0), 1250, 900)
@@ -35,7 +35,7 @@ def selection(solver: str, solution: Solution, *history: Known, **changes: Any) 
 def made_by_hand() -> ProblemRun:
     """Return a run of three solvers: one proves 1000, one ends at 1250, one finds nothing and dies."""
     history = (Known(1.0, 2000, 500), Known(2.0, 1005, 900), Known(6.0, 1000, 1000))
-    steps = (Step("parallel edges", Size(2, 4, 3, 1), Size(2, 4, 1, 1), 0.25),)
+    steps = (Step("parallel edges", ProblemSize(2, 4, 3, 1), ProblemSize(2, 4, 1, 1), 0.25),)
     return ProblemRun(
         "pair.json.gz",
         2,

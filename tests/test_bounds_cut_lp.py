@@ -12,12 +12,12 @@ import pytest
 from autopar.bounds import task_lp
 from autopar.bounds.block_lp import block_program
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.cut_lp import Component, CutLP, Order, RemainingCosts
+from autopar.bounds.cut_lp import Component, CutLP, RemainingCosts, TaskOrder
 from autopar.bounds.master_problem import step_program
 from autopar.bounds.priced_cuts import LEAST_LEVEL, LEVELS, CutGenerator, levels_of
 from autopar.bounds.roofline import roofline
 from autopar.bounds.saved_values import deferred_values, main_kind, received_values
-from autopar.bounds.task_lp import LeastProgram
+from autopar.bounds.task_lp import SparseLP
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.discover import discover
@@ -27,7 +27,7 @@ from autopar.formulate.manual_recipes import recipes, restrict
 from autopar.formulate.scheduled_step import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
-from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
@@ -97,8 +97,8 @@ def _choices(seed: int) -> tuple[Choice, ...]:
     return walk[0], most
 
 
-def _order(pipeline: Pipeline) -> Order:
-    return Order(SCHEDULES[pipeline.schedule], pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
+def _order(pipeline: Pipeline) -> TaskOrder:
+    return TaskOrder(SCHEDULES[pipeline.schedule], pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
 
 
 def _remaining(found: Tables, pipeline: Pipeline, limit: float) -> RemainingCosts:
@@ -153,7 +153,7 @@ def _cut_generator(found: Tables, pipeline: Pipeline, limit: float, choices: Seq
 
 
 def _raised(
-    cut_generator: CutGenerator, order: Order, remaining: RemainingCosts, steps: int = 6, enough: float = math.inf
+    cut_generator: CutGenerator, order: TaskOrder, remaining: RemainingCosts, steps: int = 6, enough: float = math.inf
 ) -> tuple[float, float]:
     """Bound after some rounds, and the value of the inner program."""
     value, basis = np.inf, None
@@ -213,7 +213,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
         memory = chain_bytes(lowered, found.folded, trains=True)
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 1e9
-        while (plan := Groups(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
+        while (plan := RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
             remaining = _remaining(found, pipeline, limit)
             alone = _cut_generator(found, pipeline, limit, [choice]).solve_inner(order, remaining).value
             bound, _ = _raised(_cut_generator(found, pipeline, limit, [choice]), order, remaining)
@@ -254,7 +254,7 @@ def test_running_passes_take_memory_where_every_stage_has_a_repeated_block(
     schedule: str, chunks: int, outer: tuple[int, int]
 ) -> None:
     """Of interleaved stages; weight passes hold other bytes, and stages of other blocks may be the running ones."""
-    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    order = TaskOrder(SCHEDULES[schedule], 2, 4, chunks)
     blocks = 2 * chunks
     resident = 0.6 / chunks
 
@@ -314,7 +314,7 @@ def test_transient_bytes_of_points_are_those_of_lowered_blocks(seed: int) -> Non
 @pytest.mark.parametrize("outer", [(0, 0), (1, 1)])
 def test_inner_stages_receive_from_both_sides(schedule: str, chunks: int, outer: tuple[int, int]) -> None:
     """The first and the last stage do not, nor do stages that may have other blocks alone."""
-    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    order = TaskOrder(SCHEDULES[schedule], 2, 4, chunks)
     blocks, inside = 4 * chunks, order.num_stages - 2 * max(1, outer[0])
     remaining = _blocks_only(blocks, outer=outer)
 
@@ -330,7 +330,7 @@ def test_inner_stages_receive_from_both_sides(schedule: str, chunks: int, outer:
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_consecutive_blocks_hold_more_where_a_group_has_more_blocks_than_stages(schedule: str, chunks: int) -> None:
     """With as many blocks as stages no two are consecutive; in between only some groups may have such."""
-    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    order = TaskOrder(SCHEDULES[schedule], 2, 4, chunks)
 
     def seconds(blocks: int, follows: float) -> float:
         share = order.least_of_fullest(blocks)
@@ -351,7 +351,7 @@ def test_the_fullest_group_waits_for_groups_before_it(schedule: str, chunks: int
 
     Updates follow the passes and are waited for in any case.
     """
-    order, rng = Order(SCHEDULES[schedule], groups, 2 * groups, chunks), np.random.default_rng(5)
+    order, rng = TaskOrder(SCHEDULES[schedule], groups, 2 * groups, chunks), np.random.default_rng(5)
     count = 2 * order.num_stages - 1
     share, point = order.least_of_fullest(count), _point(update=7.0)
     assert share * groups - count == 1
@@ -374,7 +374,7 @@ def test_the_fullest_group_waits_for_groups_before_it(schedule: str, chunks: int
 
 def test_all_stages_have_one_choice_of_placements() -> None:
     """With one block per stage no stage has more of a component in `COMMON` than another."""
-    order, amounts = Order(SCHEDULES["interleaved"], 2, 4, 2), np.array([0.02, 0.6])
+    order, amounts = TaskOrder(SCHEDULES["interleaved"], 2, 4, 2), np.array([0.02, 0.6])
     points = np.concatenate([_point(resident=own, gradient=6.2 - 10 * own, link=6.2 - 10 * own) for own in amounts])
     program = CutLP(order, _blocks_only(4), 2, is_most=True)
     found = program.solve_inner(points)
@@ -402,7 +402,7 @@ def _blocks_only(blocks: int, **more: object) -> RemainingCosts:
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_the_bound_of_equal_blocks_is_between_busy_groups_and_an_even_cut(schedule: str, chunks: int) -> None:
     """At least a group that is busy all the time, at most evenly cut whole blocks."""
-    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    order = TaskOrder(SCHEDULES[schedule], 2, 4, chunks)
     splits_backward = SCHEDULES[schedule].splits
     for blocks in (4 * chunks, 4 * chunks + 1):
         found = CutLP(order, _blocks_only(blocks)).solve_inner(_point())
@@ -417,7 +417,7 @@ def test_the_bound_of_equal_blocks_is_between_busy_groups_and_an_even_cut(schedu
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_no_cut_of_whole_blocks_is_faster_than_its_case(schedule: str, chunks: int) -> None:
     """Either no group has more than its share of blocks, or some group has; cuts of both cases occur."""
-    order, rng, count = Order(SCHEDULES[schedule], 2, 4, chunks), np.random.default_rng(4), 4 * chunks + 1
+    order, rng, count = TaskOrder(SCHEDULES[schedule], 2, 4, chunks), np.random.default_rng(4), 4 * chunks + 1
     share = order.least_of_fullest(count)
     even = CutLP(order, _blocks_only(count), share, is_most=True).solve_inner(_point()).seconds
     uneven = CutLP(order, _blocks_only(count), share + 1).solve_inner(_point()).seconds
@@ -437,7 +437,7 @@ def test_no_cut_of_whole_blocks_is_faster_than_its_case(schedule: str, chunks: i
 @pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 4), ("zb-h1", 1), ("zb-v", 2)])
 def test_cases_have_as_many_rows_with_equal_variables(schedule: str, chunks: int) -> None:
     """So that a basis of one case starts the other."""
-    order, remaining = Order(SCHEDULES[schedule], 3, 6, chunks), _blocks_only(14)
+    order, remaining = TaskOrder(SCHEDULES[schedule], 3, 6, chunks), _blocks_only(14)
     share = order.least_of_fullest(14)
     cases = [(share, True, None), (share + 1, False, None), (share + 1, False, share + 1), (share, False, share + 2)]
     programs = [CutLP(order, remaining, most, is_most=is_most, cap=cap)._program for most, is_most, cap in cases]
@@ -450,7 +450,7 @@ def test_cases_have_as_many_rows_with_equal_variables(schedule: str, chunks: int
 
 def test_whole_blocks_exceed_memory_where_fractions_fit() -> None:
     """Three groups of two blocks, of which one can hold less than two: some group has three."""
-    order = Order(SCHEDULES["1f1b"], 3, 6, 1)
+    order = TaskOrder(SCHEDULES["1f1b"], 3, 6, 1)
     held = [float(order.held_at_peaks(group)[:, 0].max()) for group in range(3)]
     assert held == [3.0, 2.0, 1.0]
     remaining, point = _blocks_only(6), _point(kept=0.18)  # 1.08 of a device in the first group
@@ -464,7 +464,7 @@ def test_whole_blocks_exceed_memory_where_fractions_fit() -> None:
 
 def test_each_stage_has_a_block_unless_it_may_have_other_blocks_alone() -> None:
     """Four blocks on four stages are one each; if the first stage may have another block, three suffice."""
-    order, points = Order(SCHEDULES["interleaved"], 2, 4, 2), np.vstack([_point(), _point(kept=9.0)])
+    order, points = TaskOrder(SCHEDULES["interleaved"], 2, 4, 2), np.vstack([_point(), _point(kept=9.0)])
 
     every = CutLP(order, _blocks_only(4)).solve_inner(points).shares.sum(axis=1)
     but_one = CutLP(order, _blocks_only(3, outer=(1, 0))).solve_inner(points).shares.sum(axis=1)
@@ -511,13 +511,13 @@ def test_standard_prices_of_memory_have_none_for_traffic_after_the_last_pass() -
 
 def test_levels_span_stages_with_many_and_few_microbatches() -> None:
     """One level where all groups hold as many, and the least level last."""
-    assert levels_of(Order(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0, LEAST_LEVEL]
+    assert levels_of(TaskOrder(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0, LEAST_LEVEL]
     for schedule, chunks in OTHERS:
-        *levels, few = levels_of(Order(SCHEDULES[schedule], 8, 16, chunks))
+        *levels, few = levels_of(TaskOrder(SCHEDULES[schedule], 8, 16, chunks))
         assert levels == sorted(set(levels), reverse=True)
         assert 1 <= len(levels) <= LEVELS
         assert few == LEAST_LEVEL
-    many, *_, last, _ = levels_of(Order(SCHEDULES["1f1b"], 16, 32, 1))  # two groups to a part
+    many, *_, last, _ = levels_of(TaskOrder(SCHEDULES["1f1b"], 16, 32, 1))  # two groups to a part
     assert (many, last) == (15.5, 1.5)
 
 
@@ -543,7 +543,7 @@ def test_memory_is_cheaper_the_longer_a_step_is() -> None:
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> None:
     """A link that is busy all the time, traffic after the last pass, and updates after the last task."""
-    order, blocks = Order(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
+    order, blocks = TaskOrder(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
     program = CutLP(order, _blocks_only(blocks))
     bare = program.solve_inner(_point()).seconds
 
@@ -557,7 +557,7 @@ def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> Non
 
 def test_missing_memory_has_a_price() -> None:
     """Of resident, kept, deferred and transient bytes, on groups with repeated blocks."""
-    order, blocks = Order(SCHEDULES["zb-h1"], 2, 4, 1), 4
+    order, blocks = TaskOrder(SCHEDULES["zb-h1"], 2, 4, 1), 4
     bare = CutLP(order, _blocks_only(blocks)).solve_inner(_point()).seconds
 
     def costs(remaining: RemainingCosts, **amounts: float) -> bool:
@@ -579,7 +579,7 @@ def test_the_outer_program_is_below_the_inner_one() -> None:
     rng = np.random.default_rng(1)
     points = np.vstack([_point(kept=0.2), _point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0)])
     for schedule, chunks in OTHERS:
-        program = CutLP(Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks))
+        program = CutLP(TaskOrder(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks))
         found = program.solve_inner(points)
         prices = [*rng.random((5, len(Component))), *found.prices]
         cuts = [(own, float((points @ own).min())) for own in prices]
@@ -591,7 +591,7 @@ def test_the_outer_program_is_below_the_inner_one() -> None:
 def test_warm_starts_reach_the_same_optimum(schedule: str, chunks: int) -> None:
     """With further cuts or points, and from one case to the other."""
     points = np.vstack([_point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0), _point(kept=0.2)])
-    order, remaining = Order(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks)
+    order, remaining = TaskOrder(SCHEDULES[schedule], 2, 4, chunks), _blocks_only(6 * chunks)
     program, more = CutLP(order, remaining, 3 * chunks, is_most=True), CutLP(order, remaining, 3 * chunks + 1)
     prices = np.random.default_rng(2).random((8, len(Component)))
     cuts = [(own, float((points @ own).min())) for own in prices]
@@ -612,7 +612,7 @@ def test_a_program_is_solved_by_another_method_where_one_gets_stuck(
     failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warm start may end without an answer: then the program is solved anew."""
-    program = LeastProgram()
+    program = SparseLP()
     program.add({0: 1.0, 1: 2.0}, least=4.0)
     program.add({0: 1.0}, most=3.0)
     known = program.minimise({0: 1.0, 1: 3.0}, 2)
@@ -632,7 +632,7 @@ def test_a_program_is_solved_by_another_method_where_one_gets_stuck(
 
 def test_no_group_has_a_choice_of_its_own() -> None:
     """Components in `COMMON` are equal on all groups: of two layouts no group takes its own."""
-    order, blocks = Order(SCHEDULES["1f1b"], 2, 4, 1), 4
+    order, blocks = TaskOrder(SCHEDULES["1f1b"], 2, 4, 1), 4
     assert [float(order.held_at_peaks(group)[:, 0].max()) for group in range(2)] == [2.0, 1.0]
     copied, sharded = _point(kept=0.1, resident=0.35), _point(kept=0.1, resident=0.2, link=4.0, gradient=4.0)
     points = np.vstack([copied, sharded])  # two blocks that are copied fit into the second group only
@@ -651,7 +651,7 @@ def test_no_group_has_a_choice_of_its_own() -> None:
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_messages_end_blocks_and_received_bytes_make_a_step_longer(schedule: str, chunks: int) -> None:
     """An end block is on its stage, a message is waited for, and received bytes take room."""
-    order, blocks = Order(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
+    order, blocks = TaskOrder(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
     bare = CutLP(order, _blocks_only(blocks)).solve_inner(_point()).seconds
     passes = (2.0, 2.0, 2.0) if SCHEDULES[schedule].splits else (2.0, 4.0)
 

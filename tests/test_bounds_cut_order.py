@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from autopar.bounds.cut_lp import Order, RemainingCosts
+from autopar.bounds.cut_lp import RemainingCosts, TaskOrder
 from autopar.bounds.cut_order import IDLE, PipelineBounds
-from autopar.bounds.priced_cuts import Case, CutBound, CutGenerator, InnerResult
+from autopar.bounds.priced_cuts import BlockCase, CutBound, CutGenerator, InnerResult
 from autopar.configuration import Configuration
 from autopar.sharding import Mesh
 
@@ -29,19 +29,21 @@ class _ScriptedCutGenerator:
         self.priced, self.memory_cuts = list[Configuration](), 0
         self._values = {own: iter(each) for own, each in values.items()}
 
-    def bound(self, order: Order, remaining: RemainingCosts, enough: float, known: CutBound | None = None) -> CutBound:
+    def bound(
+        self, order: TaskOrder, remaining: RemainingCosts, enough: float, known: CutBound | None = None
+    ) -> CutBound:
         own = self._bounds[cast(Configuration, order)]
         seconds = own.pop(0) if len(own) > 1 else own[0]
-        return CutBound(seconds, Case(round(10 * seconds), is_most=True), None, (), self.num_cuts)
+        return CutBound(seconds, BlockCase(round(10 * seconds), is_most=True), None, (), self.num_cuts)
 
-    def levels(self, order: Order) -> list[float]:
+    def levels(self, order: TaskOrder) -> list[float]:
         return [1.0]
 
-    def price_memory(self, order: Order, remaining: RemainingCosts, levels: Sequence[float], enough: float) -> None:
+    def price_memory(self, order: TaskOrder, remaining: RemainingCosts, levels: Sequence[float], enough: float) -> None:
         self.priced.append(cast(Configuration, order))
         self.num_cuts += self.memory_cuts
 
-    def solve_inner(self, order: Order, remaining: RemainingCosts, case: Case, start: None) -> InnerResult:
+    def solve_inner(self, order: TaskOrder, remaining: RemainingCosts, case: BlockCase, start: None) -> InnerResult:
         self.cases.append(case.most)
         value, cuts = next(self._values[cast(Configuration, order)])
         self.num_cuts += cuts
@@ -56,8 +58,8 @@ def _pipeline_bounds(
     )
 
 
-def _task(own: Configuration) -> tuple[Order, RemainingCosts]:
-    return cast(Order, own), cast(RemainingCosts, None)
+def _task(own: Configuration) -> tuple[TaskOrder, RemainingCosts]:
+    return cast(TaskOrder, own), cast(RemainingCosts, None)
 
 
 def _selected(pipeline_bounds: PipelineBounds, enough: float, *, stops: bool = False) -> list[Configuration]:

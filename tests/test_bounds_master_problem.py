@@ -19,7 +19,7 @@ from autopar.formulate.offload_costs import with_host
 from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, stage_times, step_time, time_of
 from autopar.formulate.tables import OUTSIDE, Memory, Tables
-from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
 from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
@@ -209,7 +209,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound(
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 64e9
         while True:
-            plan = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
+            plan = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()
             if plan is None:
                 break
             column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=True))

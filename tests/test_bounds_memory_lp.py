@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autopar.bounds import critical_path, memory_lp, task_lp
 from autopar.bounds import task_graph as excerpts
 from autopar.bounds.critical_path import least_path
-from autopar.bounds.memory_lp import Load, fits_evenly, least_scheduled_step, least_step
+from autopar.bounds.memory_lp import PipelineLoad, fits_evenly, least_scheduled_step, least_step
 from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.schedule import SCHEDULES, Pass, Schedule, Task, chunks_of
 from autopar.schedule.holding import fullest, least_held, moments
@@ -48,14 +48,14 @@ def _closed_form(works: Sequence[StageWork], microbatches: int, links: Sequence[
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
+def loads(draw: st.DrawFn) -> tuple[str, int, int, int, PipelineLoad]:
     """A schedule, its size, and a load that fills about a device."""
     name, chunks = draw(st.sampled_from(SCHEDULED))
     groups = draw(st.integers(2, 3))
     microbatches = groups * draw(st.integers(1, 4))
     scale = draw(st.sampled_from([0.002, 0.02, 0.05, 0.1]))
     splits_backward = SCHEDULES[name].splits
-    load = Load(
+    load = PipelineLoad(
         blocks=12,
         rest=draw(st.sampled_from([0.0, 1.5])),
         recompute=(0.0, draw(st.sampled_from([0.05, 0.3]))),
@@ -72,7 +72,9 @@ def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
 
 @settings(max_examples=150, deadline=None)
 @given(loads(), st.integers(0, 2**32 - 1))
-def test_no_distribution_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int, Load], seed: int) -> None:
+def test_no_distribution_of_blocks_that_fits_is_faster(
+    size: tuple[str, int, int, int, PipelineLoad], seed: int
+) -> None:
     """Random distributions, each with flavours per stage, timed by the order of tasks."""
     name, groups, microbatches, chunks, load = size
     schedule, rng = SCHEDULES[name], np.random.default_rng(seed)
@@ -122,7 +124,7 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     blocks = 8 if chunks < 3 else 9
     late = 0.03 if schedule.splits else 0.0
-    load = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), late, 0.02, 0.0)
+    load = PipelineLoad(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), late, 0.02, 0.0)
     stages_of = chunks_of(schedule.groups(groups, chunks))
     orders = schedule.orders(groups, microbatches, chunks)
     best = np.inf
@@ -154,7 +156,7 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
     bound = max(least_step(*order, load), least_scheduled_step(*order, load, passes))
     assert bound <= best < np.inf
     assert bound >= 0.85 * best, "blocks are divided between stages, and little else is left out"
-    full = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), 0.0, 0.3, 0.0)
+    full = PipelineLoad(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), 0.0, 0.3, 0.0)
     assert least_step(*order, full) == np.inf
     assert least_scheduled_step(*order, full, passes) == np.inf
 
@@ -168,7 +170,7 @@ def test_duals_of_a_grid_point_bound_other_values_of_the_rest(
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
     late = 0.02 if schedule.splits else 0.0
     for rest in (0.0, 0.4, 1.5, 2.1, 7.0, 20.0):
-        load = Load(12, rest, (0.0, 0.3), (0.06, 0.01), late, 0.01, 0.1)
+        load = PipelineLoad(12, rest, (0.0, 0.3), (0.06, 0.01), late, 0.01, 0.1)
         monkeypatch.setattr(memory_lp, "REST_GRID", 16)
         between = least_scheduled_step(schedule, 3, 9, chunks, load, passes)
         monkeypatch.setattr(memory_lp, "REST_GRID", 1 << 20)
@@ -184,7 +186,7 @@ def test_interior_point_and_simplex_have_equal_optima(
     """Both prove infeasibility; duals of a path are equally tight at the point they are for."""
     schedule = SCHEDULES[name]
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
-    load = Load(12, 1.5, (0.0, 0.3), (kept, 0.8 * kept), 0.02, 0.01, 0.1)
+    load = PipelineLoad(12, 1.5, (0.0, 0.3), (kept, 0.8 * kept), 0.02, 0.01, 0.1)
     found = []
     for large in (0, 1 << 30):
         monkeypatch.setattr(task_lp, "LARGE", large)
@@ -207,7 +209,7 @@ def test_fewer_tasks_of_many_stages_lower_the_bound_little(
     """Without backwards of the first and forwards of the last microbatches it is 3 % lower at most."""
     schedule = SCHEDULES[name]
     passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
-    load = Load(12, 1.5, (0.0, 0.3), (0.05, 0.01), 0.02 if schedule.splits else 0.0, 0.01, 0.1)
+    load = PipelineLoad(12, 1.5, (0.0, 0.3), (0.05, 0.01), 0.02 if schedule.splits else 0.0, 0.01, 0.1)
     order = schedule, 3, 60, chunks
     monkeypatch.setattr(excerpts, "MOST_TASKS", 0)
     monkeypatch.setattr(excerpts, "KEPT_TASKS", 0)
@@ -286,7 +288,7 @@ def test_more_microbatches_only_lengthen_an_aggregate(name: str, chunks: int, mo
 
 @settings(max_examples=60, deadline=None)
 @given(loads(), st.integers(1, 3))
-def test_merged_groups_have_a_lower_bound(size: tuple[str, int, int, int, Load], most: int) -> None:
+def test_merged_groups_have_a_lower_bound(size: tuple[str, int, int, int, PipelineLoad], most: int) -> None:
     """And no less than the mean of all groups without a memory limit."""
     name, groups, microbatches, chunks, load = size
     order = SCHEDULES[name], groups, microbatches, chunks

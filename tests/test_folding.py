@@ -11,13 +11,13 @@ from autopar.folding import fold as folding
 from autopar.folding.fold import Folded
 from autopar.formulate import building
 from autopar.formulate.building import build_tables
-from autopar.formulate.op_strategies import Options
+from autopar.formulate.op_strategies import OpStrategies
 from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Graph, Op
 from autopar.pipeline_partition.interleaved import grouped_time
-from autopar.pipeline_partition.p2p import Hops, hop_seconds
+from autopar.pipeline_partition.p2p import StageTransfers, hop_seconds
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
 from autopar.request import JobRequest
@@ -114,7 +114,7 @@ def test_the_objective_is_that_of_the_unfolded_graph(
         assert [lowered_bytes(folded, found.choice).arriving[kind] for kind in chain[2:]] == pytest.approx(arriving[2:])
 
 
-def _seconds(tables: Tables, choice: Choice, pipeline: Pipeline, split: Split, hop: Hops | float) -> float:
+def _seconds(tables: Tables, choice: Choice, pipeline: Pipeline, split: Split, hop: StageTransfers | float) -> float:
     """Return the step seconds of a plan under its schedule."""
     totals, chain = tables.block_seconds(choice), tables.folded.chain
     if pipeline.fills and pipeline.schedule != "gpipe":
@@ -136,7 +136,7 @@ def _best(task: Task, configuration: Configuration) -> Candidate:
     return node.best
 
 
-def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> Hops | float:
+def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> StageTransfers | float:
     pipeline = configuration.pipeline(task.costs.stack)
     return ChoiceCosts(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
 
@@ -146,7 +146,7 @@ def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     of_op = building._Builder._options
 
-    def ask(builder: building._Builder, kind: int, op: Op) -> Options:
+    def ask(builder: building._Builder, kind: int, op: Op) -> OpStrategies:
         asked.append(op.name)
         return of_op(builder, kind, op)
 

@@ -16,7 +16,7 @@ from autopar.errors import PlanError
 from autopar.folding.fold import Folded, fold
 from autopar.folding.graph_facts import element_bytes
 from autopar.formulate.building import build_tables
-from autopar.formulate.op_strategies import Options, options
+from autopar.formulate.op_strategies import OpStrategies, options
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Graph
 from autopar.plan import BlockPlan, HaloRows, LocalKind, ReplacedNumber
@@ -50,14 +50,14 @@ def convolution(size: int, rows: int) -> Graph:
     return writer.graph(writer.emit("Conv", [x, weight], pads=(rows,) * 4)[0])
 
 
-def on_mesh(graph: Graph, strategies: Sequence[Strategy]) -> Options:
+def on_mesh(graph: Graph, strategies: Sequence[Strategy]) -> OpStrategies:
     """Return the options of a graph's only op."""
     (op,) = graph.ops
     whole = strategy(",".join("R" * len(op.inputs)) + "->R")
     return options(graph, op, (whole, *strategies), MESH, frozenset())
 
 
-def combined(found: Options) -> set[tuple[int, ...]]:
+def combined(found: OpStrategies) -> set[tuple[int, ...]]:
     """Return which strategies are combined, by axis; 0 replicates."""
     return {tuple(row) for row in found.combined.tolist()}
 

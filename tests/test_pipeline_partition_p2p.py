@@ -13,7 +13,7 @@ from autopar.formulate.building import build_tables
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.step_time import Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
-from autopar.pipeline_partition.p2p import Hops
+from autopar.pipeline_partition.p2p import StageTransfers
 from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
@@ -56,7 +56,7 @@ def test_hops_are_those_of_the_simulator(schedule: str, of_stage: tuple[int, ...
 
         found = ChoiceCosts(tables, pipeline, mesh.size).hops(choice, pipeline)
 
-        assert isinstance(found, Hops)
+        assert isinstance(found, StageTransfers)
         for stage, (own, hop) in enumerate(zip(found.between_stages(ranges), hops(program, NODES), strict=True)):
             sent = of_stage[stage] != of_stage[stage + 1]
             assert own == pytest.approx([hop.forward.seconds, hop.backward.seconds] if sent else [0.0, 0.0])
@@ -84,7 +84,7 @@ def test_a_chain_is_cut_where_little_is_handed_over() -> None:
     totals = np.zeros((3, len(Slot)))
     totals[:, [Slot.FORWARD, Slot.BACKWARD]] = seconds / 2
     table = np.array([[0.0, 9.0, 0.0]])
-    hop = Hops(np.array(chain), np.zeros(1, dtype=np.int64), table, np.zeros((1, 3)))
+    hop = StageTransfers(np.array(chain), np.zeros(1, dtype=np.int64), table, np.zeros((1, 3)))
     nothing = ChainBytes.nothing(chain, (Recompute.NONE,))
 
     even, uneven = (best_split(totals, nothing, Pipeline(2, 4, "1f1b"), np.inf, own) for own in (0.0, hop))

@@ -18,7 +18,7 @@ from autopar.formulate.manual_recipes import recipes, restrict
 from autopar.formulate.scheduled_step import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.tables import FloatArray, Tables
-from autopar.pipeline_partition.interleaved import RUNS, Groups, _cuts, _runs, grouped_time
+from autopar.pipeline_partition.interleaved import RUNS, RecomputeChooser, _cuts, _runs, grouped_time
 from autopar.pipeline_partition.waves import EVENNESS_WEIGHT, Ranges, cuts_in_runs, cuts_in_waves
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
@@ -208,7 +208,7 @@ def test_groups_recompute_no_more_than_needed(name: str, chunks: int) -> None:
     bound = 0
     for seed in range(4):
         passes, totals, memory = _held(name, seed)
-        free = Groups(passes, totals, memory, pipeline, np.inf, 0.0).best()
+        free = RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0).best()
         assert free is not None
         assert set(free[0].flavours) == {Recompute.NONE}
         ranges = free[0].ranges
@@ -218,7 +218,7 @@ def test_groups_recompute_no_more_than_needed(name: str, chunks: int) -> None:
         )
         for share in (0.2, 0.5, 0.8):
             limit = least + share * (most - least)
-            found = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
+            found = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()
             if found is None:
                 continue
             split = found[0]
@@ -240,15 +240,15 @@ def test_nothing_is_lost_below_a_cutoff(name: str, chunks: int) -> None:
     for seed in range(4):
         passes, totals, memory = _held(name, seed)
         for limit in (np.inf, 3.0 * float(memory.resident.sum())):
-            whole = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
+            whole = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()
             if whole is None:
                 continue
             seconds = whole[1].seconds
-            above = Groups(passes, totals, memory, pipeline, limit, 0.0).best(seconds * 1.001)
+            above = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best(seconds * 1.001)
             assert above is not None
             assert (above[0], above[1].seconds) == (whole[0], seconds)
             busiest = seconds / 8  # far below what any group is at work for
-            assert Groups(passes, totals, memory, pipeline, limit, 0.0).best(busiest) is None
+            assert RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best(busiest) is None
 
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
@@ -263,7 +263,7 @@ def test_moving_blocks_makes_a_split_no_slower(name: str, chunks: int) -> None:
         split = Split.uniform(cut, (Recompute.NONE,) * len(cut))
         start = split, grouped_time(passes, totals, chain, pipeline, split, 0.0)
         limit = max(_peaks(split, memory, pipeline))
-        found, time = Groups(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
+        found, time = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
 
         assert time.seconds <= start[1].seconds
         assert time.seconds == grouped_time(passes, totals, chain, pipeline, found, 0.0).seconds
@@ -271,9 +271,9 @@ def test_moving_blocks_makes_a_split_no_slower(name: str, chunks: int) -> None:
         assert all(start < stop for start, stop in found.ranges)
         assert (found.ranges[0][0], found.ranges[-1][1]) == (0, len(chain))
         faster += time.seconds < 0.9 * start[1].seconds
-        again = Groups(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
+        again = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).improve_by_moves(start)
         assert (again[0], again[1].seconds) == (found, time.seconds)
-        groups = Groups(passes, totals, memory, pipeline, np.inf, 0.0)
+        groups = RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0)
         best = groups.best()
         assert best is not None
         assert groups.improve_by_moves(best)[1].seconds <= best[1].seconds, "most moves make a good cut slower"
@@ -285,9 +285,9 @@ def test_cuts_that_are_pinned_stay() -> None:
     cuts = frozenset(range(0, 24, 3))
     pinned = Constraints(cuts=cuts)
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
-    found = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).best()
+    found = RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0, pinned).best()
     assert found is not None
-    moved, _ = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).improve_by_moves(found)
+    moved, _ = RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0, pinned).improve_by_moves(found)
     for split in (found[0], moved):
         assert {start for start, _ in split.ranges[1:]} <= cuts
 
@@ -295,8 +295,11 @@ def test_cuts_that_are_pinned_stay() -> None:
 def test_a_stopped_local_search_changes_nothing() -> None:
     passes, totals, memory = _held("interleaved", 0)
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
-    found = Groups(passes, totals, memory, pipeline, np.inf, 0.0).best()
+    found = RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0).best()
     assert found is not None
     assert (
-        Groups(passes, totals, memory, pipeline, np.inf, 0.0).improve_by_moves(found, should_stop=lambda: True) is found
+        RecomputeChooser(passes, totals, memory, pipeline, np.inf, 0.0).improve_by_moves(
+            found, should_stop=lambda: True
+        )
+        is found
     )

@@ -12,7 +12,7 @@ from autopar.folding.fold import fold
 from autopar.formulate.building import build_tables
 from autopar.formulate.manual_recipes import batch_dims, recipes, restrict
 from autopar.formulate.op_strategies import is_partial
-from autopar.formulate.placement_semantics import Meaning, meaning
+from autopar.formulate.placement_semantics import PlacementSemantics, meaning
 from autopar.formulate.step_time import Split
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Graph, Op
@@ -34,7 +34,7 @@ def strategy(text: str, *, cyclic: bool = False) -> Strategy:
     return Strategy(inputs, outputs, cyclic=cyclic)
 
 
-def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
+def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> PlacementSemantics:
     """Return the meaning of placements if ops have the offered strategies and replication only."""
 
     def rule(op: Op) -> Rule:
@@ -44,7 +44,7 @@ def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
     return meaning(fold(graph), Rules({op.name: rule(op) for op in graph.ops}, 0, 0, 0.0))
 
 
-def texts(found: Meaning, name: str) -> set[str]:
+def texts(found: PlacementSemantics, name: str) -> set[str]:
     """Return the strategies of an op as text, without replication."""
     op = next(op for op in found.folded.graph.ops if op.name == name)
     return {str(item) for item in found.strategies(op) if not item.is_replicate}

@@ -147,6 +147,6 @@ def test_thinning_keeps_the_fastest_mixtures_of_a_long_stage(monkeypatch: pytest
 
     limits = np.quantile(peaks, [0.02, 0.1, 0.3, 0.5, 0.7, 0.9])
     assert max(map(worse, limits)) < 1e-9
-    monkeypatch.setattr("autopar.pipeline_partition.recompute_pareto.MOST", 16)
-    monkeypatch.setattr("autopar.pipeline_partition.recompute_pareto.MOST_OF_ALL", 0)
+    monkeypatch.setattr("autopar.pipeline_partition.recompute_pareto.MOST_MIXTURES", 16)
+    monkeypatch.setattr("autopar.pipeline_partition.recompute_pareto.MOST_MIXTURES_OF_ALL", 0)
     assert max(map(worse, limits)) > 1e-4, "of few that are kept the best is not among them"

@@ -20,7 +20,7 @@ from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.reductions import components
 from autopar.solvers.reductions.components import Component, fix_unconstrained, split
 from autopar.solvers.reductions.contraction import contract
-from autopar.solvers.reductions.presolve import Size, presolve
+from autopar.solvers.reductions.presolve import ProblemSize, presolve
 from tests.checks import check_solution, choices, close
 from tests.instances import knapsack
 from tests.strategies import problems, tied_problems
@@ -151,16 +151,16 @@ def test_every_reduction_is_recorded() -> None:
     steps, left = presolve(problem)
 
     assert [(step.name, step.after) for step in steps] == [
-        ("parallel edges", Size(4, 9, 2, 2)),
-        ("forbidden strategies", Size(4, 8, 2, 2)),
-        ("times that cannot bind", Size(4, 8, 2, 1)),
-        ("followers", Size(3, 6, 1, 1)),
-        ("dominated strategies", Size(2, 4, 1, 1)),
-        ("parts no limit binds", Size(2, 4, 1, 1)),
-        ("degree at most 2", Size(2, 4, 1, 1)),
-        ("largest of 1 components", Size(2, 4, 1, 1)),
+        ("parallel edges", ProblemSize(4, 9, 2, 2)),
+        ("forbidden strategies", ProblemSize(4, 8, 2, 2)),
+        ("times that cannot bind", ProblemSize(4, 8, 2, 1)),
+        ("followers", ProblemSize(3, 6, 1, 1)),
+        ("dominated strategies", ProblemSize(2, 4, 1, 1)),
+        ("parts no limit binds", ProblemSize(2, 4, 1, 1)),
+        ("degree at most 2", ProblemSize(2, 4, 1, 1)),
+        ("largest of 1 components", ProblemSize(2, 4, 1, 1)),
     ]
-    assert steps[0].before == Size(4, 9, 3, 2)
+    assert steps[0].before == ProblemSize(4, 9, 3, 2)
     assert all(first.after == second.before for first, second in pairwise(steps))
     assert left is not None
 

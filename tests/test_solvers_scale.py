@@ -13,7 +13,7 @@ from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.lagrangian_dual import LagrangianDual, peaks
 from autopar.solvers.bounds.messages import Messages
-from autopar.solvers.local_search.improve import Guide, Improver
+from autopar.solvers.local_search.improve import DualInformation, Improver
 from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.parallel_search import improve_together
 from autopar.solvers.local_search.polish import Polisher
@@ -194,7 +194,7 @@ def test_the_incumbent_stays_feasible_and_never_gets_worse(problem: Problem, dat
     assume(len(costs) > 0 and any(len(u) > 1 for u in contraction.field.unary))
     flat, memory = _flat(contraction)
     present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
-    everything = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
+    everything = DualInformation(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
     dual = LagrangianDual(flat, memory)
     improver = Improver(contraction.field, flat, memory, present, everything, 0, dual)
     whole = Budget(problem, math.inf, None, math.inf, 0.0, None)
@@ -224,7 +224,7 @@ def test_parallel_search_returns_its_best_choice(threads: int) -> None:
     problem = Problem.build([[1, 9, 0], [1, 0, 9]], usages=uses, limit=10)
     contraction = reduced(problem)
     flat, memory = _flat(contraction)
-    guide = Guide(-10.0, np.zeros(len(flat.unary)), np.zeros(1))
+    guide = DualInformation(-10.0, np.zeros(len(flat.unary)), np.zeros(1))
     start = np.array([0, 0])
     team = [Improver(contraction.field, flat, memory, start, guide, seed) for seed in range(threads)]
     seen: list[float] = []
@@ -247,7 +247,7 @@ def test_recombination_is_optimal_over_both_choices(problem: Problem, data: st.D
     assume(len(costs) > 0)
     flat, memory = _flat(contraction)
     mine, other = (data.draw(st.sampled_from(sorted(costs))) for _ in range(2))
-    guide = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
+    guide = DualInformation(-1e9, np.zeros(len(flat.unary)), np.ones(contraction.memory.num_rows))
     improver = Improver(contraction.field, flat, memory, np.array(mine), guide, seed=0)
 
     improver.recombine(np.array(other), Budget(problem, math.inf, None, math.inf, 0.0, None).limited_to)

@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 
 from autopar.bounds.task_graph import excerpt
-from autopar.bounds.task_lp import SLACK, LeastProgram, add_precedences, durations_of
+from autopar.bounds.task_lp import SLACK, SparseLP, add_precedences, durations_of
 from autopar.schedule.base import Schedule
 
 MOST_STAGES = 256
@@ -37,7 +37,7 @@ PARTS = 600
 
 
 @dataclass(frozen=True, slots=True)
-class LeastPath:
+class CriticalPath:
     """A lower bound on the step time that is linear in the work of the stages.
 
     Attributes:
@@ -68,10 +68,10 @@ class LeastPath:
         assert backward >= self.alike[1] * (1 - SLACK), "all backwards include those of repeated blocks"
         return self.constant + self.forward * forward + self.backward * backward
 
-    def joined(self, other: "LeastPath") -> "LeastPath":
+    def joined(self, other: "CriticalPath") -> "CriticalPath":
         """Return a bound that is valid wherever `self` or `other` is; both have the same repeated blocks."""
         assert self.alike == other.alike, "both bounds are on the same work"
-        return LeastPath(
+        return CriticalPath(
             min(self.seconds, other.seconds),
             min(self.forward, other.forward),
             min(self.backward, other.backward),
@@ -91,7 +91,7 @@ def least_path(
     num_chunks: int,
     alike: Sequence[float],
     rest: Sequence[float],
-) -> LeastPath | None:
+) -> CriticalPath | None:
     """Critical path bound on the step time, or None if there is one group or too many stages.
 
     Args:
@@ -118,7 +118,7 @@ def least_path(
     )
     unit = total / PARTS
     alike_seconds = unit * rounded_alike[0], unit * sum(rounded_alike[1:])
-    return LeastPath(unit * seconds, forward, backward, alike_seconds)
+    return CriticalPath(unit * seconds, forward, backward, alike_seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +147,7 @@ def _solve_path_lp(
         ]
         for stage in range(num_stages)
     ]
-    program = LeastProgram()
+    program = SparseLP()
     add_precedences(program, graph, durations_of(graph, stages), step, overlap=schedule.steps_overlap)
     program.fix_sum(range(num_nodes, first_rest), 1.0)
     rest_variables = range(first_rest, step)

@@ -53,7 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.task_graph import Excerpt, excerpt
-from autopar.bounds.task_lp import SLACK, Basis, LeastProgram, Row, add_precedences, durations_of
+from autopar.bounds.task_lp import SLACK, Basis, Row, SparseLP, add_precedences, durations_of
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.holding import some_fullest
 
@@ -119,7 +119,7 @@ SHARED = (Component.BUFFERS, Component.RUNNING, Component.NEXT_BUFFERS, Componen
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TaskOrder:
     """The schedule of a pipeline and its size, which fix the order of tasks.
 
     Attributes:
@@ -231,14 +231,14 @@ class CutLP:
     Args:
         order: The order of tasks.
         remaining: What the step needs besides repeated blocks.
-        most: Blocks of the fullest group at least; `Order.least_of_fullest` if not given.
+        most: Blocks of the fullest group at least; `TaskOrder.least_of_fullest` if not given.
         is_most: Whether no group has more than `most`.
         cap: Upper bound on the blocks of a group, if one is known.
     """
 
     def __init__(
         self,
-        order: Order,
+        order: TaskOrder,
         remaining: RemainingCosts,
         most: int | None = None,
         *,
@@ -260,7 +260,7 @@ class CutLP:
         self._following = self._shortage + 1 + len(SHARED)
         self._first_common = self._following + order.num_groups
         self._num_fixed = self._first_common + len(COMMON)  # further variables are of points
-        self._program = LeastProgram()
+        self._program = SparseLP()
         self._write(graph)
 
     @property

@@ -10,7 +10,7 @@ pipeline below the cutoff is solved once, for its choices may have the best plan
 import math
 from collections.abc import Callable, Sequence
 
-from autopar.bounds.cut_lp import Order, RemainingCosts
+from autopar.bounds.cut_lp import RemainingCosts, TaskOrder
 from autopar.bounds.priced_cuts import CutBound, CutGenerator, InnerResult
 from autopar.bounds.task_lp import Basis
 from autopar.configuration import Configuration
@@ -25,7 +25,7 @@ SMALL_STAGES = 32
 """Stages up to which the cut LP takes less time than the placement problems of two prices: the bound is then recomputed
 after each level of memory prices."""
 
-TaskOf = Callable[[Configuration], tuple[Order, RemainingCosts]]
+TaskOf = Callable[[Configuration], tuple[TaskOrder, RemainingCosts]]
 """Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks."""
 
 
@@ -130,7 +130,7 @@ class PipelineBounds:
             self._num_idle = IDLE if is_closed else 0 if has_moved else self._num_idle + 1
         return result
 
-    def _price_memory(self, order: Order, remaining: RemainingCosts, enough: float) -> None:
+    def _price_memory(self, order: TaskOrder, remaining: RemainingCosts, enough: float) -> None:
         """Add cuts at standard memory prices: one level for small pipelines, all levels for others."""
         self._unpriced_levels = (
             self.cut_generator.levels(order) if self._unpriced_levels is None else self._unpriced_levels

@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from autopar.bounds.critical_path import LeastPath
+from autopar.bounds.critical_path import CriticalPath
 from autopar.bounds.master_rows import COPIED, HOSTED_STATE, PassVariable, RowWriter, SlotCounts, StepProgram, Variable
 from autopar.bounds.pass_rows import PassRows
 from autopar.bounds.reshard_buffers import BufferUse, buffers
@@ -55,7 +55,7 @@ def step_program(
     flavours: Sequence[Recompute] = ON_DEVICE,
     fastest: Sequence[Recompute] = (),
     hosted: Collection[Hosted] = (),
-    path: LeastPath | None = None,
+    path: CriticalPath | None = None,
     finely: bool = False,
 ) -> StepProgram:
     """Write the master problem of a configuration.
@@ -102,7 +102,7 @@ class _MasterProblem:
         flavours: tuple[Recompute, ...],
         fastest: tuple[Recompute, ...],
         hosted: Collection[Hosted],
-        path: LeastPath | None,
+        path: CriticalPath | None,
         finely: bool,
     ) -> None:
         self.fastest, self.hosted, self.path = fastest, hosted, path

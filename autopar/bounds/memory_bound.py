@@ -25,8 +25,8 @@ from itertools import combinations
 
 import numpy as np
 
-from autopar.bounds.cut_lp import MOST_CUT_STAGES, Order, RemainingCosts
-from autopar.bounds.memory_lp import MOST_STAGES, Load, fits_evenly, least_scheduled_step, least_step
+from autopar.bounds.cut_lp import MOST_CUT_STAGES, RemainingCosts, TaskOrder
+from autopar.bounds.memory_lp import MOST_STAGES, PipelineLoad, fits_evenly, least_scheduled_step, least_step
 from autopar.bounds.microbatch import MicrobatchBound
 from autopar.bounds.roofline import FloatArray, Roofline
 from autopar.bounds.saved_values import (
@@ -181,9 +181,9 @@ class MemoryBounds:
             and num_stages <= MOST_CUT_STAGES
         )
 
-    def order(self, configuration: Configuration) -> Order:
+    def order(self, configuration: Configuration) -> TaskOrder:
         """Return the order of the tasks of a configuration."""
-        return Order(*_order_of(configuration))
+        return TaskOrder(*_order_of(configuration))
 
     def remaining_costs(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> RemainingCosts:
         """Return lower bounds on everything the step needs besides its repeated blocks."""
@@ -269,7 +269,7 @@ class MemoryBounds:
         pipeline = configuration.pipeline(self._costs.stack)
         return pipeline.with_turns * seconds + pipeline.fixed
 
-    def _load_of(self, configuration: Configuration, block: float, seconds: float) -> Load:
+    def _load_of(self, configuration: Configuration, block: float, seconds: float) -> PipelineLoad:
         """Blocks in units of `block` seconds and shares of a device, given the least seconds of all passes."""
         samples, mesh = self._samples(configuration), configuration.mesh
         key = samples, mesh
@@ -278,7 +278,7 @@ class MemoryBounds:
         bytes_of_block = self._blocks_of[key]
         resident, totals = self._resident_bytes(configuration), self._flavour_totals(samples, mesh)
         turns = configuration.pipeline(self._costs.stack).with_turns  # turns lengthen the step, not the link seconds
-        return Load(
+        return PipelineLoad(
             blocks=bytes_of_block.count,
             rest=max(0.0, seconds / block - bytes_of_block.count),
             recompute=tuple(recompute / bytes_of_block.count / block for _, recompute in totals),

@@ -18,8 +18,8 @@ task (`critical_path.py`), and every stage has its own blocks.
 
 - *Relaxes*: integrality: blocks are fractional and may lie on any stage; placements; other blocks keep nothing per
   microbatch.
-- *Valid when*: the numbers of `Load` are lower bounds. With more than `MOST_GROUPS` groups neighbouring groups are
-  merged: the sum of their rows, with the least that any of them holds.
+- *Valid when*: the numbers of `PipelineLoad` are lower bounds. With more than `MOST_GROUPS` groups neighbouring groups
+  are merged: the sum of their rows, with the least that any of them holds.
 - *Cost*: one linear program, shared by loads that are equal after rounding down; skipped if everything fits evenly.
 - *Source*: linear programming relaxation; longest path as a linear program, Kelley and Walker, 1959.
 """
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.task_graph import excerpt
-from autopar.bounds.task_lp import SLACK, LeastProgram, Row, add_precedences, durations_of
+from autopar.bounds.task_lp import SLACK, Row, SparseLP, add_precedences, durations_of
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.holding import MOST_MOMENTS, fullest, least_held, some_fullest
 
@@ -56,7 +56,7 @@ REST_ROW = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PipelineLoad:
     """Work and bytes of a pipeline: seconds in passes of a block without recompute, bytes in shares of a device.
 
     Attributes:
@@ -83,9 +83,9 @@ class Load:
     received: tuple[float, float] = (0.0, 0.0)
     outer: tuple[int, int] = (0, 0)
 
-    def rounded(self) -> "Load":
+    def rounded(self) -> "PipelineLoad":
         """Return the load with every number rounded down to `DIGITS` binary digits."""
-        return Load(
+        return PipelineLoad(
             self.blocks,
             _rounded_down(self.rest),
             tuple(map(_rounded_down, self.recompute)),
@@ -119,14 +119,16 @@ def _rounded_down(number: float) -> float:
     return math.ldexp(math.floor(fraction * 2**DIGITS), exponent - DIGITS)
 
 
-def least_step(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> float:
+def least_step(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: PipelineLoad
+) -> float:
     """Lower bound on the step in block passes; infinity if nothing fits.
 
     >>> from autopar.schedule import SCHEDULES
-    >>> roomy = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.01, resident=0.01, others=0.0)
+    >>> roomy = PipelineLoad(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.01, resident=0.01, others=0.0)
     >>> least_step(SCHEDULES["zb-h1"], 2, 4, 1, roomy)
     16.0
-    >>> full = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> full = PipelineLoad(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
     >>> round(least_step(SCHEDULES["zb-h1"], 2, 4, 1, full), 1)
     19.1
     """
@@ -139,7 +141,12 @@ def least_step(schedule: Schedule, num_groups: int, num_microbatches: int, num_c
 
 
 def least_scheduled_step(
-    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, passes: Sequence[float]
+    schedule: Schedule,
+    num_groups: int,
+    num_microbatches: int,
+    num_chunks: int,
+    load: PipelineLoad,
+    passes: Sequence[float],
 ) -> float:
     """Lower bound on the step in block passes, with the precedences of a schedule without a closed form.
 
@@ -155,7 +162,7 @@ def least_scheduled_step(
         passes: Seconds of each pass of a block without recompute, in block passes: at most 1 together.
 
     >>> from autopar.schedule import SCHEDULES
-    >>> full = Load(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> full = PipelineLoad(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
     >>> round(least_scheduled_step(SCHEDULES["zb-h1"], 2, 4, 1, full, (0.25, 0.5, 0.25)), 1)
     20.3
     """
@@ -168,7 +175,9 @@ def least_scheduled_step(
     return least + slope * (rounded.rest - grid_point)  # the optimum is convex in the right-hand side
 
 
-def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
+def fits_evenly(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: PipelineLoad
+) -> bool:
     """Whether the fastest flavour fits if blocks are evenly divided and one group holds all other bytes."""
     kept = load.kept[int(np.argmin(load.recompute))]
     in_flight, late, chunks = _peaks_over_chunks(schedule, num_groups, num_microbatches, num_chunks)
@@ -192,7 +201,7 @@ def _peaks_over_chunks(
     return in_flight, late, chunks
 
 
-def _received_bytes(schedule: Schedule, num_groups: int, num_chunks: int, load: Load) -> list[float]:
+def _received_bytes(schedule: Schedule, num_groups: int, num_chunks: int, load: PipelineLoad) -> list[float]:
     """By group, the bytes that those of its stages receive that certainly have repeated blocks."""
     (arriving, returning), (first, last) = load.received, load.outer
     last_stage, received = num_groups * num_chunks - 1, []
@@ -241,13 +250,13 @@ def _merged_groups(
 
 @lru_cache(maxsize=16384)
 def _solve_step(
-    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: PipelineLoad, fills: bool
 ) -> float:
     """Solve the linear program of `least_step`; the last variable is z."""
     merged = _merged_groups(schedule, num_groups, num_microbatches, num_chunks)
     chunks = merged[0][1].shape[1] // 2
     stages = _Stages(load, 0, len(merged) * chunks, len(merged), passes=(1.0,))
-    program, pace = LeastProgram(), stages.stop
+    program, pace = SparseLP(), stages.stop
     received = _received_bytes(schedule, num_groups, num_chunks, load)
     cost = {pace: float(num_microbatches - fills)}
     first = 0
@@ -272,7 +281,7 @@ def _solve_scheduled_step(
     num_groups: int,
     num_microbatches: int,
     num_chunks: int,
-    load: Load,
+    load: PipelineLoad,
     passes: tuple[float, ...],
 ) -> tuple[float, float]:
     """Solve the linear program of `least_scheduled_step`; return its value, and its dual for `rest`.
@@ -283,7 +292,7 @@ def _solve_scheduled_step(
     graph = excerpt(schedule, *size)
     num_stages = num_groups * num_chunks
     stages = _Stages(load, len(graph.stage) + len(graph.aggregates), num_stages, num_groups, passes)
-    program, step = LeastProgram(), stages.stop
+    program, step = SparseLP(), stages.stop
     durations = durations_of(graph, [stages.durations(stage) for stage in range(num_stages)])
     add_precedences(program, graph, durations, step, overlap=schedule.steps_overlap)
     received = _received_bytes(schedule, num_groups, num_chunks, load)
@@ -309,7 +318,9 @@ class _Stages:
         passes: Seconds of the passes of a block; recompute belongs to the second one, if there are several.
     """
 
-    def __init__(self, load: Load, first: int, num_stages: int, num_groups: int, passes: Sequence[float]) -> None:
+    def __init__(
+        self, load: PipelineLoad, first: int, num_stages: int, num_groups: int, passes: Sequence[float]
+    ) -> None:
         self._load, self._first, self._passes = load, first, passes
         self._options = load.options
         self._resident, _, _, self._kept = np.array(self._options).T
@@ -332,7 +343,7 @@ class _Stages:
         ]
 
     def write_memory(
-        self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, room: float
+        self, program: SparseLP, group: int, stages: Sequence[int], moments: FloatArray, room: float
     ) -> None:
         """Write that a group has room for what its stages hold at each moment, (moments, 2 stages)."""
         count = len(stages)
@@ -342,7 +353,7 @@ class _Stages:
         for row in held.reshape(len(moments), -1).tolist():
             program.add({self._first_other_bytes + group: 1.0, **dict(zip(numbers, row, strict=True))}, most=room)
 
-    def write_link(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
+    def write_link(self, program: SparseLP, stages: Sequence[int], pace: Row) -> None:
         """Write that a microbatch takes at least the link seconds of a group; `pace` expresses its seconds."""
         links = {
             number: -link
@@ -353,7 +364,7 @@ class _Stages:
         if links:
             program.add({**pace, **links}, least=0.0)
 
-    def write_totals(self, program: LeastProgram) -> None:
+    def write_totals(self, program: SparseLP) -> None:
         """Write the totals as the last rows: blocks, other seconds (`REST_ROW`), other bytes."""
         program.fix_sum(range(self._first, self._first_rest), self._load.blocks)
         program.fix_sum(range(self._first_rest, self._first_other_bytes), self._load.rest)

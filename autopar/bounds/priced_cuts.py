@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram
 from autopar.bounds.column_generation import ColumnGeneration, Solve
-from autopar.bounds.cut_lp import Component, CutLP, Order, RemainingCosts
+from autopar.bounds.cut_lp import Component, CutLP, RemainingCosts, TaskOrder
 from autopar.bounds.master_rows import SHARE_VARIABLES, StepProgram
 from autopar.bounds.task_lp import Basis
 from autopar.formulate.block_memory import FloatArray
@@ -61,7 +61,7 @@ _SHARES = np.array([component in SHARE_VARIABLES for component in Component])
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BlockCase:
     """A case of the cut LP: how many blocks the fullest group has.
 
     Attributes:
@@ -87,7 +87,7 @@ class CutBound(NamedTuple):
     """
 
     seconds: float
-    case: Case
+    case: BlockCase
     basis: Basis | None
     cuts: tuple[int, ...]
     seen: int
@@ -151,7 +151,7 @@ class CutGenerator:
         return work
 
     def bound(
-        self, order: Order, remaining: RemainingCosts, enough: float = math.inf, known: CutBound | None = None
+        self, order: TaskOrder, remaining: RemainingCosts, enough: float = math.inf, known: CutBound | None = None
     ) -> CutBound:
         """Lower bound on the step of a pipeline by all known cuts: the lesser of two cases.
 
@@ -175,10 +175,10 @@ class CutGenerator:
         # The bound of steps with a group above the cap: further blocks only lengthen the step.
         capped = math.inf if cap is None else self._step_of_blocks(order, scaled, cap + 1)
         if fewest > MOST_WHOLE:
-            case = Case(fewest, is_most=False, cap=cap)
+            case = BlockCase(fewest, is_most=False, cap=cap)
             least, basis, binding = self._solve_case(order, scaled, pass_seconds, case, cuts, start)
             return CutBound(min(least, capped) * self._unit, case, basis, binding, num_cuts)
-        even_case, uneven_case = Case(fewest, is_most=True), Case(fewest + 1, is_most=False, cap=cap)
+        even_case, uneven_case = BlockCase(fewest, is_most=True), BlockCase(fewest + 1, is_most=False, cap=cap)
         least, basis, binding = self._solve_case(order, scaled, pass_seconds, even_case, cuts, start)
         uneven = self._step_of_blocks(order, scaled, uneven_case.most)
         if uneven < min(least, enough / self._unit):
@@ -192,21 +192,21 @@ class CutGenerator:
             min(least, uneven) * self._unit, even_case if least <= uneven else uneven_case, basis, binding, num_cuts
         )
 
-    def _cap(self, order: Order, remaining: RemainingCosts, enough: float) -> int | None:
+    def _cap(self, order: TaskOrder, remaining: RemainingCosts, enough: float) -> int | None:
         """Upper bound on the blocks of a group in any step below `enough` units; None if unbounded."""
         one_block = self._step_of_blocks(order, remaining, 1) - remaining.fixed
         return math.floor((enough - remaining.fixed) / one_block) if one_block and enough < math.inf else None
 
-    def _step_of_blocks(self, order: Order, remaining: RemainingCosts, blocks: int) -> float:
+    def _step_of_blocks(self, order: TaskOrder, remaining: RemainingCosts, blocks: int) -> float:
         """Lower bound on the step, in units, if a group holds `blocks` blocks."""
         return remaining.turns * order.num_microbatches * blocks * self._plain_seconds + remaining.fixed
 
     def _solve_case(
         self,
-        order: Order,
+        order: TaskOrder,
         remaining: RemainingCosts,
         block: float,
-        case: Case,
+        case: BlockCase,
         cuts: Sequence[int],
         start: Basis | None,
     ) -> tuple[float, Basis | None, tuple[int, ...]]:
@@ -218,7 +218,7 @@ class CutGenerator:
         return solution.seconds, solution.basis, tuple(binding)
 
     def solve_inner(
-        self, order: Order, remaining: RemainingCosts, case: Case | None = None, start: Basis | None = None
+        self, order: TaskOrder, remaining: RemainingCosts, case: BlockCase | None = None, start: Basis | None = None
     ) -> InnerResult:
         """Distribute blocks over known choices, and add the cuts that the prices ask for.
 
@@ -229,7 +229,7 @@ class CutGenerator:
             start: Final basis of the last solve.
         """
         points, known = self._points()
-        case = Case(order.least_of_fullest(remaining.blocks), is_most=False) if case is None else case
+        case = BlockCase(order.least_of_fullest(remaining.blocks), is_most=False) if case is None else case
         program = CutLP(order, self._in_units(remaining), case.most, is_most=case.is_most, cap=case.cap)
         self._work += ROW_WORK * (program.num_rows + len(Component) * order.num_stages)
         solution = program.solve_inner(points, start)
@@ -261,7 +261,7 @@ class CutGenerator:
             remaining, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, edges=edges, hop=hop
         )
 
-    def _add_first_cuts(self, order: Order) -> None:
+    def _add_first_cuts(self, order: TaskOrder) -> None:
         """Add cuts at prices without memory: of passes without recompute, and `_base_prices`."""
         prices = np.zeros(len(Component))
         prices[Component.PLAIN] = 1.0
@@ -269,12 +269,12 @@ class CutGenerator:
         _, self._plain_seconds = self._cuts[-1]
         self._add_cut(_base_prices(order))
 
-    def levels(self, order: Order) -> list[float]:
+    def levels(self, order: TaskOrder) -> list[float]:
         """Levels of microbatches in flight for `price_memory`."""
         return levels_of(order)
 
     def price_memory(
-        self, order: Order, remaining: RemainingCosts, levels: Sequence[float], enough: float = math.inf
+        self, order: TaskOrder, remaining: RemainingCosts, levels: Sequence[float], enough: float = math.inf
     ) -> None:
         """Add cuts at standard prices of memory, a high and a low one per level.
 
@@ -368,7 +368,7 @@ def _merged_prices(prices: FloatArray) -> list[FloatArray]:
     return [prices[priced[centre_of == number]].sum(axis=0) for number in range(len(centres))]
 
 
-def _base_prices(order: Order) -> FloatArray:
+def _base_prices(order: TaskOrder) -> FloatArray:
     """Prices of passes, and per microbatch of the update and of traffic once a step; no prices of memory."""
     prices = np.zeros(len(Component))
     prices[: Component.KEPT] = 1.0
@@ -381,7 +381,7 @@ def _least_pass_seconds(points: FloatArray) -> float:
     return float(points[:, : Component.KEPT].sum(axis=1).min())
 
 
-def levels_of(order: Order) -> list[float]:
+def levels_of(order: TaskOrder) -> list[float]:
     """Typical numbers of microbatches in flight of stages at their peaks, the highest first, then `LEAST_LEVEL`.
 
     Stages are sorted by their peaks and averaged in `LEVELS` parts; near-equal levels are merged. High levels come

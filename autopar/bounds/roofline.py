@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.chain_cuts import least_step_over_cuts
-from autopar.bounds.critical_path import PARTS, LeastPath, has_path_bound, least_path
+from autopar.bounds.critical_path import PARTS, CriticalPath, has_path_bound, least_path
 from autopar.bounds.saved_values import most_shards
 from autopar.bounds.task_graph import is_truncated
 from autopar.configuration import Configuration
@@ -108,7 +108,7 @@ class Roofline:
         """Least seconds of a microbatch through all stages, each on such a mesh."""
         return float(self.counts @ self.op_seconds(mesh, samples))
 
-    def path(self, configuration: Configuration, global_batch: int) -> LeastPath | None:
+    def path(self, configuration: Configuration, global_batch: int) -> CriticalPath | None:
         """Critical path bound of a configuration; None with one stage, a closed form, or too many stages.
 
         It is tightest if communication takes about the share `COMMUNICATION` of passes, and valid in any case.

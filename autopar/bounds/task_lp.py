@@ -51,7 +51,7 @@ class Optimum(NamedTuple):
     basis: Basis | None
 
 
-class LeastProgram:
+class SparseLP:
     """A linear program that minimises nonnegative costs of nonnegative variables under rows."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class LeastProgram:
         """Number of rows."""
         return len(self._least)
 
-    def copy(self) -> "LeastProgram":
+    def copy(self) -> "SparseLP":
         """Return a program with the same rows, to which further rows can be added."""
-        other = LeastProgram()
+        other = SparseLP()
         other._index, other._values = self._index.copy(), self._values.copy()
         other._least, other._most = self._least.copy(), self._most.copy()
         return other
@@ -183,7 +183,7 @@ def _extended_basis(start: Basis, num_variables: int, num_rows: int) -> highspy.
 
 
 def add_precedences(
-    program: LeastProgram,
+    program: SparseLP,
     graph: Excerpt,
     durations: Sequence[Row],
     step: int,

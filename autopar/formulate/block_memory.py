@@ -44,7 +44,7 @@ backward, and whether an earlier block keeps it for a weight pass.
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class BlockHolding:
     """Bytes that one microbatch takes in a block of a stage.
 
     Attributes:
@@ -62,13 +62,13 @@ class Holding:
     weight: float = 0.0
 
 
-class Walk(Protocol):
+class BlockByteScan(Protocol):
     """Computes the bytes of the blocks of a stage one after another; a tensor that two blocks keep counts once."""
 
     def enter(self, kind: int) -> State:
         """Return the state before the first block of a stage."""
 
-    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[BlockHolding, State]:
         """Return the bytes of the next block, and the state after it."""
 
     def meet(self, states: Sequence[State]) -> State:
@@ -119,7 +119,7 @@ class ChainBytes:
     """
 
     chain: tuple[int, ...]
-    walk: Walk
+    walk: BlockByteScan
     flavours: tuple[Recompute, ...]
     resident: FloatArray
     gathered: FloatArray
@@ -137,7 +137,7 @@ class ChainBytes:
     def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
         """Return the bytes of a chain whose blocks take no memory."""
         zero = np.zeros(max(chain) + 1)
-        return cls(tuple(chain), _EmptyWalk(), tuple(flavours), zero, zero, zero, zero, zero, zero, zero, zero)
+        return cls(tuple(chain), _ZeroByteScan(), tuple(flavours), zero, zero, zero, zero, zero, zero, zero, zero)
 
     def stage(self, start: int, stop: int, flavours: Sequence[Recompute]) -> tuple[float, float]:
         """Return the bytes that one microbatch keeps in a range of blocks, and the fullest moment of its passes."""
@@ -217,14 +217,14 @@ class ChainBytes:
                 yield kind
 
 
-class _EmptyWalk:
-    """Walk over blocks that take no memory."""
+class _ZeroByteScan:
+    """Scan over blocks that take no memory."""
 
     def enter(self, kind: int) -> State:
         return ()
 
-    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
-        return Holding(0.0, 0.0, 0.0), state
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[BlockHolding, State]:
+        return BlockHolding(0.0, 0.0, 0.0), state
 
     def meet(self, states: Sequence[State]) -> State:
         return states[0]

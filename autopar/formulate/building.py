@@ -21,7 +21,7 @@ from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, bo
 from autopar.folding.graph_facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
 from autopar.folding.selective_recompute import selective_ops
 from autopar.formulate.op_memo import OpCache
-from autopar.formulate.op_strategies import Options, is_partial, local_sizes
+from autopar.formulate.op_strategies import OpStrategies, is_partial, local_sizes
 from autopar.formulate.placement_semantics import meaning
 from autopar.formulate.tables import (
     Boundary,
@@ -119,7 +119,7 @@ class _Builder:
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, options, None, None))
         self._op_bytes(kind, position, op, options)
 
-    def _options(self, kind: int, op: Op) -> Options:
+    def _options(self, kind: int, op: Op) -> OpStrategies:
         """Return the strategies of an op under the restriction; all of them if no strategy satisfies it."""
         strategies = self.meaning.strategies(op)
         if self.restriction is not None:
@@ -138,14 +138,14 @@ class _Builder:
                 return numbers
         return self.cache.placements(value.shape, chunks, partial=partial)
 
-    def _op_seconds(self, op: Op, options: Options) -> FloatArray:
+    def _op_seconds(self, op: Op, options: OpStrategies) -> FloatArray:
         """Return the (S,) seconds of an op, halo exchange included, from the cache if an equal op was priced before."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
         operands = tuple(size[name] for size in (sizes, self.wire) for name in (*op.inputs, *op.outputs) if name)
         return self.cache.seconds(op, options, operands, fused, lambda: self._seconds(op, options, sizes, fused))
 
-    def _seconds(self, op: Op, options: Options, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
+    def _seconds(self, op: Op, options: OpStrategies, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
         """Compute the (S,) seconds of an op, halo exchange included."""
         seconds = self.costs.op_seconds(op, options.local_inputs, options.local_outputs, sizes, fused)
         for index in set(options.local_kinds.tolist()) - {-1}:
@@ -160,7 +160,7 @@ class _Builder:
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
         return seconds
 
-    def _keep_valid(self, op: Op, options: Options) -> Options:
+    def _keep_valid(self, op: Op, options: OpStrategies) -> OpStrategies:
         """Return the strategies of an op that keep written state where it is stored, and reduce results of inference.
 
         Gradient sums and moments keep the placement they have before the op. The loss of a training step may stay a
@@ -179,7 +179,7 @@ class _Builder:
                 keep &= before == after
         return self.cache.selected(options, keep)
 
-    def _op_bytes(self, kind: int, position: int, op: Op, options: Options) -> None:
+    def _op_bytes(self, kind: int, position: int, op: Op, options: OpStrategies) -> None:
         """Add the bytes of an op: halo copies, values its kernel keeps for the backward, and its outputs."""
         node = self.op_node[kind, position]
         block = self.folded.kinds[kind]

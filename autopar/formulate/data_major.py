@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autopar.discover import Strategy
 from autopar.folding.fold import Folded
 from autopar.formulate.building import Restriction
-from autopar.formulate.manual_recipes import Data, GraphFacts, Placed, matching_strategies
+from autopar.formulate.manual_recipes import DataParallelism, GraphFacts, Placed, matching_strategies
 from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Value
@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 DATA_MAJOR = ("dp", "outer", "inner")
 """Names of the axes of such a mesh."""
 
-_DATA = Data(zero=None)
+_DATA = DataParallelism(zero=None)
 
 
 def is_data_major(mesh: Mesh) -> bool:

@@ -30,7 +30,7 @@ _MATRIX_RANK = 2  # tensor parallelism splits parameters of at least this rank
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataParallelism:
     """Data parallelism at ZeRO level `zero`; None leaves the placement of parameters, gradients and updates free."""
 
     zero: int | None
@@ -49,7 +49,7 @@ class Tensor:
         return "megatron" + ("+sequence" if self.sequence else "")
 
 
-Task = Data | Tensor
+Task = DataParallelism | Tensor
 
 Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
 """The tensors of a decision: (name, (S,) codes on one axis, whether it is an output).
@@ -148,7 +148,7 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
     """Return the recipes of a mesh: every axis is a data axis or a tensor axis, tensor axes being the minor ones."""
     num_axes = len(tables.mesh.axes)
     trains = any(op.phase is Phase.UPDATE for kind in tables.folded.kinds for op in kind.ops)
-    data = (Data(0), Data(1)) if trains else (Data(0),)
+    data = (DataParallelism(0), DataParallelism(1)) if trains else (DataParallelism(0),)
     tasks: list[tuple[Task, ...]] = []
     for tensor_axes in range(num_axes + 1):
         for zero, sequence in product(data, (False, True) if tensor_axes else (False,)):
@@ -205,11 +205,11 @@ def matching_strategies(
     match task:
         case Tensor():
             return _follows_tensor(facts, task, decision, kind, op, placed)
-        case Data():
+        case DataParallelism():
             return _follows_data(facts, task, decision, op, placed)
 
 
-def _follows_data(facts: GraphFacts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+def _follows_data(facts: GraphFacts, task: DataParallelism, decision: Decision, op: Op | None, placed: Placed) -> Mask:
     """Return the strategies that follow data parallelism."""
     dims, parameters = facts.batch, facts.parameters
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autopar.cost import ALONE, CostModel, Fused
 from autopar.cost.reshard import Reshards
 from autopar.discover import Scaled, Strategy
-from autopar.formulate.op_strategies import IntArray, Options, all_placements, number_inside, options
+from autopar.formulate.op_strategies import IntArray, OpStrategies, all_placements, number_inside, options
 from autopar.ir.graph import Graph, Op
 from autopar.sharding import Mesh
 
@@ -42,7 +42,7 @@ class OpCache:
         self._referenced: dict[int, object] = {}
         self._numbers: dict[int, tuple[Scaled, ...]] = {}
 
-    def options(self, op: Op, strategies: tuple[Strategy, ...], allowed: Masks | None = None) -> Options:
+    def options(self, op: Op, strategies: tuple[Strategy, ...], allowed: Masks | None = None) -> OpStrategies:
         """Return the strategies of an op on the mesh; see `op_strategies.options`."""
         names = (*op.inputs, *op.outputs)
         values = self._graph.values
@@ -51,7 +51,7 @@ class OpCache:
         key = ("options", self._id(strategies), len(op.inputs), operands, numbers, _hashable(allowed))
         return self._cached(key, lambda: options(self._graph, op, strategies, self._mesh, self._free, allowed))
 
-    def selected(self, options: Options, keep: NDArray[np.bool_]) -> Options:
+    def selected(self, options: OpStrategies, keep: NDArray[np.bool_]) -> OpStrategies:
         """Return the strategies of an op that a mask keeps."""
         if keep.all():
             return options
@@ -60,7 +60,7 @@ class OpCache:
     def seconds(
         self,
         op: Op,
-        options: Options,
+        options: OpStrategies,
         sizes: tuple[float, ...],
         fused: Fused,
         compute: Callable[[], FloatArray],

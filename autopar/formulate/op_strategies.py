@@ -58,7 +58,7 @@ class Halos:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
+class OpStrategies:
     """The S strategies of one op on a mesh.
 
     Attributes:
@@ -91,13 +91,13 @@ class Options:
         """Return the one-axis strategy on each mesh axis."""
         return tuple(self.on_one_axis[index] for index in self.combined[strategy])
 
-    def select(self, keep: NDArray[np.bool_] | IntArray) -> "Options":
+    def select(self, keep: NDArray[np.bool_] | IntArray) -> "OpStrategies":
         """Return the options with only the given strategies."""
 
         def pick(arrays: tuple[IntArray | None, ...]) -> tuple[IntArray | None, ...]:
             return tuple(None if array is None else array[keep] for array in arrays)
 
-        return Options(
+        return OpStrategies(
             pick(self.inputs),
             pick(self.outputs),
             pick(self.local_inputs),
@@ -116,7 +116,7 @@ def options(
     mesh: Mesh,
     free: frozenset[str],
     allowed: Sequence[NDArray[np.bool_]] | None = None,
-) -> Options:
+) -> OpStrategies:
     """Return the strategies of an op on a mesh, given its strategies on one axis.
 
     Of strategies with equal placements of all tensors only the first is listed.
@@ -168,7 +168,7 @@ def options(
         placed.append(numbers_ST[:, tensor] if name and name not in free else None)
     split = len(op.inputs)
     own = np.array([index if strategy.local else -1 for index, strategy in enumerate(strategies)], dtype=np.int64)
-    return Options(
+    return OpStrategies(
         tuple(placed[:split]),
         tuple(placed[split:]),
         tuple(local[:split]),

@@ -29,7 +29,7 @@ Dim = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meaning:
+class PlacementSemantics:
     """Meaning of the placements of all values of a folded graph.
 
     Attributes:
@@ -39,7 +39,7 @@ class Meaning:
 
     folded: Folded
     rules: Rules
-    _classes: "_Classes"
+    _classes: "_ValueClasses"
     _reductions: Mapping[str, str]  # by class; only classes that may be partial
     _chunks: Mapping[Dim, int]  # only dims with more than one chunk
     _in_chunks: frozenset[str]  # classes with a dim in `_chunks`
@@ -116,7 +116,7 @@ class Meaning:
 
 
 @lru_cache(maxsize=32)  # one entry per graph, shared by all meshes
-def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning:
+def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> PlacementSemantics:
     """Decide the meaning of the placements of all values.
 
     Args:
@@ -147,7 +147,7 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
         if not added.issuperset(producers)
     }
     in_chunks = frozenset(name for name, _ in chunks)
-    return Meaning(folded, rules, classes, reductions, chunks, in_chunks, frozenset(arriving), any_terms, {})
+    return PlacementSemantics(folded, rules, classes, reductions, chunks, in_chunks, frozenset(arriving), any_terms, {})
 
 
 @lru_cache(maxsize=32)
@@ -157,7 +157,7 @@ def _ops_in_order(folded: Folded) -> tuple[tuple[int, int], ...]:
     return tuple(places[op.name] for op in folded.graph.ops if op.name in places)
 
 
-class _Union(Generic[Key]):
+class _DisjointSets(Generic[Key]):
     """Disjoint sets with path compression (union-find)."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class _Union(Generic[Key]):
         return members
 
 
-class _Classes:
+class _ValueClasses:
     """Classes of values with one meaning.
 
     A class contains a value in all instances of its kind, on both sides of a boundary, and before and after an update.
@@ -201,7 +201,7 @@ class _Classes:
     def __init__(self, folded: Folded) -> None:
         self._folded = folded
         self._parameters = {parameter.producer: parameter.value.name for parameter in folded.parameters}
-        self._union: _Union[str] = _Union()
+        self._union: _DisjointSets[str] = _DisjointSets()
         self._found: dict[str, str] = {}
         for producers, _ in boundary_groups(folded):
             names = [self._representative(producer) for producer in producers]
@@ -233,9 +233,9 @@ class _Classes:
 
 
 @lru_cache(maxsize=32)
-def _classes(folded: Folded) -> _Classes:
+def _classes(folded: Folded) -> _ValueClasses:
     """Return the classes of values; cached by the pattern of the graph, which all microbatch sizes share."""
-    return _Classes(folded)
+    return _ValueClasses(folded)
 
 
 def _placed_values(
@@ -261,7 +261,7 @@ def _multiply_chunks(strategy: Strategy, factor: int) -> Strategy:
     return replace(strategy, inputs=scaled(strategy.inputs), outputs=scaled(strategy.outputs))
 
 
-def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[str, str]:
+def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _ValueClasses) -> dict[str, str]:
     """Return the reduction of each class that has partial values."""
     found: dict[str, str] = {}
     leaving_terms: dict[int, list[Strategy]] = {}  # by rule, the strategies that leave partial terms
@@ -319,9 +319,9 @@ def _sharded_dims(rule: Rule, places: Sequence[int]) -> _ShardedDims:
     return _ShardedDims(tuple(tied), tuple(asking))
 
 
-def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[Dim, int]:
+def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _ValueClasses) -> dict[Dim, int]:
     """Return the number of chunks of every dim that has more than one, by class and dim."""
-    ties: _Union[Dim] = _Union()
+    ties: _DisjointSets[Dim] = _DisjointSets()
     asking: list[list[tuple[Dim, int]]] = []
     known: dict[Hashable, _ShardedDims] = {}
     for op in ops:

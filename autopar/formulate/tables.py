@@ -20,8 +20,8 @@ from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import launched
 from autopar.folding.fold import Folded, Producer
 from autopar.folding.graph_facts import host_seconds, recompute_host_seconds
-from autopar.formulate.op_strategies import Options
-from autopar.formulate.placement_semantics import Meaning
+from autopar.formulate.op_strategies import OpStrategies
+from autopar.formulate.placement_semantics import PlacementSemantics
 from autopar.formulate.table_arrays import FlatTables
 from autopar.ir.graph import Value
 from autopar.sharding import Mesh
@@ -144,7 +144,7 @@ class Node:
     seconds: FloatArray
     share: float
     position: int
-    options: Options | None
+    options: OpStrategies | None
     placements: IntArray | None
     value: Value | None
 
@@ -264,7 +264,7 @@ class Tables:
     """
 
     folded: Folded
-    meaning: Meaning
+    meaning: PlacementSemantics
     mesh: Mesh
     costs: CostModel
     resharder: Resharder

@@ -16,7 +16,7 @@ from autopar.discover import Rules, Strategy
 from autopar.errors import PinError, TacticError
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
-from autopar.formulate.manual_recipes import Data, GraphFacts, Placed, Tensor, matching_strategies
+from autopar.formulate.manual_recipes import DataParallelism, GraphFacts, Placed, Tensor, matching_strategies
 from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
@@ -215,7 +215,7 @@ class Pinned:
         """Return what of a decision does what a role asks."""
         match role:
             case "dp":
-                return matching_strategies(self.facts, Data(zero=None), decision, kind, op, placed)
+                return matching_strategies(self.facts, DataParallelism(zero=None), decision, kind, op, placed)
             case "tp":
                 return matching_strategies(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
             case "cp":

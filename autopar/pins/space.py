@@ -12,7 +12,7 @@ from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.pins.unequal import EQUAL_ONLY
-from autopar.search.submesh_space import Unequal
+from autopar.search.submesh_space import UnequalSpace
 from autopar.sharding import Axis, Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
@@ -38,7 +38,7 @@ class Frame:
     global_batch: int
     fixed_batch: int | None
     num_blocks: int
-    unequal: Unequal | None = None
+    unequal: UnequalSpace | None = None
     stages: tuple[int, ...] = ()
 
 

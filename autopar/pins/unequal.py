@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from autopar.pins.records import ROLES, Pins
-from autopar.search.submesh_space import Unequal
+from autopar.search.submesh_space import UnequalSpace
 
 EQUAL_ONLY = ("mesh", "within_node", "chunks", "sequence_parallel", *ROLES)
 """Decisions about the one mesh that equal stages have: whoever speaks of them means equal stages."""
 
 
-def unequal_left(space: Unequal | None, pins: Pins, global_batch: int, num_blocks: int) -> Unequal | None:
+def unequal_left(space: UnequalSpace | None, pins: Pins, global_batch: int, num_blocks: int) -> UnequalSpace | None:
     """Return what pins leave of the space of unequal stages; None if nothing.
 
     Args:

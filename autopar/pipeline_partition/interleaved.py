@@ -25,15 +25,15 @@ from autopar.formulate.scheduled_step import StageWork, scheduled_step, works_of
 from autopar.formulate.step_time import Hop, Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, windows
-from autopar.pipeline_partition.p2p import Hops, hop_seconds
-from autopar.pipeline_partition.recompute_pareto import Mixtures, mixtures
+from autopar.pipeline_partition.p2p import StageTransfers, hop_seconds
+from autopar.pipeline_partition.recompute_pareto import RecomputeMixtures, mixtures
 from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
 from autopar.pipeline_partition.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
 
-PRICES = 24
+PRICE_STEPS = 24
 """Steps of the bisection for the price of a byte; each halves the range of its logarithm."""
 
 STEPS = 64
@@ -52,7 +52,10 @@ MOST_SHIFTS, PATIENCE = 400, 80
 def grouped_time(
     passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop
 ) -> StepTime:
-    """Return the step time of a split under any schedule; arguments as in `Groups`, `hop` as in `step_time`."""
+    """Return the step time of a split under any schedule.
+
+    Arguments as in `RecomputeChooser`, `hop` as in `step_time`.
+    """
     splits = SCHEDULES[pipeline.schedule].splits
     return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
 
@@ -74,7 +77,7 @@ class _StageChoice:
     away: bool
 
 
-class Groups:
+class RecomputeChooser:
     """Chooses recompute and offload for cuts of one chain; results shared by cuts are cached.
 
     Args:
@@ -94,7 +97,7 @@ class Groups:
         memory: ChainBytes,
         pipeline: Pipeline,
         limit: float,
-        hop: Hops | float,
+        hop: StageTransfers | float,
         constraints: Constraints = FREE,
     ) -> None:
         self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
@@ -350,7 +353,7 @@ class _Stage:
     copying: float
 
     @classmethod
-    def of(cls, mixed: Mixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
+    def of(cls, mixed: RecomputeMixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
         late, weight = memory.deferred_bytes(start, stop)
         numbers, fixed = np.flatnonzero(np.isfinite(mixed.running[window])), mixed.fixed
         kept, running = mixed.kept[window, numbers], mixed.running[window, numbers]
@@ -412,6 +415,6 @@ def _fastest_mixtures(
     number_of = np.array([len(stage.numbers) for stage in stages])
     bytes_of = sizes, again, priced, transit, away, order
     found, *taken = fastest_together(
-        counts, number_of, *bytes_of, limit - fixed - beside, host_room - sum(states), PRICES, ROUNDING
+        counts, number_of, *bytes_of, limit - fixed - beside, host_room - sum(states), PRICE_STEPS, ROUNDING
     )
     return tuple(list(map(int, own)) for own in taken) if found else ()

@@ -11,7 +11,7 @@ from autopar.pipeline_partition.block_ranges import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hops:
+class StageTransfers:
     """Seconds of handing one microbatch to the next stage, and its gradient back.
 
     Attributes:
@@ -45,6 +45,6 @@ class Hops:
         return np.stack([on[self.tiers], back[self.tiers]], axis=1)
 
 
-def hop_seconds(split: Split, hop: Hops | float) -> Hop:
+def hop_seconds(split: Split, hop: StageTransfers | float) -> Hop:
     """Return the hop seconds of a split; a float holds for any cut and is returned as it is."""
-    return hop.between_stages(split.ranges) if isinstance(hop, Hops) else hop
+    return hop.between_stages(split.ranges) if isinstance(hop, StageTransfers) else hop

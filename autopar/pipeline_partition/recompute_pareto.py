@@ -23,7 +23,7 @@ import numpy as np
 
 from autopar.cost import Overlap
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
-from autopar.formulate.block_memory import ChainBytes, FloatArray, Holding, State
+from autopar.formulate.block_memory import BlockHolding, ChainBytes, FloatArray, State
 from autopar.formulate.constraints import FREE, Constraints, Mask
 from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.step_time import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
@@ -31,11 +31,11 @@ from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, Windows
 from autopar.recompute import Recompute
 
-MOST, MOST_OF_ALL = 128, 1 << 17
+MOST_MIXTURES, MOST_MIXTURES_OF_ALL = 128, 1 << 17
 """Most mixtures kept per range; a larger frontier is thinned out evenly, its fastest and smallest mixtures kept. If
 there are few ranges, the second number divided by their number applies instead."""
 
-STATES = 8
+MOST_STATES = 8
 """Most states of passing values told apart."""
 
 S = TypeVar("S")
@@ -71,7 +71,7 @@ class WindowBytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mixtures:
+class RecomputeMixtures:
     """The mixtures of each window, those of one flavour first; (windows, mixtures) arrays.
 
     Attributes:
@@ -148,7 +148,7 @@ def mixtures(
     in_flight: tuple[int, int],
     constraints: Constraints = FREE,
     together: int = 1,
-) -> Mixtures:
+) -> RecomputeMixtures:
     """Return the Pareto frontiers of mixtures of all windows.
 
     Args:
@@ -163,7 +163,7 @@ def mixtures(
         together: Stages that share a device.
     """
     keeps = constraints.keeps
-    sums = _Sums(found, totals[np.asarray(memory.chain)])
+    sums = _WindowSums(found, totals[np.asarray(memory.chain)])
     fixed = _fixed(found, memory, hosts_optimizer=constraints.hosts_optimizer)
     room = limit - fixed.least
     last = np.asarray(memory.chain)[found.stop - 1]
@@ -196,7 +196,7 @@ def mixtures(
             found.parent, np.zeros(len(owed)), owed, again, gathers,
             held.own, held.kept, held.running, closed, held.late, held.after, held.covers,
             forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting,
-            max(MOST, MOST_OF_ALL // len(owed)),
+            max(MOST_MIXTURES, MOST_MIXTURES_OF_ALL // len(owed)),
         )  # fmt: skip
         each[np.arange(each.shape[1]) >= number[:, None], 3] = np.inf
     rows = np.concatenate([whole, each], axis=1)
@@ -207,7 +207,7 @@ def mixtures(
         busy = np.where(on_link > 0, on_link + before, -np.inf)[:, None] + rows[..., 1]
         busiest = np.maximum(busiest, busy)
     left = left_seconds(rows[..., 4], passes, total, busiest, overlap)
-    return Mixtures(
+    return RecomputeMixtures(
         seconds=stage_seconds(passes, total, busiest, overlap),
         tails=left + overlap.share * sums.of(Slot.REDUCE)[:, None] + sums.of(Slot.UPDATE)[:, None],
         slow=slow_seconds(sums.of(Slot.REDUCE)[:, None], left, overlap),
@@ -233,7 +233,7 @@ def _host_room(memory: ChainBytes, in_flight: int) -> float:
     return np.inf if most <= memory.host_room else memory.host_room
 
 
-class _Sums:
+class _WindowSums:
     """Sums of block seconds over windows, by prefix sums."""
 
     def __init__(self, found: Windows, blocks: FloatArray) -> None:
@@ -255,8 +255,8 @@ def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Wind
     from autopar.pipeline_partition.partition_kernel import fullest  # imported late: loads the compiler
 
     chain = np.asarray(memory.chain)
-    own = _Sums(found, chain).all(memory.resident[chain]) + memory.buffers
-    state = _Sums(found, chain).all(memory.state[chain])
+    own = _WindowSums(found, chain).all(memory.resident[chain]) + memory.buffers
+    state = _WindowSums(found, chain).all(memory.state[chain])
     resident = own.copy()
     for shared in memory.shared:
         owned = (found.start <= shared.owner) & (shared.owner < found.stop)
@@ -293,7 +293,7 @@ def _uniform(
     bytes_of = np.empty((3, len(found.parent), len(memory.flavours)))
     for number, flavour in enumerate(memory.flavours):
 
-        def advance(kind: int, state: State, flavour: Recompute = flavour) -> tuple[Holding, State]:
+        def advance(kind: int, state: State, flavour: Recompute = flavour) -> tuple[BlockHolding, State]:
             return memory.walk.advance(kind, flavour, state)
 
         own, each = _scan_windows(found, memory.chain, memory.walk.enter, advance)
@@ -361,21 +361,21 @@ class _LastBlockBytes:
 
 def _last_block_bytes(found: Windows, memory: ChainBytes) -> _LastBlockBytes:
     walk, flavours = memory.walk, len(memory.flavours)
-    steps: list[tuple[list[list[tuple[Holding, State]]], tuple[State, ...]]] = []
+    steps: list[tuple[list[list[tuple[BlockHolding, State]]], tuple[State, ...]]] = []
 
     def advance(kind: int, states: tuple[State, ...]) -> tuple[int, tuple[State, ...]]:
         advanced = [[walk.advance(kind, flavour, state) for flavour in memory.flavours] for state in states]
         following = tuple(dict.fromkeys(state for row in advanced for _, state in row))
-        if len(following) > STATES:
+        if len(following) > MOST_STATES:
             following = (walk.meet(following),)
         steps.append((advanced, following))
         return len(steps) - 1, following
 
     own, _ = _scan_windows(found, memory.chain, lambda kind: (walk.enter(kind),), advance)
     count = len(steps)
-    kept, running = (np.zeros((count, STATES, flavours)) for _ in range(2))
-    late, after = np.zeros(count), np.zeros((count, STATES, flavours), dtype=np.int64)
-    covers = np.zeros((count, STATES, STATES), dtype=np.int64)
+    kept, running = (np.zeros((count, MOST_STATES, flavours)) for _ in range(2))
+    late, after = np.zeros(count), np.zeros((count, MOST_STATES, flavours), dtype=np.int64)
+    covers = np.zeros((count, MOST_STATES, MOST_STATES), dtype=np.int64)
     for step, (advanced, following) in enumerate(steps):
         for number, row in enumerate(advanced):
             for flavour, (holding, state) in enumerate(row):

@@ -24,8 +24,8 @@ from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.balance import least_load
 from autopar.pipeline_partition.block_ranges import IntArray, Windows, symbols_of, windows
-from autopar.pipeline_partition.p2p import Hops, hop_seconds
-from autopar.pipeline_partition.recompute_pareto import Mixtures, mixtures, special_blocks
+from autopar.pipeline_partition.p2p import StageTransfers, hop_seconds
+from autopar.pipeline_partition.recompute_pareto import RecomputeMixtures, mixtures, special_blocks
 from autopar.recompute import Recompute
 
 _RECOMPUTE_ORDER = [Recompute.FULL, Recompute.SELECTIVE, Recompute.OFFLOAD, Recompute.NONE]
@@ -43,7 +43,7 @@ def best_split(
     memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
-    hop: Hops | float,
+    hop: StageTransfers | float,
     constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
     """Return the split into stages with recompute and the least step time; None if none fits.
@@ -98,7 +98,7 @@ def _with_sorted_flavours(
     memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
-    hop: Hops | float,
+    hop: StageTransfers | float,
     constraints: Constraints,
 ) -> tuple[Split, StepTime]:
     """Return the split with the flavours of equal blocks sorted, in stages where that fits and if it is no slower.
@@ -185,7 +185,7 @@ class FittingStages:
     """
 
     at: IntArray
-    mixtures: Mixtures
+    mixtures: RecomputeMixtures
     seconds: FloatArray
     tails: FloatArray
     slow: FloatArray
@@ -241,7 +241,9 @@ def fitting_stages(
     )
 
 
-def _feasible_mixtures(mixed: Mixtures, in_flight: int, limit: float, host_room: float, *, offload: bool) -> Mask:
+def _feasible_mixtures(
+    mixed: RecomputeMixtures, in_flight: int, limit: float, host_room: float, *, offload: bool
+) -> Mask:
     """Return which mixtures of windows fit on the device and in its share of host memory."""
     fits = mixed.peaks(in_flight, offload=offload) <= limit
     return np.asarray(fits & (mixed.host_bytes(in_flight, offload=offload) <= host_room))
@@ -260,7 +262,7 @@ def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
 
 
 def _best_cut(
-    stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: Hops | float
+    stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: StageTransfers | float
 ) -> tuple[Split, StepTime] | None:
     """Return the best split into feasible stages by best-first search over ranges of caps; see `best_split`."""
     from autopar.pipeline_partition.partition_kernel import (  # imported late: loads the compiler
@@ -272,10 +274,10 @@ def _best_cut(
     least_pace = bottleneck(at, stages.seconds.min(axis=2))
     if not np.isfinite(least_pace):
         return None
-    back = float(hop.mean[:, 1].mean()) if isinstance(hop, Hops) else hop
+    back = float(hop.mean[:, 1].mean()) if isinstance(hop, StageTransfers) else hop
     starts = np.arange(pipeline.num_stages)[:, None] * (back if stages.trains else 0.0)
     before = stages.before[None, :-1] - starts
-    hops = pipeline.hops(hop.least if isinstance(hop, Hops) else hop) + pipeline.fixed
+    hops = pipeline.hops(hop.least if isinstance(hop, StageTransfers) else hop) + pipeline.fixed
     seconds = stages.seconds
     ends = at, stages.mixtures.lengths, seconds, stages.tails, stages.slow, before
     least, *_ = earliest_end(*ends, np.inf)

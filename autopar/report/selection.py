@@ -10,7 +10,7 @@ from autopar.selection import Known, Selection
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
-    from autopar.solvers.reductions.presolve import Size, Step
+    from autopar.solvers.reductions.presolve import ProblemSize, Step
 
 STEPS_HEADER = ("presolve", "nodes", "strategies", "edges", "times", "seconds")
 
@@ -107,7 +107,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def _size(size: "Size") -> tuple[str, ...]:
+def _size(size: "ProblemSize") -> tuple[str, ...]:
     return tuple(f"{number:,}" for number in (size.nodes, size.labels, size.pairs, size.rows))
 
 

@@ -20,7 +20,7 @@ from autopar.problem import Problem
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.candidate import Candidate
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.search.submesh_space import Unequal
+from autopar.search.submesh_space import UnequalSpace
 from autopar.solvers import Solver
 
 
@@ -74,7 +74,7 @@ class SearchContext:
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
     host_room: float = math.inf
-    unequal: Unequal | None = None
+    unequal: UnequalSpace | None = None
     rooflines: tuple[Roofline, ...] = ()
     spare: Callable[[], Candidate | None] = _no_plan
     settings: SearchSettings = DEFAULT_SETTINGS

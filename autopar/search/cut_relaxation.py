@@ -7,7 +7,7 @@ choices of its solution are completed and become plans.
 import numpy as np
 
 from autopar.bounds.block_lp import BlockProgram, block_program
-from autopar.bounds.cut_lp import Order, RemainingCosts
+from autopar.bounds.cut_lp import RemainingCosts, TaskOrder
 from autopar.bounds.cut_order import PipelineBounds
 from autopar.bounds.priced_cuts import CutGenerator
 from autopar.configuration import Configuration
@@ -90,7 +90,7 @@ class CutRelaxation:
         flavours = state.search.constraints.flavours(main.instances)
         return block_program(state.tables, state.bounding, state.search.memory_limit, flavours, state.fastest)
 
-    def _tasks(self, configuration: Configuration) -> tuple[Order, RemainingCosts]:
+    def _tasks(self, configuration: Configuration) -> tuple[TaskOrder, RemainingCosts]:
         """Return the order of a pipeline's tasks, and its costs besides blocks."""
         memory_bounds = self._state.search.memory_bounds
         return memory_bounds.order(configuration), memory_bounds.remaining_costs(

@@ -16,7 +16,7 @@ from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.outcome import Outcome
 from autopar.search.reporting import report_progress
 from autopar.search.settings import UnequalSettings
-from autopar.search.submesh_space import Unequal, UnequalSpace, nearest_submeshes
+from autopar.search.submesh_space import UnequalResult, UnequalSpace, nearest_submeshes
 
 
 class UnequalSearch:
@@ -76,7 +76,7 @@ class UnequalSearch:
             return
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
         submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
-        found = outcome.unequal = UnequalSpace(space)
+        found = outcome.unequal = UnequalResult(space)
         floors = {count: unequal_roofline(search, space, count) for count in space.microbatches}
         is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
         closed = is_long and not search.costs.cluster.groups
@@ -105,7 +105,7 @@ class UnequalSearch:
         return self._bounds[count] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
 
 
-def unequal_roofline(search: SearchContext, space: Unequal, count: int) -> float:
+def unequal_roofline(search: SearchContext, space: UnequalSpace, count: int) -> float:
     """Return the roofline bound on pipelines with unequal stages and `count` microbatches, in seconds.
 
     A stage on n of N devices takes t seconds per microbatch. The slowest stage takes at least the mean over devices,

@@ -39,7 +39,7 @@ from autopar.search.mesh_placements import (
 )
 from autopar.search.outcome import Outcome
 from autopar.search.stage_chains import StageOptions, distinct_legs, stage_options, start_places
-from autopar.search.submesh_space import Submesh, Unequal
+from autopar.search.submesh_space import Submesh, UnequalSpace
 from autopar.search.tasks import Finding
 from autopar.solvers.limited import solve_limited
 from autopar.solvers.staging import dynamic_program as dynamic
@@ -66,7 +66,7 @@ class UnequalNodeSolver:
         self,
         search: SearchContext,
         submeshes: tuple[Submesh, ...],
-        space: Unequal,
+        space: UnequalSpace,
         count: int,
         should_stop: Callable[[], bool],
         end: Callable[[], float],

@@ -15,7 +15,7 @@ from autopar.formulate.offload_costs import HostLinks, with_host
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
 from autopar.pipeline_partition.block_ranges import IntArray
-from autopar.pipeline_partition.p2p import Hops
+from autopar.pipeline_partition.p2p import StageTransfers
 from autopar.plan import BlockPlan
 from autopar.problem import Choice
 from autopar.program.block import LoweredKind
@@ -113,7 +113,7 @@ class ChoiceCosts:
             for stage, (blocks, flavours, hosted) in enumerate(stages)
         )
 
-    def hops(self, choice: Choice, pipeline: Pipeline) -> Hops | float:
+    def hops(self, choice: Choice, pipeline: Pipeline) -> StageTransfers | float:
         """Return the seconds of sending one microbatch from stage to stage; 0 if there is one group of devices.
 
         Args:
@@ -131,7 +131,7 @@ class ChoiceCosts:
         ]
         ahead, back = np.array(taken)
         trains = SCHEDULES[pipeline.schedule].trains
-        return Hops(
+        return StageTransfers(
             np.array(memory.chain), np.searchsorted(tiers, tiers_met), ahead, back if trains else np.zeros_like(back)
         )
 

@@ -14,7 +14,7 @@ from autopar.recompute import Hosted
 from autopar.search.candidate import Candidate
 from autopar.search.history import History
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.search.submesh_space import UnequalSpace
+from autopar.search.submesh_space import UnequalResult
 from autopar.search.tasks import Finding
 
 
@@ -96,7 +96,7 @@ class Outcome:
     work: float = 0.0
     num_tasks: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
-    unequal: UnequalSpace | None = None
+    unequal: UnequalResult | None = None
     workers_bytes: float = 0.0
     settings: SearchSettings = DEFAULT_SETTINGS
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.critical_path import LeastPath
+from autopar.bounds.critical_path import CriticalPath
 from autopar.bounds.master_problem import MOST_APART, step_program
 from autopar.bounds.master_rows import StepProgram
 from autopar.bounds.microbatch import MicrobatchBound, launched
@@ -164,7 +164,7 @@ class Relaxation:
             state.column_generation.add(known)
         self._finder.consider(choice)  # now that the master problem may bound the plans of this choice
 
-    def _critical_path(self) -> LeastPath | None:
+    def _critical_path(self) -> CriticalPath | None:
         """Return a lower bound on the critical path under each schedule; None if one of them has none."""
         search = self._state.search
         known = [search.roofline.path(configuration, search.global_batch) for configuration in self._state.bounded]

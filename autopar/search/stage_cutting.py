@@ -13,7 +13,7 @@ from autopar.configuration import Configuration
 from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import FloatArray, Tables
-from autopar.pipeline_partition.interleaved import Groups, grouped_time
+from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
 from autopar.pipeline_partition.p2p import hop_seconds
 from autopar.pipeline_partition.stage_cuts import best_split, least_flow
 from autopar.problem import Choice
@@ -92,7 +92,7 @@ class StageCutter:
                         grouped_time(passes, seconds, chain, pipeline, found[0], hop_seconds(found[0], hops)),
                     )
             else:
-                groups = Groups(passes, seconds, memory, pipeline, limit, hops, constraints)
+                groups = RecomputeChooser(passes, seconds, memory, pipeline, limit, hops, constraints)
                 found = groups.best(best * (1 + self._search.settings.node.shifted))
                 if found is not None and found[1].seconds < best * (1 + self._search.settings.node.shifted):
                     found = groups.improve_by_moves(found, should_stop)

@@ -42,7 +42,7 @@ class Submesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Unequal:
+class UnequalSpace:
     """The space of pipelines with unequal stages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Unequal:
         return tuple(sorted({submesh.mesh.size for submesh in self.submeshes}))
 
 
-def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blocks: int) -> Unequal | None:
+def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blocks: int) -> UnequalSpace | None:
     """Return the space of unequal stages of a job; None if it has none.
 
     Args:
@@ -81,7 +81,7 @@ def unequal(space: Sequence[Configuration], cluster: Cluster, gpus: int, num_blo
         return None
     (schedule,) = schedules
     counts = tuple(sorted({each.num_microbatches for each in space if each.schedule == schedule}))
-    return Unequal(found, tuple(range(2, most + 1)), counts, schedule, gpus)
+    return UnequalSpace(found, tuple(range(2, most + 1)), counts, schedule, gpus)
 
 
 def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
@@ -127,7 +127,7 @@ def _is_place(start: int, size: int, node: int) -> bool:
 
 
 @dataclass(slots=True)
-class UnequalSpace:
+class UnequalResult:
     """Result of the search of unequal stages.
 
     Attributes:
@@ -138,7 +138,7 @@ class UnequalSpace:
         submeshes: Meshes that were searched.
     """
 
-    space: Unequal
+    space: UnequalSpace
     opened: tuple[int, ...] = ()
     floor: float = math.inf
     bound: float = math.inf

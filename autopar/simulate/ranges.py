@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.folding.fold import Folded
-from autopar.formulate.block_memory import ChainBytes, FloatArray, Holding, SharedBytes, State
+from autopar.formulate.block_memory import BlockHolding, ChainBytes, FloatArray, SharedBytes, State
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
 from autopar.program.records import Category
@@ -75,17 +75,17 @@ class _Walk:
 
     def __init__(self, memories: BlockMemories) -> None:
         self._memories = memories
-        self._known: dict[tuple[int, Recompute, State], tuple[Holding, State]] = {}
+        self._known: dict[tuple[int, Recompute, State], tuple[BlockHolding, State]] = {}
 
     def enter(self, kind: int) -> State:
         return self._memories.enter(kind)
 
-    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[BlockHolding, State]:
         key = (kind, recompute, state)
         if key not in self._known:
             memory, after = self._memories.advance(kind, recompute, state)
             peaks = memory.forward.bytes, memory.backward.bytes
-            self._known[key] = Holding(memory.kept, *peaks, memory.late, memory.weight.bytes), after
+            self._known[key] = BlockHolding(memory.kept, *peaks, memory.late, memory.weight.bytes), after
         return self._known[key]
 
     def meet(self, states: Sequence[State]) -> State:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from autopar.discover import Rules, Strategy
 from autopar.folding.fold import Folded, Source, boundary_groups
-from autopar.formulate.op_strategies import Options, options
-from autopar.formulate.placement_semantics import Meaning, meaning
+from autopar.formulate.op_strategies import OpStrategies, options
+from autopar.formulate.placement_semantics import PlacementSemantics, meaning
 from autopar.ir.graph import Op, Phase, Role
 from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
 
@@ -55,7 +55,7 @@ class Topology:
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
         self.folded, self.mesh = folded, mesh
-        self.meaning: Meaning = meaning(folded, rules, any_terms=True)
+        self.meaning: PlacementSemantics = meaning(folded, rules, any_terms=True)
         graph = folded.graph
         self.ops: dict[OpKey, Op] = {
             (kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)
@@ -130,14 +130,14 @@ class Topology:
         return len(self.folded.graph.values[name].shape)
 
     @cached_property
-    def _by_op(self) -> dict[OpKey, Options]:
+    def _by_op(self) -> dict[OpKey, OpStrategies]:
         return {}
 
     @cached_property
     def _passing(self) -> dict[OpKey, tuple[int, ...]]:
         return {}
 
-    def _options(self, key: OpKey) -> Options:
+    def _options(self, key: OpKey) -> OpStrategies:
         if key not in self._by_op:
             op = self.ops[key]
             strategies = sorted(self.meaning.strategies(op), key=_order)

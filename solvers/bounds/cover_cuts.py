@@ -28,7 +28,7 @@ LEAST_VIOLATION = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cover:
+class CoverInequality:
     """A cover inequality: of the labels `columns`, at most `most` can be taken together.
 
     Attributes:
@@ -40,7 +40,7 @@ class Cover:
     most: int
 
 
-def covers(memory: Memory, offsets: Ints, times: Sequence[int], solution: Floats) -> list[Cover]:
+def covers(memory: Memory, offsets: Ints, times: Sequence[int], solution: Floats) -> list[CoverInequality]:
     """Return covers violated by a solution of the relaxation, at most one per segment.
 
     Args:
@@ -53,7 +53,7 @@ def covers(memory: Memory, offsets: Ints, times: Sequence[int], solution: Floats
     return [cover for cover in found if cover is not None]
 
 
-def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> Cover | None:
+def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> CoverInequality | None:
     """Separate one segment greedily: items by 1 - x per unit of use, then drop those the cover does not need."""
     uses: dict[int, Floats] = {}
     for u in np.flatnonzero((memory.first <= t) & (t < memory.last)).tolist():
@@ -97,4 +97,4 @@ def _cover(memory: Memory, offsets: Ints, t: int, solution: Floats) -> Cover | N
     counted = above >= thresholds[owner]
     if float(solution[columns[counted]].sum()) < len(inside) - 1 + LEAST_VIOLATION:
         return None
-    return Cover(columns[counted].astype(np.int32), len(inside) - 1)
+    return CoverInequality(columns[counted].astype(np.int32), len(inside) - 1)

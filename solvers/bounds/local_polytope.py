@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.bounds.cover_cuts import Cover
+from autopar.solvers.bounds.cover_cuts import CoverInequality
 from autopar.solvers.model.graphical_model import Field, Floats, Ints
 from autopar.solvers.model.memory_rows import Memory
 
@@ -149,7 +149,7 @@ class LinearProgram:
         upper = [float(memory.limits[t] / memory.scales[t]) for t in rows]
         return replace(self._with_upper_rows(added, upper), limits=(*self.limits, *rows))
 
-    def with_covers(self, covers: Sequence[Cover]) -> "LinearProgram":
+    def with_covers(self, covers: Sequence[CoverInequality]) -> "LinearProgram":
         """Return the program with a row per cover added; must be called before `with_rows`."""
         assert not self.limits, "the memory rows are the last ones"
         added = [(cover.columns, np.ones(len(cover.columns))) for cover in covers]

@@ -70,7 +70,7 @@ class AggregateObjective:
 
 
 @dataclass(frozen=True, slots=True)
-class Minimum:
+class AggregateMinimum:
     """Result of a minimisation.
 
     Attributes:
@@ -82,7 +82,7 @@ class Minimum:
     choice: tuple[int, ...] | None
 
 
-def minimise(objective: AggregateObjective, survivors: Survivors, ceiling: float, budget: Budget) -> Minimum:
+def minimise(objective: AggregateObjective, survivors: Survivors, ceiling: float, budget: Budget) -> AggregateMinimum:
     """Return the best surviving choice, and a lower bound on all of them.
 
     Args:
@@ -94,7 +94,7 @@ def minimise(objective: AggregateObjective, survivors: Survivors, ceiling: float
     builder = _Builder(objective, survivors)
     outcome = highs.run(builder.program(), True, budget, ceiling, FEASIBILITY)
     choice = None if outcome.solution is None else builder.choice(outcome.solution)
-    return Minimum(outcome.bound, choice)
+    return AggregateMinimum(outcome.bound, choice)
 
 
 class _Builder:

@@ -61,7 +61,7 @@ SEED_FLOOR = 1e-4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guide:
+class DualInformation:
     """Dual information on labels.
 
     Attributes:
@@ -112,7 +112,7 @@ class Improver:
         flat: FlatField,
         memory: FlatMemory,
         labels: Ints,
-        guide: Guide,
+        guide: DualInformation,
         seed: int,
         dual: LagrangianDual | None = None,
     ) -> None:
@@ -226,7 +226,7 @@ class Improver:
     def _draw(self, values: Sequence[T]) -> T:
         return values[int(self._random.integers(len(values)))]
 
-    def _grow(self, guide: Guide, permitted: Bools, most: float) -> Ints:
+    def _grow(self, guide: DualInformation, permitted: Bools, most: float) -> Ints:
         """Return nodes with about `most` labels and pairs of labels, grown over edges as far as free labels allow."""
         counts = np.add.reduceat(permitted.astype(np.int64), self._flat.offsets[:-1])
         free = np.flatnonzero(counts > 1)
@@ -261,7 +261,7 @@ class Improver:
                     frontier.append(other)
         return np.array(nodes, np.int64)
 
-    def _competing_nodes(self, guide: Guide, free: Ints) -> Ints:
+    def _competing_nodes(self, guide: DualInformation, free: Ints) -> Ints:
         """Return the nodes of `free` that use one segment, drawn by its price; all if there is none."""
         worth = guide.prices * self._memory.scales
         if not worth.any():

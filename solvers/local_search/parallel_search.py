@@ -26,7 +26,7 @@ def improve_together(
     Returns:
         The best choice and its cost.
     """
-    team = _Team(improvers[0], budget, max_parts)
+    team = _SharedIncumbent(improvers[0], budget, max_parts)
     with ThreadPoolExecutor(max(1, len(improvers) - 1)) as pool:
         try:
             futures = [pool.submit(team.work, improver, lambda _labels, _cost: None) for improver in improvers[1:]]
@@ -38,7 +38,7 @@ def improve_together(
     return team.labels, team.cost
 
 
-class _Team:
+class _SharedIncumbent:
     """The best choice of all threads.
 
     Attributes:

@@ -28,7 +28,7 @@ QUICK_WORK = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Core:
+class CoreProblem:
     """A problem after elimination of all nodes with at most two neighbours.
 
     Attributes:
@@ -80,7 +80,7 @@ class ProblemFamily:
         self._pair_of[apart] = numbers.reshape(-1)
         self._orders: dict[tuple[bytes, bytes], list[int] | None] = {}
 
-    def core(self, problem: Problem) -> Core:
+    def core(self, problem: Problem) -> CoreProblem:
         """Return the core of a member: its costs on the roots that remain after elimination."""
         tables = problem.edge_tables
         entries = np.concatenate([np.zeros(0), *(table.ravel() for table in tables)])
@@ -100,7 +100,7 @@ class ProblemFamily:
         whole = np.arange(int(lengths.sum())) + np.repeat(pair_at - _starts(lengths)[:-1], lengths)
         chosen = np.repeat(left, self._sizes)
         flat = FlatField.of_tables(sizes, unary[chosen], place[edges].reshape(-1, 2), pairs[whole], constant)
-        return Core(flat, nodes, removed, best)
+        return CoreProblem(flat, nodes, removed, best)
 
     def _eliminate_small_degrees(
         self, unary: Floats, unary_at: Ints, pairs: Floats, pair_at: Ints
@@ -109,7 +109,7 @@ class ProblemFamily:
 
         Returns:
             The remaining pairs, where their tables begin, and the tables; the removed nodes and their best labels (as
-            in `Core`); flags of the remaining nodes; and the constant cost of the removed ones.
+            in `CoreProblem`); flags of the remaining nodes; and the constant cost of the removed ones.
         """
         count, known = len(self._sizes), len(self._pairs)
         room = known + count  # each removal adds at most one edge
@@ -133,14 +133,14 @@ class ProblemFamily:
         kept = np.flatnonzero(stands)
         return edges[kept], at[kept], tables, removed[:reached], best, left, float(sums[0])
 
-    def order(self, core: Core) -> list[int] | None:
+    def order(self, core: CoreProblem) -> list[int] | None:
         """Return an elimination order of a core, cached by its structure; None if elimination takes too long."""
         key = core.nodes.tobytes(), core.flat.edges.tobytes()
         if key not in self._orders:
             self._orders[key] = elimination_order(core.flat.field, MAX_ENTRIES, QUICK_WORK)
         return self._orders[key]
 
-    def strategies(self, core: Core, labels: Sequence[int]) -> tuple[int, ...]:
+    def strategies(self, core: CoreProblem, labels: Sequence[int]) -> tuple[int, ...]:
         """Return the best strategies of all nodes given the labels of a core's nodes."""
         chosen = np.zeros(len(self._sizes), np.int64)
         chosen[core.nodes] = labels

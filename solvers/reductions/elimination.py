@@ -23,7 +23,7 @@ MAX_WORK = 40_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Removed:
+class _EliminatedNode:
     """An eliminated node with its tables at that moment (its labels first)."""
 
     node: int
@@ -33,7 +33,7 @@ class _Removed:
 
 
 @dataclass(slots=True)
-class Reduced:
+class ReducedField:
     """A field with some nodes eliminated, and the map back.
 
     Attributes:
@@ -42,7 +42,7 @@ class Reduced:
     """
 
     field: Field
-    removed: list[_Removed]
+    removed: list[_EliminatedNode]
 
     def invert(self, choice: Sequence[int]) -> list[int]:
         """Return optimal labels of all nodes given those of the remaining ones (entries of the others are ignored)."""
@@ -55,10 +55,10 @@ class Reduced:
         return result
 
 
-def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
+def eliminate(field: Field, keep: Collection[int] = ()) -> ReducedField:
     """Eliminate nodes with at most two neighbours, except those in `keep`, until there is none."""
     work = field.copy()
-    removed: list[_Removed] = []
+    removed: list[_EliminatedNode] = []
     kept = set(keep)
     heap = [
         (_effort(work, v), v)
@@ -77,7 +77,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         neighbours = tuple(sorted(work.adjacent[v]))
         unary = work.unary[v]
         tables = tuple(work.table(v, n) for n in neighbours)
-        removed.append(_Removed(v, unary, neighbours, tables))
+        removed.append(_EliminatedNode(v, unary, neighbours, tables))
         raw = [work.tables[min(v, n), max(v, n)] for n in neighbours]
         for n in neighbours:
             work.cut(v, n)
@@ -92,7 +92,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         for n in neighbours:
             if n not in kept and len(work.adjacent[n]) <= 2:
                 heapq.heappush(heap, (_effort(work, n), n))
-    return Reduced(work, removed)
+    return ReducedField(work, removed)
 
 
 def _effort(field: Field, v: int) -> int:

@@ -20,11 +20,11 @@ from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.reductions.components import Components, fix_unconstrained, split
 from autopar.solvers.reductions.contraction import Contraction, contract
 from autopar.solvers.reductions.dominance import undominated
-from autopar.solvers.reductions.elimination import Reduced, eliminate
+from autopar.solvers.reductions.elimination import ReducedField, eliminate
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ProblemSize:
     """Size of a problem or field.
 
     Attributes:
@@ -40,7 +40,7 @@ class Size:
     rows: int
 
     @classmethod
-    def of(cls, field: Field, rows: int) -> "Size":
+    def of(cls, field: Field, rows: int) -> "ProblemSize":
         """Return the size of a field."""
         sizes = [len(u) for u in field.unary if len(u) > 1]
         return cls(len(sizes), sum(sizes), len(field.tables), rows)
@@ -52,14 +52,14 @@ class Step:
 
     Attributes:
         name: What it removes.
-        before: Size before it.
-        after: Size after it.
+        before: ProblemSize before it.
+        after: ProblemSize after it.
         seconds: Its wall time.
     """
 
     name: str
-    before: Size
-    after: Size
+    before: ProblemSize
+    after: ProblemSize
     seconds: float
 
 
@@ -74,7 +74,7 @@ class Presolved:
     parts: Components
     _prepared: Prepared
     _contraction: Contraction
-    _reduced: Reduced
+    _reduced: ReducedField
 
     def invert(self, choices: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Return the best strategies of all nodes of the problem given the labels of each component."""
@@ -85,12 +85,12 @@ class Presolved:
 class _Recorder:
     """Records reductions with their sizes and times."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ProblemSize) -> None:
         self.steps: list[Step] = []
         self._size = size
         self._last = time.monotonic()
 
-    def record(self, name: str, after: Size) -> None:
+    def record(self, name: str, after: ProblemSize) -> None:
         """Record the reduction that ends now."""
         now = time.monotonic()
         self.steps.append(Step(name, self._size, after, now - self._last))
@@ -102,31 +102,31 @@ def presolve(problem: Problem) -> tuple[tuple[Step, ...], Presolved | None]:
     sizes = problem.num_strategies
     num_times = len({u.start for u in problem.usages if u.start < u.end}) if problem.limits else 0
     several = [size for size in sizes if size > 1]
-    recorder = _Recorder(Size(len(several), sum(several), problem.num_edges, num_times))
+    recorder = _Recorder(ProblemSize(len(several), sum(several), problem.num_edges, num_times))
     field = join(problem)
-    recorder.record("parallel edges", Size.of(field, num_times))
+    recorder.record("parallel edges", ProblemSize.of(field, num_times))
     prepared = permitted(field)
     if prepared is None:
-        recorder.record("forbidden strategies", Size(0, 0, 0, 0))
+        recorder.record("forbidden strategies", ProblemSize(0, 0, 0, 0))
         return tuple(recorder.steps), None
-    recorder.record("forbidden strategies", Size.of(prepared.field, num_times))
+    recorder.record("forbidden strategies", ProblemSize.of(prepared.field, num_times))
     memory = Memory.of(problem, prepared.labels)
-    recorder.record("times that cannot bind", Size.of(prepared.field, memory.num_rows))
+    recorder.record("times that cannot bind", ProblemSize.of(prepared.field, memory.num_rows))
     contraction = contract(prepared.field, memory)
     if contraction is None or contraction.memory.is_infeasible():
-        recorder.record("followers", Size(0, 0, 0, 0))
+        recorder.record("followers", ProblemSize(0, 0, 0, 0))
         return tuple(recorder.steps), None
-    recorder.record("followers", Size.of(contraction.field, contraction.memory.num_rows))
+    recorder.record("followers", ProblemSize.of(contraction.field, contraction.memory.num_rows))
     contraction = contraction.restrict(undominated(contraction.field, contraction.memory))
-    recorder.record("dominated strategies", Size.of(contraction.field, contraction.memory.num_rows))
+    recorder.record("dominated strategies", ProblemSize.of(contraction.field, contraction.memory.num_rows))
     if contraction.memory.is_infeasible():
         return tuple(recorder.steps), None
     contraction, _ = fix_unconstrained(contraction)
-    recorder.record("parts no limit binds", Size.of(contraction.field, contraction.memory.num_rows))
+    recorder.record("parts no limit binds", ProblemSize.of(contraction.field, contraction.memory.num_rows))
     reduced = eliminate(contraction.field, keep=contraction.memory.resource_users())
-    recorder.record("degree at most 2", Size.of(reduced.field, contraction.memory.num_rows))
+    recorder.record("degree at most 2", ProblemSize.of(reduced.field, contraction.memory.num_rows))
     parts = split(reduced.field, contraction.memory)
     largest = parts.parts[0] if parts.parts else None
-    after = Size(0, 0, 0, 0) if largest is None else Size.of(largest.field, largest.memory.num_rows)
+    after = ProblemSize(0, 0, 0, 0) if largest is None else ProblemSize.of(largest.field, largest.memory.num_rows)
     recorder.record(f"largest of {len(parts.parts)} components" if parts.parts else "no component left", after)
     return tuple(recorder.steps), Presolved(parts, prepared, contraction, reduced)
