@@ -121,7 +121,7 @@ def solve(
     effort, crew = Effort(solver, top_k, time_limit, seed, settings), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
-    crew.get_ready()
+    crew.start_workers()
     end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
     request = JobRequest(
         model,

@@ -207,8 +207,8 @@ def first_tries(
     return [best[stages] for stages in sorted(best)]
 
 
-def roomy_try(
-    space: list[Configuration], global_batch: int, seems_roomy: Callable[[Configuration], bool]
+def fitting_try(
+    space: list[Configuration], global_batch: int, seems_to_fit: Callable[[Configuration], bool]
 ) -> Configuration | None:
     """Return the configuration to try before all that is set up by hand; None if there is none of that kind.
 
@@ -219,7 +219,7 @@ def roomy_try(
     Args:
         space: Configurations.
         global_batch: Samples per step.
-        seems_roomy: Returns whether a device seems to have room for all that blocks keep.
+        seems_to_fit: Returns whether a device seems to have room for all that blocks keep.
     """
 
     def order(configuration: Configuration) -> tuple[float, ...]:
@@ -231,7 +231,7 @@ def roomy_try(
         mesh = chosen.setdefault(configuration.num_stages, configuration.mesh)
         if configuration.mesh != mesh or global_batch < configuration.num_microbatches * mesh.size:
             continue
-        if seems_roomy(configuration):
+        if seems_to_fit(configuration):
             return configuration
     return None
 

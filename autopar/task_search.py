@@ -1,8 +1,8 @@
-"""Searches that say when there is no hope, and look in host memory then.
+"""Searches that end once it is proven that no plan fits, and are repeated with host memory then.
 
-Whether a search has any hope is asked where nothing fits of what is set up by hand, and again, if there was no time to
-tell, after some seconds without a plan: the thriftiest plan is what it begins with then. That is found out a step at a
-time, for a plan may come meanwhile, and workers wait for the one who asks.
+The plan with least memory is looked for where no constructed plan fits, and again, if time was too short, after some
+seconds without a plan: if it fits, it is the first incumbent; if it does not, the search ends. The work is done a step
+at a time, for a plan may come meanwhile, and workers wait for the process that does it.
 
 Where nothing is found that fits on the devices alone, all is searched again with what may lie in host memory: copies
 make no plan faster that fits without them, and weighing them takes time where memory is short.
@@ -67,14 +67,16 @@ def search_plans(
 
     def tried(one: Task, effort: Effort, *, is_last: bool) -> tuple[SearchContext, Outcome]:
         start, limit = time.monotonic(), effort.time_limit or math.inf
-        hope = Hope(one, progress, should_stop, start + limit, known if is_last else None)
-        context = one.context(effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem)
-        context = replace(context, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
+        watch = FeasibilityWatch(one, progress, should_stop, start + limit, known if is_last else None)
+        context = one.context(effort, progress=watch.progress, should_stop=watch.should_stop, on_problem=on_problem)
+        context = replace(
+            context, time_limit=max(0.0, start + limit - time.monotonic()), least_memory_plan=watch.least_memory_plan
+        )
         if known is not None:
             context = replace(context, settings=replace(context.settings, overtime_seconds=0.0))
         outcome = search(one.space, context, engine.open_executor)
         if known is None or is_last:
-            hope.rescue(outcome, late=late or known is not None)
+            watch.rescue(outcome, late=late or known is not None)
         return context, outcome
 
     context, outcome = tried(task.on_device, effort, is_last=not reserve)
@@ -92,7 +94,7 @@ def search_plans(
     return outcome
 
 
-class Hope:
+class FeasibilityWatch:
     """Watches a search; it is told of progress and asked whether to stop.
 
     Args:
@@ -132,7 +134,7 @@ class Hope:
         self._progress(progress)
 
     def should_stop(self) -> bool:
-        """Whether the caller wants to stop, or there is no hope."""
+        """Whether the caller wants to stop, or no plan fits."""
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
@@ -147,7 +149,7 @@ class Hope:
         return self.lost
 
     def _ask(self, steps: float = math.inf) -> None:
-        """Find out in so many steps whether there is any hope; once the search is to have ended there is no time."""
+        """Look for the plan with least memory, at most `steps` steps; not after the end of the search."""
         limit, now = self._task.job.memory_limit, time.monotonic()
         if self._looking is None:
             if now > self._end:
@@ -166,7 +168,7 @@ class Hope:
                 is_known = found.complete or found.candidate is not None
                 self.lost = is_known and found.bytes > limit * (1.0 if found.complete else SURE)
 
-    def spare(self) -> Candidate | None:
+    def least_memory_plan(self) -> Candidate | None:
         """Return the thriftiest plan, or one that is known, if it fits and there is time to look for it."""
         if self._found is None:
             self._ask()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.integer import least_whole, objective_of_rows
+from autopar.bounds.integer import integer_bound, objective_of_rows
 from autopar.bounds.master_problem import step_program
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.step_time import Pipeline, Split, step_time
@@ -137,7 +137,7 @@ def test_no_choice_is_faster_than_the_integer_bound(model: str, num_microbatches
         column_generation.step(_solve, np.inf, lambda _: None, memory=False)
     ceiling = 1.001 * min(seconds.values())
 
-    least = least_whole(found, column_generation, ceiling, _budget(_instance(found)))
+    least = integer_bound(found, column_generation, ceiling, _budget(_instance(found)))
 
     assert least.choice is not None
     assert column_generation.bound <= least.bound <= min(seconds.values()) * (1 + TOLERANCE)

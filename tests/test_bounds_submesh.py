@@ -9,7 +9,7 @@ import pytest
 from autopar.bounds.microbatch import UNKNOWN
 from autopar.bounds.roofline import scales
 from autopar.bounds.saved_values import main_kind
-from autopar.bounds.submesh_tables import inner_mesh, passes_alone, placements
+from autopar.bounds.submesh_tables import inner_mesh, placements, tables_of_passes
 from autopar.bounds.transfer import MEMORY_RUNGS, TransferBounds
 from autopar.configuration import Configuration, Family, families
 from autopar.cost import Overlap
@@ -57,7 +57,7 @@ def _restricted(name: str, samples: int, shape: tuple[int, ...], mode: str = "tr
     own = folded(name, mode, samples // dp)
     found = Constraints().tables(own, rules(name, mode), Mesh.of(outer=outer, inner=inner), COSTS)
     assert found is not None
-    return passes_alone(found, DataMajor.of(own, workload(name, mode).batch_dims_of(own), None))
+    return tables_of_passes(found, DataMajor.of(own, workload(name, mode).batch_dims_of(own), None))
 
 
 def _minor(numbers: IntArray, rank: int) -> IntArray:
@@ -209,7 +209,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     search = _task().context(Effort())
     space = list(_space())
     transfer_bounds = TransferBounds(search.folded, search.roofline, search.costs.stack, search.global_batch)
-    assert all(transfer_bounds._alone(family[0]) == UNKNOWN for family in space)
+    assert all(transfer_bounds._from_submesh(family[0]) == UNKNOWN for family in space)
     bench = Workbench(search, portable=False)
     before = _with_room(transfer_bounds, space, search)[0][0]
     for mesh, samples in sorted(_submeshes(space), key=str):
@@ -270,7 +270,7 @@ def test_paces_are_told_of_divisors_only() -> None:
 
     def seconds(samples: int, inner: int = 2) -> float:
         own = Configuration(2, Mesh.of(dp=2, outer=2, inner=inner), 24 // samples, "1f1b")
-        return transfer_bounds._alone(own).seconds
+        return transfer_bounds._from_submesh(own).seconds
 
     assert seconds(8) == found.joint.seconds
     assert seconds(4) == found.joint.seconds / 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.api import plan_task
-from autopar.configuration import Configuration, configurations, first_tries, roomy_try
+from autopar.configuration import Configuration, configurations, first_tries, fitting_try
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.executor import InProcessExecutor
@@ -41,10 +41,10 @@ def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> No
     def samples(configuration: Configuration) -> int:
         return 256 // configuration.num_microbatches
 
-    most = roomy_try(space, 256, lambda configuration: True)
-    some = roomy_try(space, 256, lambda configuration: samples(configuration) <= 64)
-    piped = roomy_try(space, 256, lambda own: samples(own) <= 64 and own.num_stages > 1)
-    few = roomy_try(space, 256, lambda configuration: samples(configuration) < configuration.mesh.size)
+    most = fitting_try(space, 256, lambda configuration: True)
+    some = fitting_try(space, 256, lambda configuration: samples(configuration) <= 64)
+    piped = fitting_try(space, 256, lambda own: samples(own) <= 64 and own.num_stages > 1)
+    few = fitting_try(space, 256, lambda configuration: samples(configuration) < configuration.mesh.size)
 
     assert most is not None
     assert some is not None
@@ -53,7 +53,7 @@ def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> No
     assert (some.num_stages, some.mesh.shape, some.num_microbatches) == (1, (8, 8), 4)
     assert (piped.num_stages, piped.mesh.shape, piped.num_microbatches) == (2, (4, 8), 4)
     assert few is None, "a sample for each device at least"
-    assert roomy_try([], 256, lambda configuration: True) is None
+    assert fitting_try([], 256, lambda configuration: True) is None
 
 
 @pytest.mark.parametrize("name", ["bert-base", pytest.param("resnet50", marks=pytest.mark.slow)])
@@ -67,11 +67,11 @@ def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
     assert "no recompute" in plan.summary
     peak = max(stage.peak for stage in plan.simulated.stages)
 
-    def seems_roomy(limit: float) -> bool:
-        return replace(search, memory_limit=limit).memory_bounds.seems_roomy(task.space[0])
+    def seems_to_fit(limit: float) -> bool:
+        return replace(search, memory_limit=limit).memory_bounds.seems_to_fit(task.space[0])
 
-    assert seems_roomy(peak)
-    assert not seems_roomy(0.2 * peak)
+    assert seems_to_fit(peak)
+    assert not seems_to_fit(0.2 * peak)
 
 
 def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
@@ -80,9 +80,9 @@ def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     search = task.context(Effort(top_k=1))
 
     assert run_search(task.space, search, executor).candidates
-    roomy = roomy_try(task.space, search.global_batch, search.memory_bounds.seems_roomy)
-    assert executor.begun[0].family[0] == roomy
-    assert sum(search_task.urgent for search_task in executor.begun if search_task.work is TaskKind.BOUND) == 1
+    fitting = fitting_try(task.space, search.global_batch, search.memory_bounds.seems_to_fit)
+    assert executor.begun[0].family[0] == fitting
+    assert sum(search_task.needs_plan for search_task in executor.begun if search_task.kind is TaskKind.BOUND) == 1
 
     alone = [own for own in task.space if search.global_batch < own.num_microbatches * own.mesh.size]
     executor = _noting()

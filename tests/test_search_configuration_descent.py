@@ -96,19 +96,19 @@ def _climbed(
                 waiting.append((index, None, None))
             else:
                 assert search_task.cutoff == outcome.best
-                waiting.append((index, search_task.work, search_task.family))
-                done.append((search_task.work, search_task.family[0].num_microbatches))
+                waiting.append((index, search_task.kind, search_task.family))
+                done.append((search_task.kind, search_task.family[0].num_microbatches))
             index += 1
         if not waiting:
             return done, outcome
-        number, work, family = waiting.pop(0)
-        if work is None or family is None:
+        number, kind, family = waiting.pop(0)
+        if kind is None or family is None:
             series.record_finding(number, None)
             continue
         count = family[0].num_microbatches
-        found = finds.get(count) if work is TaskKind.ADVANCE else None
+        found = finds.get(count) if kind is TaskKind.ADVANCE else None
         plan = None if found is None else _candidate(found, family[0])
-        is_final = final and work is TaskKind.ADVANCE
+        is_final = final and kind is TaskKind.ADVANCE
         series.record_finding(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
 
 
@@ -161,7 +161,7 @@ def test_it_does_not_go_on_for_ever() -> None:
     while not series.is_over(done):
         search_task = series.next_task(done)
         assert search_task is not None
-        series.record_finding(done, Finding(1.0, None, 0, is_final=search_task.work is TaskKind.ADVANCE))
+        series.record_finding(done, Finding(1.0, None, 0, is_final=search_task.kind is TaskKind.ADVANCE))
         done += 1
     assert done == 2 * FAILURES
     assert len(outcome.finished_nodes(plain)) == FAILURES
@@ -226,7 +226,7 @@ class _Recorded(InProcessExecutor):
         found = super().wait(seconds)
         for number, finding in found:
             search_task = self._at_work.pop(number)
-            if search_task.work is TaskKind.ADVANCE and finding.is_final and not search_task.branches:
+            if search_task.kind is TaskKind.ADVANCE and finding.is_final and not search_task.branches:
                 self.finished.add(search_task.family)
         return found
 

@@ -319,11 +319,11 @@ def test_workers_go_on_where_others_stopped() -> None:
     task = _tight()
     search = task.context(Effort())
     configuration = min(task.space, key=lambda c: search.roofline.seconds(c, task.job.global_batch))
-    bounding = SearchTask(TaskKind.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
+    bounding = SearchTask(TaskKind.BOUND, (configuration,), 0.0, float("inf"), needs_plan=True)
 
     def improved(executor: Executor) -> Finding:
         (first,) = _done(executor, 0, bounding)
-        search_task = replace(bounding, work=TaskKind.ADVANCE, bound=first.bound, urgent=False)
+        search_task = replace(bounding, kind=TaskKind.ADVANCE, bound=first.bound, needs_plan=False)
         if isinstance(
             executor, ProcessExecutor
         ):  # its owner is busy with the same again, so that the other one takes it

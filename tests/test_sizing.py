@@ -431,7 +431,7 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
     fits = short_task("mlp-xs", 2)
 
     for own, lost in ((task, True), (fits, False)):
-        watch = task_search.Hope(own, lambda _: None, lambda: False)
+        watch = task_search.FeasibilityWatch(own, lambda _: None, lambda: False)
         watch._began -= 2 * task_search.PATIENCE
         assert not watch.should_stop()  # nothing was looked at so far
         watch.progress(Progress("begin"))
@@ -458,7 +458,7 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         return nothing if len(asked) == 1 else replace(nothing, complete=True, is_cut=False)
 
     monkeypatch.setattr(task_search, "look", look)
-    watch = task_search.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch = task_search.FeasibilityWatch(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
     watch._began -= 2 * task_search.PATIENCE
 
@@ -481,7 +481,7 @@ def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPat
         return Thrifty(None, math.inf, 0.0, complete=True, is_cut=False)
 
     monkeypatch.setattr(task_search, "look", look)
-    watch = task_search.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch = task_search.FeasibilityWatch(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
     watch._began -= 2 * task_search.PATIENCE
 
@@ -490,7 +490,7 @@ def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPat
     watch.progress(Progress("begin", incumbent=1.0))
     assert not watch.should_stop()
     assert steps == [0, 1]
-    assert watch.spare() is None  # where one is needed, all the rest is done at once
+    assert watch.least_memory_plan() is None  # where one is needed, all the rest is done at once
     assert len(steps) == 100
 
 
@@ -515,11 +515,11 @@ def test_a_search_begins_with_whatfits() -> None:
 
 def test_nothing_that_is_too_large_is_begun_with() -> None:
     for task, is_lost in ((short_task("mlp-xs", 2, 1.0e3), True), (short_task("mlp-xs", 2), False)):
-        watch = task_search.Hope(task, lambda _: None, lambda: False)
-        spare = watch.spare()
+        watch = task_search.FeasibilityWatch(task, lambda _: None, lambda: False)
+        spare = watch.least_memory_plan()
         assert (spare is None) == watch.lost == is_lost
-        over = task_search.Hope(task, lambda _: None, lambda: False, time.monotonic() - 1.0)
-        assert over.spare() is None  # nobody looks for it once the search is to have ended
+        over = task_search.FeasibilityWatch(task, lambda _: None, lambda: False, time.monotonic() - 1.0)
+        assert over.least_memory_plan() is None  # nobody looks for it once the search is to have ended
         assert not over.lost
 
 
@@ -549,7 +549,9 @@ def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
         return Thrifty(None, 0.0, 0.0, complete=True, is_cut=False)
 
     monkeypatch.setattr(task_search, "look", look)
-    watch = task_search.Hope(task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0))
+    watch = task_search.FeasibilityWatch(
+        task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0)
+    )
     watch.progress(Progress("begin"))
     watch._began -= 2 * task_search.PATIENCE
 

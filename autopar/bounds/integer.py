@@ -46,7 +46,7 @@ class IntegerBound:
     choice: Choice | None
 
 
-def least_whole(tables: Tables, column_generation: ColumnGeneration, ceiling: float, budget: Budget) -> IntegerBound:
+def integer_bound(tables: Tables, column_generation: ColumnGeneration, ceiling: float, budget: Budget) -> IntegerBound:
     """Lower bound on all plans below a ceiling, and the best choice found.
 
     - *Relaxes*: gradients that blocks inside the chain reduce late, and which blocks of a kind have which recompute

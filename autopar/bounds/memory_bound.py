@@ -121,7 +121,7 @@ class MemoryBounds:
             self._recompute_of[configuration] = self._least_recompute(configuration)
         return self._recompute_of[configuration]
 
-    def seems_roomy(self, configuration: Configuration) -> bool:
+    def seems_to_fit(self, configuration: Configuration) -> bool:
         """Whether evenly divided saved values seem to fit without recompute: an estimate, not a bound."""
         samples = self._samples(configuration)
         folded = self._folded(samples)

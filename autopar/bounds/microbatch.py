@@ -84,7 +84,7 @@ COLD_START = WarmStart(UNKNOWN, ())
 """No earlier work."""
 
 
-def launched(tables: Tables, pipeline: Pipeline) -> float:
+def host_launch_bound(tables: Tables, pipeline: Pipeline) -> float:
     """Lower bound on the step from the host alone, which launches the kernels of every block."""
     counts = np.array([kind.count for kind in tables.folded.kinds])
     microbatch = float(counts @ tables.host_seconds.sum(axis=1))

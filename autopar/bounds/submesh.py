@@ -7,9 +7,9 @@ argues which terms are valid for every data-parallel axis.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autopar.bounds.microbatch import MicrobatchBound, launched
+from autopar.bounds.microbatch import MicrobatchBound, host_launch_bound
 from autopar.bounds.saved_values import main_kind
-from autopar.bounds.submesh_tables import passes_alone
+from autopar.bounds.submesh_tables import tables_of_passes
 from autopar.cost import Overlap
 from autopar.formulate.data_major import DataMajor
 from autopar.formulate.linear_weights import kind_weights, problem, weights
@@ -58,14 +58,14 @@ def submesh_bounds(
         solve: Solves a placement problem within its limit of work.
     """
     mesh, folded = tables.mesh, tables.folded
-    restricted = passes_alone(tables, data)
+    restricted = tables_of_passes(tables, data)
     microbatch_bounds, work, num_cut = [], 0.0, 0
     for schedule in _SCHEDULES:
         pipeline = Pipeline(2, 1, schedule, overlap)  # several stages: no tail of a single stage
         weighting = weights(restricted, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
         instance = problem(restricted, weighting, name=f"{mesh} alone")
         limited = solve(instance)
-        bound = max(0.0, limited.solution.bound, launched(restricted, pipeline))
+        bound = max(0.0, limited.solution.bound, host_launch_bound(restricted, pipeline))
         microbatch_bounds.append(MicrobatchBound(bound * pipeline.num_groups / pipeline.rounds, ()))
         work, num_cut = work + limited.work, num_cut + limited.cut
     # A bound on one whole block is tighter for stages than the mean over all blocks.

@@ -43,7 +43,7 @@ def inner_mesh(mesh: Mesh) -> Mesh:
     return Mesh(tuple(free))
 
 
-def passes_alone(tables: Tables, data: DataMajor) -> Tables:
+def tables_of_passes(tables: Tables, data: DataMajor) -> Tables:
     """Restrict tables of the free axes to the terms of passes, without recompute, that are valid for every dp.
 
     Args:

@@ -282,7 +282,7 @@ class TransferBounds:
 
     def _transferred(self, first: Configuration) -> tuple[float, MicrobatchBound]:
         """Bounds from other configurations: on the step under any schedule, and on a microbatch."""
-        samples, microbatch_bound = self._samples(first), self._alone(first)
+        samples, microbatch_bound = self._samples(first), self._from_submesh(first)
         if first.num_stages == 1:
             steps = self._steps.get(first.mesh, {})
             return max((steps[many] for many in self._transferable(steps, samples)), default=0.0), microbatch_bound
@@ -300,7 +300,7 @@ class TransferBounds:
         least = self._roofline.microbatch_seconds(configuration.mesh, self._samples(configuration))
         return MicrobatchBound(max(microbatch_bound.seconds, least) + recompute, microbatch_bound.blocks)
 
-    def _alone(self, first: Configuration) -> MicrobatchBound:
+    def _from_submesh(self, first: Configuration) -> MicrobatchBound:
         """Bounds on a microbatch of a mesh of three axes from its free axes alone."""
         microbatch_bound = UNKNOWN
         if not is_data_major(first.mesh):

@@ -52,7 +52,7 @@ class Engine:
         """Whether this process executes the tasks."""
         return self.name == "local" and self.workers in (None, 1)
 
-    def get_ready(self) -> None:
+    def start_workers(self) -> None:
         """Start the server of worker processes early, so that it imports this package while the job is prepared."""
         if self.name == "local" and not self.is_here:
             from autopar.search.process_executor import open_server

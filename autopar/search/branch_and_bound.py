@@ -165,8 +165,8 @@ class _Phases:
     def _record_least_memory_plan(self) -> None:
         """Begin with the plan that needs least memory, if it fits."""
         context, outcome = self._context, self._outcome
-        if (spare := context.spare()) is not None:
-            finding = Finding(0.0, spare, 0)
+        if (least_memory_plan := context.least_memory_plan()) is not None:
+            finding = Finding(0.0, least_memory_plan, 0)
             self._clock.record_finding(finding)
             outcome.add_finding(finding, context.keep)
-            report_progress(context, outcome, "begin", 1, 1, 0.0, str(spare.configuration))
+            report_progress(context, outcome, "begin", 1, 1, 0.0, str(least_memory_plan.configuration))

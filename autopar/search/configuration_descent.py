@@ -79,10 +79,10 @@ class ConfigurationDescent(TaskSeries):
         if number is None:
             return None
         self._busy[index] = number
-        work = TaskKind.ADVANCE if self._turns[number] else TaskKind.BOUND
+        kind = TaskKind.ADVANCE if self._turns[number] else TaskKind.BOUND
         family, bound = self._space[number], self._bound(number)
         warm_start = self._transfer_bounds.warm_start(family)
-        return SearchTask(work, family, bound, self._outcome.best, hasty=math.inf, warm_start=warm_start)
+        return SearchTask(kind, family, bound, self._outcome.best, find_plan_below=math.inf, warm_start=warm_start)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""

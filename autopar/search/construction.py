@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autopar.bounds.transfer import TransferBounds
-from autopar.configuration import Family, first_tries, roomy_try
+from autopar.configuration import Family, first_tries, fitting_try
 from autopar.search.context import SearchContext
 from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome, status_of
@@ -36,21 +36,23 @@ class Construction(TaskSeries):
         self._search, self._outcome, self._transfer_bounds = search, outcome, transfer_bounds
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        roomy = roomy_try([*family_of], search.global_batch, search.memory_bounds.seems_roomy)
-        self._is_roomy = roomy is not None
-        self.lead = 0 if self._is_roomy else 1  # a plan there makes all other tries needless
-        self._tries = [family_of[first] for first in dict.fromkeys([*([] if roomy is None else [roomy]), *tries])]
+        fitting = fitting_try([*family_of], search.global_batch, search.memory_bounds.seems_to_fit)
+        self._has_fitting_try = fitting is not None
+        self.lead = 0 if self._has_fitting_try else 1  # a plan there makes all other tries needless
+        self._tries = [family_of[first] for first in dict.fromkeys([*([] if fitting is None else [fitting]), *tries])]
         self.count = len(self._tries)
         self.constructed: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
-        return self._worse >= self._search.settings.tries_worse or (self._is_roomy and bool(self._outcome.candidates))
+        return self._worse >= self._search.settings.tries_worse or (
+            self._has_fitting_try and bool(self._outcome.candidates)
+        )
 
     def next_task(self, index: int) -> SearchTask:
         """See `TaskSeries.next_task`."""
-        return SearchTask(TaskKind.BOUND, self._tries[index], 0.0, math.inf, urgent=True)
+        return SearchTask(TaskKind.BOUND, self._tries[index], 0.0, math.inf, needs_plan=True)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""

@@ -52,7 +52,7 @@ class SearchContext:
         host_room: Bytes of host memory per device.
         unequal: The space of pipelines whose stages have different meshes; None if there is none.
         rooflines: Roofline bound on each group of equal nodes.
-        spare: Returns the plan that needs least memory, if it fits; called if no construction fits.
+        least_memory_plan: Returns the plan that needs least memory, if it fits; called if no construction fits.
         settings: Constants that steer the search.
         memory_bounds: Lower bounds on memory, and on the recompute that memory enforces.
     """
@@ -76,7 +76,7 @@ class SearchContext:
     host_room: float = math.inf
     unequal: UnequalSpace | None = None
     rooflines: tuple[Roofline, ...] = ()
-    spare: Callable[[], Candidate | None] = _no_plan
+    least_memory_plan: Callable[[], Candidate | None] = _no_plan
     settings: SearchSettings = DEFAULT_SETTINGS
     memory_bounds: MemoryBounds = field(init=False)
 
@@ -87,7 +87,7 @@ class SearchContext:
 
     def portable(self) -> "SearchContext":
         """Return the context without callbacks of the caller, for worker processes."""
-        return replace(self, progress=silent, should_stop=never, on_problem=None, spare=_no_plan)
+        return replace(self, progress=silent, should_stop=never, on_problem=None, least_memory_plan=_no_plan)
 
     def least_bytes(self, configuration: Configuration) -> float:
         """Return a lower bound on the resident bytes of a device, whatever the plan."""

@@ -99,7 +99,7 @@ class Frontier(TaskSeries):
         """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well."""
         return self._outcome.threshold(self._context.keep) if priority is Priority.PLAIN else self._cutoff
 
-    def _stuck(self) -> float:
+    def _least_final_bound(self) -> float:
         """Return the least bound that no task raises further."""
         return min((node.bound for node in self.nodes if node.status is NodeStatus.DONE), default=math.inf)
 
@@ -126,7 +126,7 @@ class Frontier(TaskSeries):
             return least < self._cutoff and self._allows_outer_task(least)
         if self._unrelaxed(priority):
             return True
-        waits = self._idle[priority] >= self._settings.patience and least >= self._stuck()
+        waits = self._idle[priority] >= self._settings.patience and least >= self._least_final_bound()
         return least < self._cutoff and not waits
 
     def _unrelaxed(self, priority: Priority) -> bool:
@@ -160,8 +160,8 @@ class Frontier(TaskSeries):
         cutoff = self._relaxes_below(node.priority)
         tasks = (rung.raise_(node, self._known, cutoff) for rung in LADDER)
         task = next(own for own in tasks if own is not None)
-        self._busy[index] = number, task.work
-        self._outer_tasks += task.work is not TaskKind.SUBMESH and node.priority is Priority.OUTER_DATA_PARALLEL
+        self._busy[index] = number, task.kind
+        self._outer_tasks += task.kind is not TaskKind.SUBMESH and node.priority is Priority.OUTER_DATA_PARALLEL
         return task
 
     def _select(self, index: int, priority: Priority) -> int | None:
@@ -187,9 +187,9 @@ class Frontier(TaskSeries):
         """See `TaskSeries.record_finding`."""
         if finding is None:
             return
-        number, work = self._busy.pop(index)
+        number, kind = self._busy.pop(index)
         node, best = self.nodes[number], self._outcome.best
-        if work is TaskKind.SUBMESH:
+        if kind is TaskKind.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
             self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding)
             self._outcome.cut += finding.cut
@@ -197,7 +197,7 @@ class Frontier(TaskSeries):
             heapq.heappush(self._new[node.priority], (node.bound, number))
             self._report(node)
             return
-        if work is TaskKind.BOUND:
+        if kind is TaskKind.BOUND:
             self._transfer_bounds.record_finding(node.family, finding)
         node.bound = max(node.bound, finding.bound)
         self._outcome.add_finding(finding, self._context.keep)
@@ -205,12 +205,12 @@ class Frontier(TaskSeries):
         node.improves = own < node.best * (1 - OPTIMALITY_TOLERANCE)
         node.best = min(own, node.best)
         improved = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
-        node.advanced += work is TaskKind.ADVANCE
+        node.advanced += kind is TaskKind.ADVANCE
         if improved:
             self._idle = dict.fromkeys(Priority, 0)
-        self._idle[node.priority] += work is TaskKind.ADVANCE
-        node.status = status_of(finding, is_new=work is TaskKind.BOUND)
-        node.relaxed = not (finding.is_final and work is TaskKind.BOUND)
+        self._idle[node.priority] += kind is TaskKind.ADVANCE
+        node.status = status_of(finding, is_new=kind is TaskKind.BOUND)
+        node.relaxed = not (finding.is_final and kind is TaskKind.BOUND)
         self._outcome.record_standing(node.family, node.bound, node.status)
         if node.status is not NodeStatus.DONE:
             heapq.heappush((self._open if node.relaxed else self._new)[node.priority], (node.bound, number))

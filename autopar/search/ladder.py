@@ -102,8 +102,8 @@ class Relaxation:
             node.family,
             node.bound,
             cutoff,
-            urgent=not known.outcome.candidates,
-            hasty=best / known.context.settings.far,
+            needs_plan=not known.outcome.candidates,
+            find_plan_below=best / known.context.settings.far,
             warm_start=known.transfer_bounds.warm_start(node.family),
         )
 
@@ -120,8 +120,8 @@ class Advance:
 
     def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
-        urgent = not known.outcome.candidates
-        return SearchTask(TaskKind.ADVANCE, node.family, node.bound, known.outcome.best, urgent=urgent)
+        needs_plan = not known.outcome.candidates
+        return SearchTask(TaskKind.ADVANCE, node.family, node.bound, known.outcome.best, needs_plan=needs_plan)
 
 
 LADDER: Sequence[LowerBound] = (Submesh(), Relaxation(), Advance())

@@ -36,7 +36,7 @@ class NodeState:
         fastest: Per kind of block, the least recompute that constraints allow.
         flavours: Kinds of recompute that constraints allow.
         least_bytes: Per kind of recompute, a lower bound on the bytes of the fullest device.
-        urgent: Whether the search has no plan yet: the end then waits for one, but not for long.
+        needs_plan: Whether the search has no plan yet: the end then waits for one, but not for long.
         proves: Whether the bound is raised to single choices at the end, which may take longer than all before.
         warm_start: Bounds and placements known of the same microbatches under other schedules.
         cutoff: Step time in seconds above which plans are of no use.
@@ -60,7 +60,7 @@ class NodeState:
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self.flavours = constraints.flavours()
-        self.urgent = self.proves = False
+        self.needs_plan = self.proves = False
         self.warm_start = COLD_START
         self.cutoff = math.inf
         self.best: Candidate | None = None
@@ -110,7 +110,7 @@ class NodeState:
 
     def deadline(self) -> float:
         """Return when to stop, on the monotonic clock."""
-        return self.end + self.search.settings.overtime_seconds if self.urgent and self.best is None else self.end
+        return self.end + self.search.settings.overtime_seconds if self.needs_plan and self.best is None else self.end
 
     def target(self, cutoff: float) -> float:
         """Return the bound in seconds that is not raised further: the cutoff, or a bound near the incumbent."""

@@ -6,7 +6,7 @@ Dual prices of the master problem make it an integer problem (`bounds/integer.py
 import math
 import time
 
-from autopar.bounds.integer import WHOLE_WORK, least_whole
+from autopar.bounds.integer import WHOLE_WORK, integer_bound
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.node_state import NodeState
 from autopar.search.plan_finder import PlanFinder
@@ -70,7 +70,7 @@ class Proof:
         instance, _ = state.column_generation.priced()
         work, seconds = Work(WHOLE_WORK), max(0.0, state.deadline() - time.monotonic())
         budget = Budget(instance, seconds, None, math.inf, 0.0, state.search.should_stop, work=work)
-        found = least_whole(state.tables, state.column_generation, ceiling, budget)
+        found = integer_bound(state.tables, state.column_generation, ceiling, budget)
         state.work += work.done
         state.cut += work.left == 0.0
         if found.choice is not None:

@@ -12,7 +12,7 @@ from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.critical_path import CriticalPath
 from autopar.bounds.master_problem import MOST_APART, step_program
 from autopar.bounds.master_rows import StepProgram
-from autopar.bounds.microbatch import MicrobatchBound, launched
+from autopar.bounds.microbatch import MicrobatchBound, host_launch_bound
 from autopar.formulate.linear_weights import kind_weights, problem
 from autopar.formulate.tables import Slot
 from autopar.problem import Choice
@@ -143,7 +143,7 @@ class Relaxation:
             return bound
         hidden = 1.0 if state.pipeline.num_stages == 1 else 0.0
         solution = self._solver.solve(hidden=hidden, recompute=state.fastest, bounding=True, cutoff=cutoff - fixed)
-        bound = max(solution.bound, launched(state.tables, state.bounding)) + fixed
+        bound = max(solution.bound, host_launch_bound(state.tables, state.bounding)) + fixed
         if state.pipeline.num_stages > 1:
             seconds = (bound - fixed) * state.bounding.num_groups / state.bounding.rounds
             state.microbatch_bound = MicrobatchBound(

@@ -124,8 +124,8 @@ class RunnersUp(TaskSeries):
         state = self._cells[number]
         self._busy[index] = number
         family, branches = state.cell
-        work = TaskKind.BOUND if state.status is NodeStatus.NEW else TaskKind.ADVANCE
-        return SearchTask(work, family, bound, self._threshold(), branches=branches, starts=state.starts, proves=False)
+        kind = TaskKind.BOUND if state.status is NodeStatus.NEW else TaskKind.ADVANCE
+        return SearchTask(kind, family, bound, self._threshold(), branches=branches, starts=state.starts, proves=False)
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""

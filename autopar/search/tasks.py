@@ -29,24 +29,24 @@ class SearchTask:
     """A task of the search on one cell.
 
     Attributes:
-        work: Kind of task.
+        kind: Kind of task.
         family: The node: configurations that differ in the schedule only.
         bound: Lower bound on its plans known so far, in seconds.
         cutoff: Step time in seconds above which plans are of no use.
-        urgent: Whether the search has no plan yet.
-        hasty: Bound in seconds below which a relaxation also looks for a plan that fits.
+        needs_plan: Whether the search has no plan yet.
+        find_plan_below: Bound in seconds below which a relaxation also looks for a plan that fits.
         warm_start: Bounds and placements known of the same microbatches under other schedules.
         branches: Restrictions of the plans.
         starts: Choices to consider first, of the tables under these branches.
         proves: Whether the bound is raised to single choices; runners-up need no proof.
     """
 
-    work: TaskKind
+    kind: TaskKind
     family: Family
     bound: float
     cutoff: float
-    urgent: bool = False
-    hasty: float = 0.0
+    needs_plan: bool = False
+    find_plan_below: float = 0.0
     warm_start: WarmStart = COLD_START
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()

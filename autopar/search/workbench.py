@@ -116,7 +116,7 @@ class Workbench:
 
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
-        if task.work is TaskKind.SUBMESH:
+        if task.kind is TaskKind.SUBMESH:
             first = task.family[0]
             samples = self._search.global_batch // first.num_microbatches
             microbatch_bounds = self._submesh_bound(first.mesh, samples, end)
@@ -133,14 +133,14 @@ class Workbench:
             return Finding(float("inf"), None, 0)
         known = node.state
         cut, work = known.cut, known.work
-        match task.work:
+        match task.kind:
             case TaskKind.BOUND:
                 bound = max(task.bound, node.relax(task.cutoff))
-                if task.urgent or bound < task.hasty:
+                if task.needs_plan or bound < task.find_plan_below:
                     node.relaxation.find_plan()
             case TaskKind.ADVANCE:
                 bound = node.advance(task.bound, task.cutoff)
-        is_final = node.exhausted or (task.work is TaskKind.BOUND and bound >= task.cutoff)
+        is_final = node.exhausted or (task.kind is TaskKind.BOUND and bound >= task.cutoff)
         if not is_final:
             self._keep_node(task.cell, node)
         return Finding(
@@ -211,7 +211,7 @@ class Workbench:
                 node = _unpacked(state, node)
         if node is not None:
             known = node.state
-            known.end, known.urgent, known.warm_start = end, task.urgent, task.warm_start
+            known.end, known.needs_plan, known.warm_start = end, task.needs_plan, task.warm_start
             known.proves = task.proves
         return node
 
