@@ -22,8 +22,8 @@ RISE, IDLE = 1e-3, 2
 """The loop also ends after `IDLE` rounds in a row in which neither program moved by more than a share `RISE`."""
 
 SMALL_STAGES = 32
-"""Stages up to which the cut LP takes less time than the placement problems of two prices: the bound is then recomputed
-after each level of memory prices."""
+"""Stages up to which the cut LP takes less time than a placement problem at further prices: the bound is then
+recomputed after each level of memory prices."""
 
 TaskOf = Callable[[Configuration], tuple[TaskOrder, RemainingCosts]]
 """Returns the order of the tasks of a pipeline, and what it needs besides repeated blocks."""

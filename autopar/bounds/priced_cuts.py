@@ -28,15 +28,11 @@ LEVELS = 8
 MOST_PRICES = 8
 """Most price vectors per round; stages with similar prices share one."""
 
-MEMORY_PRICES = (1.0, 0.35)
-"""Standard prices of a device of memory, relative to the pass seconds of all blocks for one microbatch. The longer the
-step, the smaller the share of it that memory saves."""
-
 LEAST_LEVEL = 1.0
 """The last level of microbatches in flight: of a stage that holds little while other stages are at their peaks."""
 
 LINK_PRICE = 0.05
-"""Price of a link second at standard memory prices, in seconds of passes: most of it is hidden. Traffic after the last
+"""Price of a link second beside a price of memory, in seconds of passes: most of it is hidden. Traffic after the last
 pass has no price: steps rarely wait for it, and a price would make a cut weak."""
 
 SAME_LEVEL = 0.05
@@ -276,7 +272,10 @@ class CutGenerator:
     def price_memory(
         self, order: TaskOrder, remaining: RemainingCosts, levels: Sequence[float], enough: float = math.inf
     ) -> None:
-        """Add cuts at standard prices of memory, a high and a low one per level.
+        """Add cuts at a standard price of memory per level.
+
+        A device of memory costs the pass seconds of all blocks for one microbatch: the longer the step, the smaller the
+        share of it that memory saves. A second, lower price per level raised no bound (docs/benchmarks/ablation.md).
 
         Buffers of consecutive blocks have a price only if every group certainly has consecutive blocks; otherwise such
         a cut is weak.
@@ -301,13 +300,12 @@ class CutGenerator:
         )
         least_of_group = 0 if most_of_group is None else remaining.blocks - most_of_group * (order.num_groups - 1)
         for level in levels:
-            for share in MEMORY_PRICES:
-                prices[Component.RESIDENT] = share * device_price
-                prices[Component.KEPT] = level * prices[Component.RESIDENT]
-                prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / remaining.blocks
-                prices[Component.RUNNING] = 0.0 if order.schedule.splits else prices[Component.BUFFERS]
-                prices[Component.NEXT_BUFFERS] = prices[Component.BUFFERS] * (least_of_group > order.num_chunks)
-                self._add_cut(prices)
+            prices[Component.RESIDENT] = device_price
+            prices[Component.KEPT] = level * prices[Component.RESIDENT]
+            prices[Component.BUFFERS] = prices[Component.RESIDENT] * order.num_groups / remaining.blocks
+            prices[Component.RUNNING] = 0.0 if order.schedule.splits else prices[Component.BUFFERS]
+            prices[Component.NEXT_BUFFERS] = prices[Component.BUFFERS] * (least_of_group > order.num_chunks)
+            self._add_cut(prices)
 
     def _add_cut(self, prices: FloatArray) -> bool:
         """Price a block and add the cut; return whether the cut is tighter than known ones or a choice is new."""
