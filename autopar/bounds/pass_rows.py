@@ -9,9 +9,10 @@ backward  >= (1 - s) c + (1 - s (1 - k)) w + e' x + a       joint only
 backward  >= c + w + e' x + e a                             joint only
 ```
 
-Look here for how the maxima of the overlap formula become linear rows: one per term, and tangents of the smooth maximum
-of host and device. c are kernel seconds, w those of weight gradients, x communication that is waited for, a gathers;
-s, e, e' and k are the saving, the least prices of gathers and waits, and the weight cover of the overlap model.
+Look here for how the maxima of the overlap formula become linear rows: one per term, and a tangent of the smooth
+maximum of host and device. c are kernel seconds, w those of weight gradients, x communication that is waited for, a
+gathers; s, e, e' and k are the saving, the least prices of gathers and waits, and the weight cover of the overlap
+model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,6 @@ from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-
-HOST_RATIOS = (0.5, 1.0, 2.0)
-"""Ratios of device to host seconds at which the smooth maximum of both (`launched`) has a tangent row."""
 
 
 class PassRows:
@@ -97,8 +95,9 @@ class PassRows:
     ) -> None:
         """Write the rows of one pass.
 
-        Each term is a lower bound of the device's seconds. With `host` seconds of kernel launches, tangents of the
-        smooth maximum of host and device are lower bounds as well. With copies of `link` seconds per share of the
+        Each term is a lower bound of the device's seconds. With `host` seconds of kernel launches, the
+        tangent of the smooth maximum of host and device (`launched`) where both are equal is a lower bound as well;
+        tangents elsewhere raised no bound (docs/benchmarks/ablation.md). With copies of `link` seconds per share of the
         limit, the pass takes at least as long as the copies, and exposes a part of them.
         """
         flavours = len(self._slot_counts.flavours)
@@ -108,9 +107,9 @@ class PassRows:
             self._rows.add({name: 1.0, COPIED: -link})
         for term in terms:
             self._rows.add(exposed, self._slot_counts.of_kind(kind, term, flavour))
-            for ratio in HOST_RATIOS if host else ():
-                scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
-                device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
+            if host:
+                scale = 2 ** (1 / LAUNCH_EXPONENT - 1)
+                device = {slot: factor * scale for slot, factor in term.items()}
                 self._rows.add(exposed, self._slot_counts.of_kind(kind, device, flavour), host * scale * of_flavour)
         if host:
             self._rows.add(exposed, None, host * of_flavour)
