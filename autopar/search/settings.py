@@ -1,7 +1,7 @@
 """The constants that steer the search: one record, which a caller may replace (`autopar.solve(settings=...)`).
 
 They divide the time of the search between its parts. No setting changes which plans or bounds are valid. Tolerances of
-numerics stay in the modules that need them.
+numerics stay in the modules that need them. A row is one of docs/benchmarks/ablation.md: what the search loses without.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ class NodeSettings:
 
     Attributes:
         heavy_kinds: Kinds of blocks whose own least time is solved for; the others count as free in that bound.
-        relaxed_steps: Column-generation steps of a relaxation.
+        relaxed_steps: Column-generation steps of a relaxation. Row 1: with one step the bound of bert-large-16 is 0.6 %
+            lower.
         hurried_steps: Column-generation steps while there is no plan at all.
         memory_steps: Column-generation steps of one task under the memory limit.
         most_steps: Column-generation steps of a node, at most.
@@ -89,15 +90,20 @@ class SearchSettings:
         late_seconds: Seconds before the end of a time limit that are kept for raising bounds by transfer, at most.
         late_share: Share of a time limit that is kept for that, at most.
         tries_worse: Numbers of stages in a row without a better plan after which construction ends.
-        settled: Constructed plans that are improved before the frontier opens, at most.
-        improve_every: Tasks of which one goes to a relaxed node: to that of the best plan, or to the least bound.
+        settled: Constructed plans that are improved before the frontier opens, at most. Row 4: without, the plan of
+            deepseek-v3-256 takes 1.98 times as long.
+        improve_every: Tasks of which one goes to a relaxed node: to that of the best plan, or to the least bound. Row
+            6: without, the plan of gpt3-175b-1024 takes 1.6 % longer.
         patience: Tasks in a row without a better plan after which nodes wait that cannot raise the least bound.
-        far: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits.
-        outer_tasks: Tasks on meshes with an outer data-parallel axis that are always allowed.
+        far: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits. Row 5: without,
+            the plan of deepseek-v3-256 takes 2.1 times as long.
+        outer_tasks: Tasks on meshes with an outer data-parallel axis that are always allowed. Row 2: without such tasks
+            the bound of bert-large-16 is 4.9 % lower. Row 3: without a limit bounds rise by 0.5 % in the mean.
         outer_share: Further such tasks, per task on other meshes.
         outer_times: Factor on both while the least bound is theirs and the gap is above `outer_gap`.
         outer_gap: Relative gap.
-        climb_share: Share of the time left that the local search over configurations may take.
+        climb_share: Share of the time left that the local search over configurations may take. Row 7: without this
+            search the plan of gpt3-175b-16 takes 1.43 times as long.
         climb_reach: Distance from the incumbent's configuration that it covers, in factors of two.
         climb_turns: Tasks per configuration beyond the relaxation.
         climb_failures: Configurations in a row without a better plan after which it ends.
