@@ -15,9 +15,6 @@ from autopar.search.node_state import NodeState
 from autopar.search.placement_solver import PlacementSolver
 from autopar.search.plan_finder import PlanFinder
 
-TRAFFIC_PRICES = (0.05, None)
-"""Prices of gradient traffic, as of `weights`: as if passes hid nearly all of it, and as if they hid none."""
-
 
 class MemoryFitting:
     """Solves the placement problem of a node under the memory limit, per kind of recompute.
@@ -60,8 +57,7 @@ class MemoryFitting:
             if split is None:
                 break
             enough = cutoff * self._slowdown(recompute)
-            for traffic in TRAFFIC_PRICES if state.pipeline.num_stages > 1 else TRAFFIC_PRICES[-1:]:
-                self._fit_split(split, recompute, traffic, enough)
+            self._fit_split(split, recompute, enough)
 
     def _slowdown(self, recompute: Recompute) -> float:
         """Return the step time with recompute of all blocks over that with the least recompute, at least 1.
@@ -76,13 +72,12 @@ class MemoryFitting:
             factors.append(float((weighting.factors * totals).sum()))
         return max(1.0, factors[0] / factors[1])
 
-    def _fit_split(self, split: Split, recompute: Recompute, traffic: float | None, cutoff: float) -> None:
+    def _fit_split(self, split: Split, recompute: Recompute, cutoff: float) -> None:
         """Solve the placement problem under the memory limit of the stages of a split, and consider its solution.
 
         Args:
             split: The stages.
             recompute: What all blocks recompute.
-            traffic: Price of gradient traffic, as of `weights`.
             cutoff: Cost in seconds above which solutions are of no use.
         """
         state = self._state
@@ -98,7 +93,6 @@ class MemoryFitting:
                 limit=limit,
                 start=start,
                 cutoff=cutoff,
-                traffic=traffic,
             )
             if solution.choice is None:
                 break

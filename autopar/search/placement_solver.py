@@ -32,7 +32,6 @@ class PlacementSolver:
         mixes: tuple[StageMix, ...] = (),
         limit: float = math.inf,
         start: Choice | None = None,
-        traffic: float | None = None,
     ) -> Solution:
         """Solve the placement problem of the node.
 
@@ -44,7 +43,6 @@ class PlacementSolver:
             mixes: Blocks per stage, for problems under the memory limit.
             limit: Bytes per device.
             start: Placements to start from.
-            traffic: Price of gradient traffic, as of `weights`.
         """
         state = self._state
         weighting = weights(
@@ -53,7 +51,7 @@ class PlacementSolver:
             recompute=recompute,
             hidden=hidden,
             bounding=bounding,
-            traffic=0.0 if bounding else traffic,
+            traffic=0.0 if bounding else None,
         )
         instance = problem(state.tables, weighting, mixes, limit, str(state.configuration))
         instance = self._with_recipes(instance)
