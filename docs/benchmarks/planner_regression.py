@@ -81,7 +81,7 @@ JOBS = {
 }
 
 LIMITED = {
-    "deepseek-v3-256": Job("deepseek-v3", 256, "h100", seconds=45),
+    "deepseek-v3-256": Job("deepseek-v3", 256, "h100", seconds=30),
     "gpt3-175b-16": Job("gpt3-175b", 16, "a100", seconds=30),
 }
 """Further jobs that their limit ends, for parts of the search that matter there only."""
