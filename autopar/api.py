@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack
+from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.folding.fold import Folded
@@ -52,7 +52,7 @@ def solve(
     optimizer: str = "adam",
     sync_batchnorm: bool = False,
     lora: str | Path | Lora | None = None,
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
     cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
@@ -267,7 +267,7 @@ def simulate_program(
     program: str | Path | Listing,
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
     trace: bool = True,
     bucket: float | None = None,
@@ -299,7 +299,7 @@ def open_program(
     program: str | Path | Listing,
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
 ) -> tuple[Program, CostModel, Folded]:
     """Return a verified program, what it costs, and its graph; arguments and errors as of `simulate_program`."""
@@ -342,7 +342,7 @@ def lower_plan(
     """
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
-    costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
+    costs = job_costs(plan.job, None if stack is None else resolve_stack(stack, cluster_from_dict(plan.job.cluster)))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, workload.rules(cache_dir=cache_dir)))
     return program, costs, folded

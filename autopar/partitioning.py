@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack
+from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.describe.one_line import summarise
 from autopar.errors import JobError, PlanError
 from autopar.limits import MAX_DEVICES
@@ -49,7 +49,7 @@ def partition(
     schedule: Sequence[Tactic],
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     mode: str = "train",
     global_batch: int | None = None,
     dims: Mapping[str, DimSize] | None = None,
@@ -99,7 +99,7 @@ def partition_steps(
     schedule: Sequence[Tactic],
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     mode: str = "train",
     global_batch: int | None = None,
     dims: Mapping[str, DimSize] | None = None,
@@ -118,7 +118,7 @@ def partition_steps(
     """
     devices = as_mesh(mesh)
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    software = stack if isinstance(stack, Stack) else load_stack(stack)
+    software = resolve_stack(stack, machine)
     groups = _groups(schedule)
     gpus = devices.size * groups
     check_request(gpus, machine, global_batch, memory_limit)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
+from autopar.cost import IDEAL, MIXED, NEAREST, CostModel, DtypePolicy, Stack, load_policy, resolve_stack
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.describe.one_line import summarise
@@ -103,7 +103,7 @@ class Predictor:
         self,
         degrees: Degrees,
         cluster: Cluster,
-        stack: Stack = DEFAULT,
+        stack: Stack = IDEAL,
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
@@ -141,7 +141,7 @@ class Predictor:
         self,
         degrees: Degrees,
         cluster: Cluster,
-        stack: Stack = DEFAULT,
+        stack: Stack = IDEAL,
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
@@ -161,7 +161,7 @@ class Predictor:
         self,
         degrees: Degrees,
         cluster: Cluster,
-        stack: Stack = DEFAULT,
+        stack: Stack = IDEAL,
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
@@ -227,7 +227,7 @@ class Predictor:
 
 def kernels(stack: Stack) -> Stack:
     """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
-    return replace(DEFAULT, attention=stack.attention)
+    return replace(IDEAL, attention=stack.attention)
 
 
 def predict(
@@ -235,7 +235,7 @@ def predict(
     degrees: Degrees,
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     mode: str = "train",
     dims: Mapping[str, DimSize] | None = None,
     memory_limit: float | None = None,
@@ -333,7 +333,7 @@ def open_setting(
     model: str | Path,
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     mode: str = "train",
     dims: Mapping[str, DimSize] | None = None,
     loss: str = "auto",
@@ -345,7 +345,7 @@ def open_setting(
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    software = stack if isinstance(stack, Stack) else load_stack(stack)
+    software = resolve_stack(stack, machine)
     workload = open_workload(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
         fusion=software.fusion, lora=lora, cache_dir=cache_dir,

@@ -10,6 +10,7 @@ from math import prod
 from autopar.cluster import PRESETS, Cluster
 from autopar.cost import CostModel, Stack, bundled_stacks, default_limit, load_policy
 from autopar.cost.collectives import widest_tier
+from autopar.cost.nearest import is_for
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.folding.fold import Folded
@@ -185,19 +186,15 @@ def _calibration(gpus: int, cluster: Cluster, stack: Stack) -> tuple[str, str]:
     device = cluster.device
     kind = "calibration"
     if stack.fit is None:
-        known = [own.name for own in bundled_stacks().values() if own.fit is not None and _is_for(own, cluster)]
+        known = [own.name for own in bundled_stacks().values() if own.fit is not None and is_for(own, cluster)]
         if known:
             return kind, f"step time not calibrated; for {device.name} there is --stack {' or '.join(known)}"
         return kind, f"step time not calibrated on {device.name}: it follows from the figures of the cluster alone"
-    if stack.clusters and not _is_for(stack, cluster):
+    if stack.clusters and not is_for(stack, cluster):
         names = dict.fromkeys(PRESETS[name].device.name for name in stack.clusters if name in PRESETS)
-        return kind, f"stack {stack.name} is calibrated on {', '.join(names) or 'other devices'}, not on {device.name}"
+        whose = ", ".join(names) or "other devices"
+        return kind, f"not calibrated on {device.name}: stack {stack.name} is, on {whose}; errors are taken to be wider"
     for valid in stack.fit.valid:
         if valid.name == "n_gpus" and not valid.low <= gpus <= valid.high:
             return kind, f"stack {stack.name} is calibrated on {valid.low:g} to {valid.high:g} GPUs, not on {gpus}"
     return kind, ""
-
-
-def _is_for(stack: Stack, cluster: Cluster) -> bool:
-    """Whether a stack was made for the devices of a cluster."""
-    return any(PRESETS[name].device == cluster.device for name in stack.clusters if name in PRESETS)

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, Stack, load_stack
+from autopar.cost import NEAREST, Stack, resolve_stack
 from autopar.pins import Pins
 from autopar.plan import DimSize
 from autopar.training import Lora
@@ -31,7 +31,8 @@ class JobRequest:
             each with those of its own samples, as frameworks do by default.
         lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
             `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
-        stack: What the software makes of the hardware: name, YAML file or record.
+        stack: What the software makes of the hardware: name, YAML file or record; "default" for the fitted one
+            nearest to the cluster, "ideal" for what its data sheet says.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing.
@@ -49,7 +50,7 @@ class JobRequest:
     optimizer: str = "adam"
     sync_batchnorm: bool = False
     lora: str | Path | Lora | None = None
-    stack: str | Path | Stack = DEFAULT
+    stack: str | Path | Stack = NEAREST
     precision: str = "mixed"
     pins: str | Path | Pins | Mapping[str, object] | None = None
     cache_dir: str | Path | None = None
@@ -66,9 +67,10 @@ class JobRequest:
         """Return the software stack.
 
         Raises:
+            ClusterError: If there is no such cluster, or its file is wrong.
             StackError: If there is no such stack, or its file is wrong.
         """
-        return self.stack if isinstance(self.stack, Stack) else load_stack(self.stack)
+        return resolve_stack(self.stack, self.load_cluster())
 
     def open_workload(self) -> Workload:
         """Return the model under the job; errors are those of `load_stack` and of `autopar.workload.open_workload`."""

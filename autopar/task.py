@@ -12,14 +12,15 @@ from autopar.bounds.roofline import roofline
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.configuration import Configuration, configurations
 from autopar.cost import (
-    DEFAULT,
+    IDEAL,
     MIXED,
+    NEAREST,
     CostModel,
     DtypePolicy,
     Stack,
     default_limit,
     load_policy,
-    load_stack,
+    resolve_stack,
     stage_limit,
 )
 from autopar.discover import Rules, discover
@@ -324,8 +325,8 @@ def make_job(
 
 
 def stored_stack(stack: Stack) -> dict[str, object]:
-    """Return what a job holds of a stack: nothing of the default one, as in plans that know of none."""
-    return {} if stack == DEFAULT else stack.to_dict()
+    """Return what a job holds of a stack: nothing of the ideal one, as in plans that know of none."""
+    return {} if stack == IDEAL else stack.to_dict()
 
 
 def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
@@ -344,7 +345,7 @@ def program_costs(
     gpus: int,
     *,
     cluster: str | Path | Cluster = "h100",
-    stack: str | Path | Stack = DEFAULT,
+    stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
 ) -> CostModel:
     """Return the cost model of a program on some number of devices; arguments as of `solve`.
@@ -354,7 +355,7 @@ def program_costs(
     """
     machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     check_request(gpus, machine, None, None)
-    return CostModel(machine, load_policy(precision), stack if isinstance(stack, Stack) else load_stack(stack))
+    return CostModel(machine, load_policy(precision), resolve_stack(stack, machine))
 
 
 NO_RULES = Rules({}, 0, 0, 0.0)

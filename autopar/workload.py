@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autopar import huggingface, models
 from autopar.collector import uncollected
-from autopar.cost import DEFAULT, Fusion, Stack, stack_from_dict
+from autopar.cost import IDEAL, Fusion, Stack, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
 from autopar.folding.fold import Folded, fold
@@ -360,7 +360,7 @@ def job_stack(job: Job) -> Stack:
     Raises:
         StackError: If what the job holds is none.
     """
-    return stack_from_dict(job.stack, "job.stack") if job.stack else DEFAULT
+    return stack_from_dict(job.stack, "job.stack") if job.stack else IDEAL
 
 
 def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: str | Path | None = None) -> Workload:

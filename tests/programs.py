@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster, Host
-from autopar.cost import DEFAULT, Fused, Stack
+from autopar.cost import IDEAL, Fused, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.program.again import run_again
@@ -57,7 +57,7 @@ class ExactCosts:
     bandwidth: float = 1.0
     latency: float = 0.0
     cluster: Cluster = _CLUSTER
-    stack: Stack = DEFAULT
+    stack: Stack = IDEAL
 
     def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
         """Return none: every op is a kernel of its own."""

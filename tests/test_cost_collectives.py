@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autopar.cluster import PRESETS, Cluster, Link, load_cluster
-from autopar.cost import DEFAULT, Collective, CostModel, devices_in_node
+from autopar.cost import IDEAL, Collective, CostModel, devices_in_node
 from autopar.cost.torus import rings
 from autopar.sharding import Axis
 
@@ -244,7 +244,7 @@ def test_names_of_axes_and_clusters_do_not_matter(name: str, collective: Collect
 def test_slowdowns_of_the_stack_lengthen_their_tier(
     cluster: Cluster, collective: Collective, axis: Axis, factor: float
 ) -> None:
-    both = CostModel(cluster, stack=DEFAULT.with_scalars(intra_slowdown=factor, inter_slowdown=factor))
+    both = CostModel(cluster, stack=IDEAL.with_scalars(intra_slowdown=factor, inter_slowdown=factor))
 
     seconds = CostModel(cluster).collective_seconds(collective, 1e8, axis)
 
@@ -270,7 +270,7 @@ def test_sends_cross_one_link() -> None:
 
 def test_overlap_slows_both_sides_by_the_factor_of_the_widest_link() -> None:
     """1.126 within a node and 1.02 between nodes, times that of the stack."""
-    stack = CostModel(load_cluster("h100"), stack=DEFAULT.with_scalars(overlap_slowdown=1.5))
+    stack = CostModel(load_cluster("h100"), stack=IDEAL.with_scalars(overlap_slowdown=1.5))
 
     assert [H100.overlap_slowdown(axis) for axis in (INSIDE, ACROSS, BOTH)] == [1.126, 1.02, 1.02]
     assert stack.overlap_slowdown(INSIDE) == pytest.approx(1.5 * 1.126)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import load_cluster
-from autopar.cost import DEFAULT, SCALARS, CostModel, Fit, FitSource, Stack, bundled_stacks, load_stack
+from autopar.cost import IDEAL, SCALARS, CostModel, Fit, FitSource, Stack, bundled_stacks, load_stack
 from autopar.cost.stack import Range, format_stack, parse_stack, stack_from_dict
 from autopar.errors import StackError
 from autopar.ir.graph import Op
@@ -66,8 +66,8 @@ def test_bundled_stacks_are_found_by_name_and_files_by_path(tmp_path: Path) -> N
 
 def test_the_default_is_no_other_than_a_stack_without_scalars() -> None:
     """A value at its default is the same as none, so that equal stacks compare equal."""
-    assert load_stack("default") == DEFAULT == Stack("default", scalars=(("gemm_efficiency", 1.0),))
-    assert DEFAULT.with_scalars(gemm_efficiency=0.9).with_scalars(gemm_efficiency=1.0) == DEFAULT
+    assert load_stack("default") == IDEAL == Stack("default", scalars=(("gemm_efficiency", 1.0),))
+    assert IDEAL.with_scalars(gemm_efficiency=0.9).with_scalars(gemm_efficiency=1.0) == IDEAL
 
 
 def test_a_fit_that_touches_a_bound_says_so() -> None:
@@ -159,9 +159,9 @@ def test_each_scalar_changes_the_ops_it_is_about_and_no_others() -> None:
     }
 
     def changed(**scalars: float) -> set[str]:
-        stack = DEFAULT.with_scalars(**scalars)
+        stack = IDEAL.with_scalars(**scalars)
         return {
-            name for name, (op, shapes) in ops.items() if seconds(stack, op, *shapes) != seconds(DEFAULT, op, *shapes)
+            name for name, (op, shapes) in ops.items() if seconds(stack, op, *shapes) != seconds(IDEAL, op, *shapes)
         }
 
     assert changed(gemm_efficiency=0.9) == {"product"}

@@ -30,7 +30,7 @@ from autopar.bounds.critical_path import PARTS, CriticalPath, has_path_bound, le
 from autopar.bounds.saved_values import most_shards
 from autopar.bounds.task_graph import is_truncated
 from autopar.configuration import Configuration
-from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
+from autopar.cost import ALONE, IDEAL, CostModel, DtypePolicy, is_view, op_bytes
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes, fused_ops, global_shapes, host_seconds, moved_bytes
 from autopar.folding.weight_gradients import weight_pass_ops
@@ -102,7 +102,7 @@ class Roofline:
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Lower bound on the step seconds of any plan of a configuration."""
         of_microbatch = self.microbatch_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
-        return of_microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
+        return of_microbatch * configuration.pipeline(IDEAL).rounds / configuration.num_stages
 
     def microbatch_seconds(self, mesh: Mesh, samples: float) -> float:
         """Least seconds of a microbatch through all stages, each on such a mesh."""
@@ -113,7 +113,7 @@ class Roofline:
 
         It is tightest if communication takes about the share `COMMUNICATION` of passes, and valid in any case.
         """
-        schedule, pipeline = SCHEDULES[configuration.schedule], configuration.pipeline(DEFAULT)
+        schedule, pipeline = SCHEDULES[configuration.schedule], configuration.pipeline(IDEAL)
         if pipeline.fills or not schedule.trains:
             return None
         repeated, rest = self.passes_seconds(configuration.mesh, global_batch / configuration.num_microbatches)

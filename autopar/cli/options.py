@@ -137,7 +137,8 @@ stack_option = click.option(
     show_default=True,
     metavar="NAME|FILE",
     shell_complete=complete_stack,
-    help="Software that runs the plan: one of `autopar stacks`, or a YAML file.",
+    help="Software that runs the plan: one of `autopar stacks` (ideal: what the data sheet says), or a YAML file; "
+    "default: the one nearest to the cluster of those that were fitted to measured steps.",
 )
 other_stack_option = click.option(
     "--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."

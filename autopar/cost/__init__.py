@@ -5,12 +5,13 @@ from autopar.cost.flops import op_flops
 from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.handover import Handed, Holding
 from autopar.cost.model import CostModel
+from autopar.cost.nearest import NEAREST, resolve_stack
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
 from autopar.cost.reserve import default_limit, reserve_bytes, stage_limit
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import (
-    DEFAULT,
+    IDEAL,
     SCALARS,
     Fit,
     FitSource,
@@ -25,11 +26,12 @@ from autopar.cost.traffic import is_view, op_bytes
 __all__ = [
     "ALONE",
     "BUCKET_BYTES",
-    "DEFAULT",
     "FP32",
     "FSDP",
+    "IDEAL",
     "MEGATRON_FP16",
     "MIXED",
+    "NEAREST",
     "POLICIES",
     "SCALARS",
     "Bucketed",
@@ -57,6 +59,7 @@ __all__ = [
     "op_flops",
     "reserve_bytes",
     "reshards",
+    "resolve_stack",
     "stack_from_dict",
     "stage_limit",
     "widest_tier",

@@ -33,7 +33,7 @@ from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.cost.products import PRODUCT_KINDS, op_products
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
-from autopar.cost.stack import DEFAULT, Stack
+from autopar.cost.stack import IDEAL, Stack
 from autopar.cost.traffic import PLAIN_SHARE, bandwidth_share, is_view, op_bytes
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
@@ -59,7 +59,7 @@ class CostModel:
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
-    stack: Stack = DEFAULT
+    stack: Stack = IDEAL
     slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

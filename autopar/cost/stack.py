@@ -184,7 +184,7 @@ class Stack:
     def __getitem__(self, name: str) -> float:
         """Return the value of a scalar, a key of `SCALARS`.
 
-        >>> Stack("mine", scalars=(("memory_traffic", 2.4),))["memory_traffic"], DEFAULT["host_launch"]
+        >>> Stack("mine", scalars=(("memory_traffic", 2.4),))["memory_traffic"], IDEAL["host_launch"]
         (2.4, 0.0)
         """
         return next((value for known, value in self.scalars if known == name), SCALARS[name].default)
@@ -239,8 +239,8 @@ class Stack:
         return data
 
 
-DEFAULT = Stack("default")
-"""The stack of a user who names none: what the cluster's description says, and nothing else."""
+IDEAL = Stack("ideal")
+"""What the cluster's description says, and nothing else: no time of the host, all that can overlap does."""
 
 
 def format_scalar(name: str, value: float) -> str:
@@ -268,8 +268,8 @@ class _FitFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: str
-    attention: str = DEFAULT.attention
-    fusion: str = DEFAULT.fusion
+    attention: str = IDEAL.attention
+    fusion: str = IDEAL.fusion
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -371,8 +371,8 @@ def format_stack(stack: Stack) -> str:
 
 @cache
 def bundled_stacks() -> Mapping[str, Stack]:
-    """Return the stacks known by name: the default one, then those that come with the package."""
-    stacks = {DEFAULT.name: DEFAULT}
+    """Return the stacks known by name: the ideal one, then those that come with the package."""
+    stacks = {IDEAL.name: IDEAL}
     for file in sorted(resources.files("autopar.cost").joinpath("stacks").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             stack = parse_stack(file.read_text(encoding="utf-8"), file.name)
@@ -390,7 +390,7 @@ def load_stack(name_or_path: str | Path) -> Stack:
     Raises:
         StackError: If there is no such stack or file, or the file is wrong.
 
-    >>> load_stack("default") == DEFAULT
+    >>> load_stack("ideal") == IDEAL
     True
     """
     path = Path(name_or_path)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import DEFAULT, CostModel, Overlap, Resharder, Stack
+from autopar.cost import IDEAL, CostModel, Overlap, Resharder, Stack
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
@@ -62,7 +62,7 @@ class Estimator:
 
     predictor: Predictor
     cluster: Cluster
-    stack: Stack = DEFAULT
+    stack: Stack = IDEAL
     policy: DtypePolicy = MIXED
     tables: dict[object, Table] = field(default_factory=dict, repr=False)
     _machines: dict[int, tuple[Cluster, int]] = field(default_factory=dict, repr=False)

@@ -6,6 +6,7 @@ from itertools import cycle
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
+from autopar.cost import IDEAL
 from autopar.cost.reserve import reserve_of
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -103,7 +104,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         step = simulated.step_seconds
         error = format_change(plan.objective, step)
         entries += [
-            ("step time", f"{format_seconds(step)}{_band(simulated)} simulated, {formula} ({error})"),
+            ("step time", f"{format_seconds(step)}{_band(plan, simulated)} simulated, {formula} ({error})"),
             ("spent on", _spent(simulated)),
             ("throughput", _throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
@@ -144,9 +145,11 @@ def why_stopped(search: SearchReport) -> str:
     return WHY_STOPPED.get(search.termination, search.termination)
 
 
-def _band(simulated: Simulated) -> str:
+def _band(plan: Plan, simulated: Simulated) -> str:
     """Return by how much measured steps have differed from simulated ones, if the software stack was calibrated."""
-    return "" if simulated.error is None else f" ± {100 * simulated.error:.1f} %"
+    if simulated.error is None:
+        return ""
+    return f" ± {100 * simulated.error:.1f} % (stack {plan.job.stack.get('name', IDEAL.name)})"
 
 
 def _throughput(plan: Plan, step: float) -> str:

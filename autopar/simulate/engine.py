@@ -14,6 +14,7 @@ from math import fsum, inf
 
 from autopar.cluster import Cluster
 from autopar.cost import Overlap
+from autopar.cost.nearest import step_error
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
@@ -235,7 +236,7 @@ def simulate(
         for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
     timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
-    error = costs.stack.fit.error if costs.stack.fit else None
+    error = step_error(costs.stack, costs.cluster)
     host = fullest_host(program, costs.cluster, [stage.host_bytes for stage in timelines])
     if not trace:
         return Timeline(sim.step, timelines, error, host=host)

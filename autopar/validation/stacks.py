@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import DEFAULT, Attention, Fusion
+from autopar.cost.stack import IDEAL, Attention, Fusion
 
 
 class Known(NamedTuple):
@@ -62,7 +62,7 @@ def meant_stack(framework: str, device: str, zero: int = 0) -> Stack:
     for known in STACKS:
         if re.search(known.framework, text, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
             return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
-    return DEFAULT
+    return IDEAL
 
 
 def stack_for(framework: str, device: str, zero: int = 0) -> Stack:
