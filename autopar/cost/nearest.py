@@ -1,8 +1,9 @@
 """The stack of a user who names none: the fitted one nearest to the cluster.
 
 A planner finds the optimism of its costs and lives there, so that figures of a data sheet alone are no default. Of the
-stacks that were fitted on the cluster's device the first in the order of `USUAL` is taken; where there is none, that of
-the device of the same kind whose peak and memory bandwidth are nearest, and the answer says that it is not calibrated.
+stacks that were fitted on the cluster's device, those with fused attention before those without, the first in the order
+of `USUAL` is taken; where there is none, that of the device of the same kind whose peak and memory bandwidth are
+nearest, and the answer says that it is not calibrated.
 """
 
 import math
@@ -63,8 +64,9 @@ def step_error(stack: Stack, cluster: Cluster) -> float | None:
     return error if not stack.clusters or is_for(stack, cluster) else WIDER * error
 
 
-def _rank(stack: Stack) -> int:
-    return next((order for order, name in enumerate(USUAL) if stack.name.startswith(name)), len(USUAL))
+def _rank(stack: Stack) -> tuple[bool, int]:
+    usual = next((order for order, name in enumerate(USUAL) if stack.name.startswith(name)), len(USUAL))
+    return stack.attention != "fused", usual
 
 
 def _distance(one: Device, other: Device) -> float:

@@ -78,7 +78,8 @@ class Calibration:
 def prepare(
     rows: Sequence[Row], name: str, cache_dir: str | Path | None = None, progress: ProgressCallback = silent
 ) -> list[Prepared]:
-    """Return the rows that a stack is for, lowered, at most `_MOST` of them."""
+    """Return the rows that a stack is for, and those it is pooled with, lowered, at most `_MOST` of them."""
+    names = {name, *(each for known in STACKS if known.name == name for each in known.pooled)}
     cases = []
     for group in batches(rows):
         for row in group:
@@ -86,7 +87,7 @@ def prepare(
                 case = express(row)
             except InexpressibleError:
                 continue
-            if case.stack.name == name:
+            if case.stack.name in names:
                 cases.append(case)
     if len(cases) > _MOST:
         cases = [cases[index * len(cases) // _MOST] for index in range(_MOST)]

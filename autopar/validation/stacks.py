@@ -14,7 +14,11 @@ from autopar.cost.stack import IDEAL, Attention, Fusion
 
 
 class Known(NamedTuple):
-    """A stack: patterns of framework (with "zero=3" behind it) and device, name, kernels, and its presets."""
+    """A stack: patterns of framework (with "zero=3" behind it) and device, name, kernels, and its presets.
+
+    A fit also takes the rows of the stacks that are `pooled`: where few rows of a software are known, what all of its
+    relatives have in common is what can be told.
+    """
 
     framework: str
     device: str
@@ -22,11 +26,15 @@ class Known(NamedTuple):
     attention: Attention
     fusion: Fusion
     clusters: tuple[str, ...]
+    pooled: tuple[str, ...] = ()
 
 
 _A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
 _H100 = ("h100", "h100-2x400", "h100-96", "h200")
 _V100 = ("v100", "v100-aws", "v100-dgx2")
+_TPU = ("tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x")
+_OF_CORE = ("megascale-a100", "megatron-ci-a100", "zero-bubble-a100", "internevo-a100")
+"""Software on A100 that is of Megatron-Core's kind: flash attention and fused chains."""
 
 STACKS = (
     Known(r"zero-bubble", r"A100", "zero-bubble-a100", "fused", "chains", _A100),
@@ -45,8 +53,11 @@ STACKS = (
     Known(r"functional test", r"A100", "megatron-ci-a100", "fused", "chains", _A100),
     Known(r"functional test", r"H100", "megatron-ci-h100", "fused", "chains", _H100),
     Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100),
-    Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100),
+    Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100, _OF_CORE),
     Known(r"mega", r"B[23]00", "megatron-b200", "fused", "chains", ("b200", "b300", "gb200", "gb300")),
+    Known(r"maxtext|paxml", r"H[12]00", "maxtext-h100", "fused", "chains", _H100),
+    Known(r"maxtext", r"TPU", "maxtext-tpu", "fused", "chains", _TPU),
+    Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi355x")),
 )
 
 
