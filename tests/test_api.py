@@ -150,7 +150,7 @@ def test_a_plan_is_simulated_under_the_stack_it_was_made_for(tmp_path: Path) -> 
     plan.save(tmp_path / "plan.json")
     saved = Plan.load(tmp_path / "plan.json")
 
-    again, fast = api.simulate_plan(saved), api.simulate_plan(saved, stack="default")
+    again, fast = api.simulate_plan(saved), api.simulate_plan(saved, stack="ideal")
 
     assert saved.job.stack == slow.to_dict()
     assert plan.simulated is not None

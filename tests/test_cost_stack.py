@@ -66,7 +66,7 @@ def test_bundled_stacks_are_found_by_name_and_files_by_path(tmp_path: Path) -> N
 
 def test_the_default_is_no_other_than_a_stack_without_scalars() -> None:
     """A value at its default is the same as none, so that equal stacks compare equal."""
-    assert load_stack("default") == IDEAL == Stack("default", scalars=(("gemm_efficiency", 1.0),))
+    assert load_stack("ideal") == IDEAL == Stack("ideal", scalars=(("gemm_efficiency", 1.0),))
     assert IDEAL.with_scalars(gemm_efficiency=0.9).with_scalars(gemm_efficiency=1.0) == IDEAL
 
 

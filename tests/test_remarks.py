@@ -28,7 +28,7 @@ def prediction() -> Prediction:
     return autopar.predict("zoo:mlp-xs", Degrees(dp=2, global_batch=4), dims=_DIMS)
 
 
-def _remarks(plan: Plan, cluster: Cluster | None = None, stack: str = "default", **changed: Any) -> dict[str, str]:
+def _remarks(plan: Plan, cluster: Cluster | None = None, stack: str = "ideal", **changed: Any) -> dict[str, str]:
     """Return the remarks on a plan of the tiny model whose figures are changed."""
     assert plan.simulated is not None
     folded = open_workload("zoo:mlp-xs", dims=_DIMS).folded(plan.microbatch)
@@ -91,9 +91,9 @@ def _renamed(name: str) -> Cluster:
 @pytest.mark.parametrize(
     ("cluster", "stack", "said"),
     [
-        (PRESETS["h100"], "default", "for H100-SXM5-80GB there is --stack fsdp-eager-h100"),
-        (PRESETS["l4"], "default", "not calibrated on L4-24GB: it follows from the figures of the cluster alone"),
-        (_renamed("mine"), "default", "not calibrated on mine"),
+        (PRESETS["h100"], "ideal", "for H100-SXM5-80GB there is --stack fsdp-eager-h100"),
+        (PRESETS["l4"], "ideal", "not calibrated on L4-24GB: it follows from the figures of the cluster alone"),
+        (_renamed("mine"), "ideal", "not calibrated on mine"),
         (PRESETS["h100"], "fsdp-eager-h100", "calibrated on 8 to 512 GPUs, not on 2"),
         (PRESETS["h100"], "zero-bubble-a100", "zero-bubble-a100 is calibrated on A100-SXM4-80GB, A100-SXM4-40GB, not"),
         (PRESETS["a100"], "megatron-a100", ""),

@@ -39,7 +39,7 @@ _FELT = 0.005  # mean change of predictions below which a scalar is not fitted, 
 _ROUSED = 0.25  # of the range: where scalars start that make no difference at their default (the host's launches)
 _ITERATIONS = 8
 _ENOUGH = 2e-3  # relative decrease of the loss below which a fit is done
-_MOST = 120  # rows of either part that are looked at; more would say the same again
+_MOST = 48  # rows of either part that are looked at; more would say the same again
 _VALID = ("n_gpus", "hidden", "layers", "seq", "micro_batch", "tp", "pp")
 
 
