@@ -5,13 +5,14 @@ from autopar.cost.flops import op_flops
 from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.handover import Handed, Holding
 from autopar.cost.model import CostModel
-from autopar.cost.nearest import NEAREST, resolve_stack
+from autopar.cost.nearest import resolve_stack
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
 from autopar.cost.reserve import default_limit, reserve_bytes, stage_limit
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import (
     IDEAL,
+    NEAREST,
     SCALARS,
     Fit,
     FitSource,

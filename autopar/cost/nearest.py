@@ -10,10 +10,8 @@ import math
 from pathlib import Path
 
 from autopar.cluster import PRESETS, Cluster, Device
-from autopar.cost.stack import IDEAL, Stack, bundled_stacks, load_stack
+from autopar.cost.stack import IDEAL, NEAREST, Stack, bundled_stacks, load_stack
 
-NEAREST = "default"
-"""Name of the choice."""
 USUAL = ("megatron-core", "megatron", "maxtext", "fsdp-compile", "deepspeed", "fsdp-eager")
 """Beginnings of names of stacks, those that most large jobs run on first."""
 WIDER = 2.0

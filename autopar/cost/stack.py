@@ -239,6 +239,8 @@ class Stack:
         return data
 
 
+NEAREST = "default"
+"""Name of the choice of a stack by its cluster (`autopar.cost.nearest`)."""
 IDEAL = Stack("ideal")
 """What the cluster's description says, and nothing else: no time of the host, all that can overlap does."""
 
@@ -399,11 +401,12 @@ def load_stack(name_or_path: str | Path) -> Stack:
         name = str(name_or_path)
         stack = known.get(name.lower())
         if stack is None:
-            close = get_close_matches(name.lower(), known, n=2, cutoff=0.4)
+            names = [NEAREST, *known]
+            close = get_close_matches(name.lower(), names, n=2, cutoff=0.4)
             nearest = f"did you mean {' or '.join(close)}? " if close else ""
             raise StackError(
                 f"there is no stack {name!r}",
-                hint=f"{nearest}known are {', '.join(known)}, or give the path of a .yaml file",
+                hint=f"{nearest}known are {', '.join(names)}, or give the path of a .yaml file",
             )
         return stack
     try:
