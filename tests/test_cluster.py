@@ -462,7 +462,7 @@ def _leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield path
 
 
-_WITHOUT_EFFECT = {"tf32", "fp8", "fp4", "wraps"}
+_WITHOUT_EFFECT = {"tf32", "fp8", "fp4", "int8", "wraps"}
 """Not held here: classes of numbers below 16 bits (`test_precision.py`), and which axes of a torus are rings."""
 
 

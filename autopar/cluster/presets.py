@@ -202,12 +202,11 @@ _MI325X = _instinct("MI325X-256GB", 1.3074e15, 256e9, 6e12)
 _MI355X = _instinct("MI355X-288GB", 2.5166e15, 288e9, 8e12)
 
 
-def _tpu(name: str, half: float, fp8: float, memory: float, memory_bandwidth: float) -> Device:
-    peaks = {"half": half, "fp8": fp8}
+def _tpu(name: str, half: float, fp8: float, int8: float, memory: float, memory_bandwidth: float) -> Device:
     return Device(
         name=name,
         # Google's TPU documentation; float32 products take six passes of bfloat16.
-        peaks=(("half", half), ("single", half / 6), ("fp8", peaks["fp8"])),
+        peaks=(("half", half), ("single", half / 6), ("fp8", fp8), ("int8", int8)),
         memory=memory,
         memory_bandwidth=memory_bandwidth,
         launch=2e-6,  # hand-set: a compiled program has no launches, only the fill of the pipelines
@@ -218,10 +217,10 @@ def _tpu(name: str, half: float, fp8: float, memory: float, memory_bandwidth: fl
 
 
 GIB = 2.0**30
-_TPU_V5E = _tpu("TPU-v5e", 197e12, 197e12, 16 * GIB, 819e9)
-_TPU_V5P = _tpu("TPU-v5p", 459e12, 459e12, 95 * GIB, 2.765e12)
-_TPU_V6E = _tpu("TPU-v6e", 918e12, 918e12, 32 * GIB, 1.638e12)
-_TPU_V7X = _tpu("TPU-v7x", 2.307e15, 4.614e15, 192 * GIB, 7.38e12)
+_TPU_V5E = _tpu("TPU-v5e", 197e12, 197e12, 394e12, 16 * GIB, 819e9)
+_TPU_V5P = _tpu("TPU-v5p", 459e12, 459e12, 918e12, 95 * GIB, 2.765e12)
+_TPU_V6E = _tpu("TPU-v6e", 918e12, 918e12, 1.836e15, 32 * GIB, 1.638e12)
+_TPU_V7X = _tpu("TPU-v7x", 2.307e15, 4.614e15, 4.614e15, 192 * GIB, 7.38e12)
 
 _NVIDIA = (
     "peaks, memory and memory_bandwidth: NVIDIA data sheet, dense; gemm_efficiency and launch: fit to the kernels of "

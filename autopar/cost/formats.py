@@ -6,12 +6,14 @@
     fp8-block     one per 128 numbers                           1 + 4/128    1  no
     mxfp8         one of 8 bits per 32 numbers                  1 + 1/32     1  no
     nvfp4         one of 8 bits per 16 numbers                  1/2 + 1/16   2  no
+    int8-current  one per row or column, of its own maximum     1            2  no
     int8          one per column of a weight                    1            -  -
 
 `fp8` is delayed scaling of Transformer Engine, whose norms and gated activations write it; a scale of the tensor's own
 maximum asks for a pass that finds it, and so does the second level of scales of nvfp4. `fp8-block` is DeepSeek-V3's
 recipe (arXiv:2412.19437, section 3.3), `mxfp8` the OCP Microscaling format (arXiv:2310.10537), `nvfp4` NVIDIA's
-(arXiv:2509.25149). `int8` keeps weights alone in 8 bits; products run in 16.
+(arXiv:2509.25149). `int8-current` is AQT's, with which MaxText trains on TPU (`quantization: int8`). `int8` keeps
+weights alone in 8 bits; products run in 16.
 
 Training reads an operand along either dim: x for the forward product and transposed for the weight gradient, dy for
 the input gradient and transposed for the weight gradient, w for forward and input gradient. Tensor cores of Hopper take
@@ -51,6 +53,7 @@ FORMATS: Mapping[str, Format] = {
         Format("fp8-block", "fp8", 1 + 4 / 128),
         Format("mxfp8", "fp8", 1 + 1 / 32),
         Format("nvfp4", "fp4", 1 / 2 + 1 / 16, reads=2),
+        Format("int8-current", "int8", 1.0, reads=2),
         Format("int8", "half", 1.0, activations=False),
     )
 }

@@ -222,6 +222,7 @@ _FORMATS = (
     (r"mxfp8|^fp8-mx", r"", "mxfp8"),
     (r"subchannel only|blockwise|fp8-sc", r"", "fp8-block"),
     (r"fp8-cs|rowwise|tensorwise|full", r"", "fp8-current"),
+    (r"int8", r"maxtext", "int8-current"),
     (r"fp8", r"torchtitan|megatron-bridge|maxtext", "fp8-current"),
     (r"fp8", r"", "fp8"),
 )
