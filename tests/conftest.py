@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in jobs in the background of a script; what tests start would too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+collect_ignore = [] if find_spec("jax") else ["jax_models.py"]  # its examples are collected with all others
 
 FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
 """How the files begin whose tests are about finding rules: each of them finds its own."""

@@ -143,7 +143,7 @@ def test_a_plan_file_may_interleave(tmp_path: Path) -> None:
 
     Only buckets of gradients differ: stages do not share them.
     """
-    solved = autopar.solve("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=65536)
+    solved = autopar.solve("zoo:mlp-xs", gpus=2, cluster="h100", stack="ideal", global_batch=65536)
     (stage,) = solved.stages
     stages = (replace(stage, blocks=(0, 4)), replace(stage, blocks=(4, 8)))
     replace(solved, stages=stages, schedule="interleaved").save(tmp_path / "plan.json")

@@ -20,7 +20,7 @@ from autopar.prediction import Predictor
 from autopar.program.listing import Listing, Origin, doubts, format_listing, open_listing, parse_listing
 from autopar.simulate import simulate
 from autopar.task import program_costs, rules_for
-from autopar.workload import open_workload
+from autopar.workload import job_stack, open_workload
 from tests.executions import TINY
 
 DP_PP = Degrees(dp=2, pp=2, microbatch=2, global_batch=16)
@@ -81,7 +81,9 @@ def test_the_program_of_a_plan_takes_the_time_of_the_plan(
     plan, path = planned(case), tmp_path / "program.txt"
     path.write_text(plan.program(cache_dir=cache_dir))
 
-    timeline = api.simulate_program(path, cluster=cluster_from_dict(plan.job.cluster), trace=False)
+    timeline = api.simulate_program(
+        path, cluster=cluster_from_dict(plan.job.cluster), stack=job_stack(plan.job), trace=False
+    )
 
     assert timeline == api.simulate_plan(plan, trace=False, cache_dir=cache_dir)
     assert plan.simulated is not None

@@ -314,12 +314,12 @@ def test_clusters_that_do_not_say_cannot_offload(change: dict[str, str], predict
 
 @pytest.mark.parametrize("cluster", PRESETS.values(), ids=PRESETS.keys())
 def test_presets_reach_their_hosts(cluster: Cluster) -> None:
-    """No device faster than 256 GB/s or slower than 3; hosts of 2 to 16 devices with 40 to 280 GB for each."""
+    """No device faster than NVLink-C2C or slower than 3 GB/s; hosts of 1 to 16 devices with 40 to 480 GB for each."""
     host = cluster.host
 
     assert host is not None
-    assert 3e9 <= host.to_host / host.sharing <= 256e9
-    assert 40e9 <= host.memory / host.devices <= 280e9
+    assert 3e9 <= host.to_host / host.sharing <= 450e9
+    assert 40e9 <= host.memory / host.devices <= 480e9
     assert host.devices <= 16
 
 

@@ -31,7 +31,7 @@ CLOSE = 3e-6
 
 @cache
 def _task(name: str = "gpt2", gpus: int = 8, mode: str = "train") -> Task:
-    return prepare(JobRequest(f"zoo:{name}", gpus=gpus, global_batch=16, mode=mode, dims=DIMS[name]))
+    return prepare(JobRequest(f"zoo:{name}", gpus=gpus, global_batch=16, mode=mode, dims=DIMS[name], stack="ideal"))
 
 
 def _solve(pins: dict[str, Any], name: str = "gpt2", gpus: int = 8) -> tuple[Plan, Task]:

@@ -56,7 +56,7 @@ def test_what_fits_beside_compute_costs_nothing() -> None:
 def test_exposed_gradient_traffic_is_part_of_it(program: Program) -> None:
     """Without latency nothing but gradient traffic has a link after the last backward of a stage."""
     for stage in simulate(program, ExactCosts()).stages:
-        assert stage.gradient_seconds <= stage.overlapped_seconds
+        assert stage.gradient_seconds <= stage.overlapped_seconds * (1 + 1e-12)  # both are sums
 
 
 _JOBS = st.lists(

@@ -249,7 +249,9 @@ def test_three_axes(cache_dir: Path) -> None:
 
 def _golden(cache_dir: Path) -> Partition:
     """Return a partition with times and bytes of its own, which no change of the simulator changes."""
-    found = partition_steps("zoo:gpt2", "b=2,m=2", GOLDEN_SCHEDULE, dims=TINY, global_batch=8, cache_dir=cache_dir)
+    found = partition_steps(
+        "zoo:gpt2", "b=2,m=2", GOLDEN_SCHEDULE, dims=TINY, global_batch=8, stack="ideal", cache_dir=cache_dir
+    )
     memory = MemoryPeak(7e9, 0.5, "B0", ())
     stage = StageTimeline(0, 0.5, 0.08, 0.0, 0.2, 0.1, 0.05, 0.05, 0.02, 0.3, 0.2, memory)
     steps = [replace(step, seconds=1e-3 * n, peak_bytes=1e9 * n) for n, step in enumerate(found.steps, start=1)]

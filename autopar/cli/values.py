@@ -92,6 +92,8 @@ def solver_name(name: str) -> str:
     return name
 
 
+USUAL_PRECISION = "mixed"
+"""The default of --precision, which is known without importing what knows all of them."""
 AUTO_PRECISION = "auto"
 """Value of --precision that asks what each would bring; of `solve` alone."""
 
@@ -102,11 +104,12 @@ def precision_name(name: str) -> str:
     Raises:
         click.BadParameter: If there is none of that name, or it has no such change.
     """
+    if name in (AUTO_PRECISION, USUAL_PRECISION):
+        return name
+
     from autopar.cost import load_policy
     from autopar.errors import JobError
 
-    if name == AUTO_PRECISION:
-        return name
     try:
         return load_policy(name).name
     except JobError as error:
