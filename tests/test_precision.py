@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar import solve
+from autopar import predict, solve
 from autopar.cluster import Device
 from autopar.cluster.presets import PRESETS
 from autopar.cost import CostModel, load_policy
@@ -162,7 +162,8 @@ def test_seconds_of_a_product_and_of_its_cast() -> None:
     assert seconds("bf16", Cast.OWN) == seconds("bf16", Cast.BEFORE)
 
 
-def test_a_planned_step_in_fp8_is_faster_and_the_formula_agrees_with_the_simulator(cache_dir: Path) -> None:
+@pytest.mark.slow
+def test_the_formula_agrees_with_the_simulator_below_16_bits(cache_dir: Path) -> None:
     dims = {"num_layers": 2, "seq": 2048}
     plans = {
         precision: solve(
@@ -178,10 +179,23 @@ def test_a_planned_step_in_fp8_is_faster_and_the_formula_agrees_with_the_simulat
     }
 
     steps = {name: plan.simulated.step_seconds for name, plan in plans.items() if plan.simulated is not None}
-    assert steps["fp8"] < steps["mxfp8"] < steps["bf16"] < 2 * steps["fp8"]
     for name, plan in plans.items():
-        assert plan.objective == pytest.approx(steps[name], rel=0.02)
+        assert plan.objective == pytest.approx(steps[name], rel=0.05)  # two layers: the last bucket counts
         assert plan.job.precision == load_policy(name).name
+
+
+def test_a_step_in_8_bits_is_faster(cache_dir: Path) -> None:
+    degrees, dims = Degrees(dp=8, zero=1, microbatch=2, global_batch=16), {"num_layers": 2, "seq": 2048}
+
+    seconds = [
+        predict(
+            "zoo:llama3-8b", degrees, cluster="h100", stack="ideal", precision=name, dims=dims, cache_dir=cache_dir
+        ).timeline.step_seconds
+        for name in ("fp8", "mxfp8", "bf16")
+    ]
+
+    assert seconds == sorted(seconds)
+    assert seconds[2] > 1.1 * seconds[0]
 
 
 def test_a_plan_in_every_precision_of_its_devices(cache_dir: Path) -> None:
