@@ -85,14 +85,16 @@ def solve(
     --grid do not go with them.
     """
     asked = question(request["gpus"], request)
+    compares = request["precision"] == AUTO_PRECISION
     if asked is not None:
         refuse_alone(context)
+        if compares:
+            raise click.UsageError("--precision auto compares precisions for a number of --gpus; name one precision")
     if output is not None:
         prepare_folder(output)
     if dump_problem is not None:
         prepare_file(dump_problem)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    compares = request["precision"] == AUTO_PRECISION
     if compares:
         request["precision"] = "mixed"
     check_request(model, request["dims"], request["cluster"])

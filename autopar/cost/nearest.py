@@ -15,8 +15,7 @@ from autopar.cost.stack import IDEAL, NEAREST, Stack, bundled_stacks, load_stack
 USUAL = ("megatron-core", "megatron", "maxtext", "fsdp-compile", "deepspeed", "fsdp-eager")
 """Beginnings of names of stacks, those that most large jobs run on first."""
 WIDER = 2.0
-"""Factor on the error of a fit on another device, by hand: fits of one framework on A100 and H100 differ by 10 to 20 %
-of a step where each is right within 5 to 10 %."""
+"""Factor on the error of a fit on another device. Set by hand: no measured row says what it should be."""
 
 
 def resolve_stack(stack: str | Path | Stack, cluster: Cluster) -> Stack:
@@ -52,7 +51,9 @@ def is_for(stack: Stack, cluster: Cluster) -> bool:
 
 
 def step_error(stack: Stack, cluster: Cluster) -> float | None:
-    """Return the mean error of step times on rows that a stack's fit did not see, as a share; None without a fit.
+    """Return the mean error of step times of a stack, as a share; None without a fit.
+
+    That is the error on the rows of the fit or on rows that it did not see, whichever is larger.
 
     On another device than those of the fit it is wider by `WIDER`.
     """

@@ -27,7 +27,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """1 where the index along `query` is at least that along `key`, else 0."""
+    """1 where the index along dim `query` is at least the index along dim `key`, else 0."""
 
     query: int
     key: int
