@@ -3,8 +3,8 @@
     pytest -n 2 --durations=0 > durations.log      with an empty slow.txt, on a machine without other work
     python tests/durations.py durations.log ... > tests/slow.txt
 
-On the list are cases that take over a second, but for the shortest one of each test function, and tests whose shortest
-case takes over two and a half. They run with `-m slow`.
+On the list are cases that take over a quarter of a second, but for the shortest one of each function, and tests whose
+shortest case takes over one and a half. They run with `-m slow`.
 """
 
 import math
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-CASE_SECONDS, TEST_SECONDS = 1.0, 2.5
+CASE_SECONDS, TEST_SECONDS = 0.25, 1.5
 
 
 def long_tests(logs: Iterable[str]) -> list[str]:

@@ -73,7 +73,7 @@ def test_bars_of_a_row_never_overlap_partly(program: Program) -> None:
                     open_until.pop()
                 assert not open_until or end <= open_until[-1] + DUST
                 open_until.append(end)
-                assert begin <= start <= end <= begin + timeline.step_seconds + DUST
+                assert begin - DUST <= start <= end <= begin + timeline.step_seconds + DUST
 
 
 def test_tasks_of_a_stage_follow_each_other() -> None:
