@@ -148,6 +148,7 @@ def planned(job: Job, folder: Path, changes: Sequence[str], workers: int = 2) ->
         time_limit=None if job.seconds is None else job.seconds * 2 / workers,
         workers=workers,
         settings=settings,
+        stack="ideal",  # so that a stack that is fitted again leaves the record comparable
     )
     search = plan.search
     assert search is not None, "a plan that was searched says how"
