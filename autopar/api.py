@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
+from autopar.compiled import is_first_run
 from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
@@ -180,7 +181,7 @@ def plan_task(
     effort, end = effort.after(kept), last - kept
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
-    with clock("search"):
+    with clock("search", "compiling kernels, this first time only" if is_first_run() else ""):
         outcome = search_plans(
             task,
             searching(effort, task),

@@ -19,6 +19,9 @@ from numba.core.caching import FunctionCache
 
 from autopar.errors import JobError
 
+_INDEXES: list[Path] = []
+"""Files that exist once a kernel was compiled, one of each kernel that is imported."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -46,7 +49,13 @@ def compiled(function: F) -> F:
     if folder != Path(function.__code__.co_filename).parent / "__pycache__":
         _check_private(folder)
     kernel._cache = kept
+    _INDEXES.append(Path(kept._cache_file._index_path))
     return kernel  # type: ignore[no-any-return]
+
+
+def is_first_run() -> bool:
+    """Whether no kernel that is imported has been compiled by an earlier process."""
+    return bool(_INDEXES) and not any(path.exists() for path in _INDEXES)
 
 
 @lru_cache

@@ -11,6 +11,20 @@ import click
 from autopar.progress import TROUBLE, Progress, ProgressCallback
 from autopar.units import format_seconds
 
+_PHASES = {
+    "import": "read the model",
+    "discover": "find sharding rules",
+    "search": "prepare the search",
+    "begin": "find first plans",
+    "climb": "improve plans",
+    "bound": "bound configurations",
+    "stages": "stages with meshes of their own",
+    "runners-up": "find other good plans",
+    "simulate": "simulate the best plans",
+    "grid": "grid search, to compare",
+}
+"""Phases of a search in a user's words; other phases are called as they are."""
+
 _LOG_INTERVAL = 10.0  # seconds between lines of a log file within one phase
 
 
@@ -44,8 +58,14 @@ def format_incumbent(progress: Progress) -> str:
     """
     if not isfinite(progress.incumbent):
         return ""
+    if progress.bound <= 0:
+        return f"best {format_seconds(progress.incumbent)}"
     gap = max(0.0, 1 - progress.bound / progress.incumbent) if progress.incumbent > 0 else 0.0
     return f"best {format_seconds(progress.incumbent)}, bound {format_seconds(progress.bound)}, gap {100 * gap:.1f} %"
+
+
+def _named(phase: str) -> str:
+    return _PHASES.get(phase, phase)
 
 
 class LogProgress:
@@ -63,7 +83,7 @@ class LogProgress:
         self._phase, self._last = progress.phase, now
         count = f" {progress.done}/{progress.total}" if progress.total else ""
         rest = ", ".join(text for text in (format_incumbent(progress), progress.detail) if text)
-        click.echo(f"autopar: {progress.phase}{count}{': ' if rest else ''}{rest}", err=True)
+        click.echo(f"autopar: {_named(progress.phase)}{count}{': ' if rest else ''}{rest}", err=True)
 
 
 @contextmanager
@@ -73,7 +93,7 @@ def _bars() -> Iterator[ProgressCallback]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description:<9}"),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -90,7 +110,7 @@ def _bars() -> Iterator[ProgressCallback]:
                 for known in tasks.values():  # phases follow each other: a new one ends those before it
                     bars.update(known, total=1, completed=1)
                     bars.stop_task(known)
-                tasks[progress.phase] = bars.add_task(progress.phase, total=None, state="")
+                tasks[progress.phase] = bars.add_task(_named(progress.phase), total=None, state="")
             state = format_incumbent(progress) or progress.detail
             bars.update(tasks[progress.phase], completed=progress.done, total=progress.total or None, state=state)
 

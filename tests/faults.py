@@ -282,7 +282,7 @@ def interrupt(world: World, phase: str, number: signal.Signals) -> str:
     if phase == "simulate" and ended.code == 0:  # the last plan was just simulated
         return "the plan, all files"
     world.ends_with(ended, 130, "finishing with the best so far")
-    world.check("stopped     interrupted" in ended.out, "the plan does not say that it was interrupted")
+    world.check("(interrupted: this" in " ".join(ended.out.split()), "the plan does not say that it was interrupted")
     return "the best plan so far, all files"
 
 

@@ -54,6 +54,30 @@ def test_a_least_objective_that_the_simulator_does_not_rank_first_is_called_prov
     assert "search complete; the remaining 1.0 % is unproven" in unproven
 
 
+def test_the_answer_is_the_golden_one() -> None:
+    """Without the tables of the report, and with the commands that come next."""
+    plan = two_stage_plan()
+
+    text = report.format_answer(plan, report.next_commands(plan, None, "autopar solve zoo:tiny --gpus 8"))
+
+    assert text == (GOLDEN / "answer.txt").read_text()
+    assert len(text.splitlines()) <= 25
+
+
+@pytest.mark.parametrize(("slower", "word"), [(1.015, "ties"), (1.03, "next best")])
+def test_plans_that_predictions_do_not_tell_apart_are_ties(slower: float, word: str) -> None:
+    """A plan that is one per cent slower is not called slower."""
+    plan = two_stage_plan()
+    (other,) = plan.alternatives
+    assert plan.simulated is not None
+    assert other.simulated is not None
+    simulated = replace(other.simulated, step_seconds=slower * plan.simulated.step_seconds)
+
+    text = report.format_answer(replace(plan, alternatives=(replace(other, simulated=simulated),)))
+
+    assert {line.split("  ")[0] for line in text.splitlines()} & {"ties", "next best"} == {word}
+
+
 def _without_search(plan: Plan) -> Plan:
     return replace(plan, search=None, alternatives=())
 
@@ -93,7 +117,9 @@ def test_every_line_fits_80_columns(change: Callable[[Plan], Plan]) -> None:
     """Whatever the plan lacks or has too much of."""
     plan = change(two_stage_plan())
 
-    lines = (report.format_report(plan) + report.format_explain(plan, ops=True)).splitlines()
+    lines = (
+        report.format_answer(plan) + report.format_report(plan) + report.format_explain(plan, ops=True)
+    ).splitlines()
 
     assert [line for line in lines if len(line) > WIDTH] == []
 

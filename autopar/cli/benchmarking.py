@@ -1,6 +1,5 @@
 """The command that compares our planner, and our solvers, with others."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
-from autopar.cli.invocation import Invocation
+from autopar.cli.invocation import typed_command
 from autopar.cli.options import (
     cache_options,
     echo_json,
@@ -94,8 +93,7 @@ def benchmark(
     cases of --spec and --all with that many devices. With --problems, --solver and the --solvers are compared on files
     of the IOPDDL contest. Ctrl-C ends the method at work with its best plan and keeps what is done.
     """
-    typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
-    command = shlex.join(("autopar", *typed)) if typed else context.command_path
+    command = typed_command(context)
     if output is not None:
         prepare_folder(output)
     if problems is not None:

@@ -1,10 +1,13 @@
 """How and when this program was called."""
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 _STAT = Path("/proc/self/stat")
 _START_FIELD = 19
@@ -28,6 +31,12 @@ class Invocation:
         """Return a run that begins now or, if it is this whole program, began when its process did."""
         now = time.monotonic()
         return cls(tuple(arguments), now - _age() if is_program else now)
+
+
+def typed_command(context: click.Context) -> str:
+    """Return the command as it was typed, quoted for a shell; its path alone if it was not typed."""
+    typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
+    return shlex.join(("autopar", *typed)) if typed else context.command_path
 
 
 def _age() -> float:

@@ -1,5 +1,7 @@
 """The command that finds the best plan for a model on a cluster, or how many GPUs it takes."""
 
+import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from autopar.cli.answers import infeasible_as_json, write_folder
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
-from autopar.cli.invocation import Invocation
+from autopar.cli.invocation import Invocation, typed_command
 from autopar.cli.options import (
     cache_options,
     echo_json,
@@ -28,7 +30,7 @@ from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
 from autopar.cli.values import AUTO_PRECISION, file_path, not_negative_number
 from autopar.display import show_progress
-from autopar.progress import ProgressCallback, StopCallback
+from autopar.progress import Progress, ProgressCallback, StopCallback
 
 if TYPE_CHECKING:
     from autopar.plan import Plan, Rival
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @folder_option("Write plan.json, report.txt, report.html and trace.json there.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Print all: memory by stage, space that was searched, other plans, phases."
+)
 @cache_options
 @json_option
 @click.pass_context
@@ -70,6 +75,7 @@ def solve(
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    verbose: bool,
     grid_seconds: float | None,
     **request: Any,
 ) -> int:
@@ -102,7 +108,7 @@ def solve(
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
     from autopar.precisions import in_other_precisions
-    from autopar.report import format_report
+    from autopar.report import format_answer, format_report, next_commands
     from autopar.report.precisions import format_precisions
     from autopar.search.backends import usual_workers
 
@@ -125,7 +131,13 @@ def solve(
             if output is not None:
                 write_folder(plan, output, cache)
         finally:  # a full disk does not cost the answer
-            click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
+            if as_json:
+                click.echo(plan.to_json().decode())
+            elif verbose:
+                click.echo(format_report(plan), nl=False)
+            else:
+                folder = None if output is None else shlex.quote(str(output))
+                click.echo(format_answer(plan, next_commands(plan, folder, typed_command(context))), nl=False)
         if compares:
             click.echo(format_precisions(in_other_precisions(plan, cache_dir=cache)), nl=False, err=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
@@ -141,7 +153,10 @@ def _grid(
         return known
     from autopar.bench import usual_grid
 
-    return usual_grid(task, plan, seconds=seconds, progress=progress, should_stop=should_stop)
+    def tell(step: Progress) -> None:
+        progress(replace(step, phase="grid"))
+
+    return usual_grid(task, plan, seconds=seconds, progress=tell, should_stop=should_stop)
 
 
 def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dict[str, Any], *, as_json: bool) -> int:

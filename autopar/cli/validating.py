@@ -1,6 +1,5 @@
 """The commands that hold predictions against measurements, and fit stacks to them."""
 
-import shlex
 from pathlib import Path
 
 import click
@@ -8,7 +7,7 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
-from autopar.cli.invocation import Invocation
+from autopar.cli.invocation import typed_command
 from autopar.cli.options import cache_options, echo_json, folder_option, json_option, resolve_cache_dir
 from autopar.cli.values import file_path, positive_whole
 from autopar.display import show_progress
@@ -48,8 +47,7 @@ def validate(
     rows that cannot be expressed are listed with the reason. Timings of kernels and collectives beside it are held
     against the cost model, unless --source is given. Ctrl-C reports what is done.
     """
-    typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
-    command = shlex.join(("autopar", *typed)) if typed else context.command_path
+    command = typed_command(context)
     if output is not None:
         prepare_folder(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)

@@ -1,4 +1,4 @@
-"""The answer on one screen: what to run, how fast it will be, whether it fits, and what is proven about it."""
+"""All there is to say of a plan: figures, memory by stage, the space that was searched, other plans, the search."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ _WORTH_NAMING = 0.001
 
 
 def format_report(plan: Plan) -> str:
-    """Return the report of a plan: the text `autopar solve` ends with.
+    """Return the full report of a plan, which `autopar solve -v` prints and `-o` writes.
 
     Args:
         plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
@@ -104,12 +104,12 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         step = simulated.step_seconds
         error = format_change(plan.objective, step)
         entries += [
-            ("step time", f"{format_seconds(step)}{_band(plan, simulated)} simulated, {formula} ({error})"),
-            ("spent on", _spent(simulated)),
-            ("throughput", _throughput(plan, step)),
+            ("step time", f"{format_seconds(step)}{step_band(plan, simulated)} simulated, {formula} ({error})"),
+            ("spent on", spent(simulated)),
+            ("throughput", throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
-            ("memory", _fullest(plan, simulated)),
-            *_price(plan, simulated),
+            ("memory", fullest(plan, simulated)),
+            *price(plan, simulated),
             *assumptions(plan),
             *notes(simulated),
         ]
@@ -145,20 +145,21 @@ def why_stopped(search: SearchReport) -> str:
     return WHY_STOPPED.get(search.termination, search.termination)
 
 
-def _band(plan: Plan, simulated: Simulated) -> str:
+def step_band(plan: Plan, simulated: Simulated) -> str:
     """Return by how much measured steps have differed from simulated ones, if the software stack was calibrated."""
     if simulated.error is None:
         return ""
     return f" ± {100 * simulated.error:.1f} % (stack {plan.job.stack.get('name', IDEAL.name)})"
 
 
-def _throughput(plan: Plan, step: float) -> str:
+def throughput(plan: Plan, step: float) -> str:
+    """Return samples and tokens per second of a plan whose step takes so many seconds."""
     samples = plan.job.global_batch / step
     tokens = f", {format_count(samples * plan.model.tokens)} tokens/s" if plan.model.tokens else ""
     return f"{format_count(samples)} samples/s{tokens}"
 
 
-def _price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+def price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     """Return what a million tokens, or samples, and an hour cost, if the cluster says."""
     hour = cluster_from_dict(plan.job.cluster).hour_price(plan.job.gpus)
     if hour is None:
@@ -168,11 +169,12 @@ def _price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     return [("price", f"{million:.4g} per million {unit}, {hour:.4g} an hour")]
 
 
-def _fullest(plan: Plan, simulated: Simulated) -> str:
-    number, fullest, limit = fullest_stage(plan, simulated)
+def fullest(plan: Plan, simulated: Simulated) -> str:
+    """Return the peak of the stage with the least memory to spare, and its limit."""
+    number, memory, limit = fullest_stage(plan, simulated)
     where = f"stage {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
-    share = format_share(fullest.peak, limit)
-    return f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(limit)}"
+    share = format_share(memory.peak, limit)
+    return f"{where}{format_bytes(memory.peak)} per device, {share} of the limit of {format_bytes(limit)}"
 
 
 def fullest_stage(plan: Plan, simulated: Simulated) -> tuple[int, StageMemory, float]:
@@ -216,7 +218,8 @@ def notes(simulated: Simulated, without: str = "") -> list[tuple[str, str]]:
     return [("note", remark.text) for remark in simulated.remarks if remark.kind != without]
 
 
-def _spent(simulated: Simulated) -> str:
+def spent(simulated: Simulated) -> str:
+    """Return the parts of a step as shares of it."""
     step = simulated.step_seconds
     named = [(name, seconds) for name, seconds in time_parts(simulated) if seconds >= _WORTH_NAMING * step]
     return ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in named)

@@ -1,0 +1,115 @@
+"""The answer in at most about 25 lines: what to run, how fast it will be, whether it fits, what to do next."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from autopar.plan import Plan, SearchReport, Simulated
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.report.summary import assumptions, fullest, headline, price, spent, step_band, throughput
+from autopar.report.text import format_change, format_entries
+from autopar.units import format_seconds
+
+TOLD_APART = 0.02
+"""Share of a step from which on predictions tell plans of one job apart: of pairs of published steps that are predicted
+to differ by less, the order is right in about 55 of 100 (docs/benchmarks/pairs.md)."""
+
+
+def format_answer(plan: Plan, commands: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the answer to a request for a plan: the text `autopar solve` ends with.
+
+    Args:
+        plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
+        commands: What to do next: commands, and what each is for.
+    """
+    lines = [*headline(plan), "", *format_entries(_entries(plan))]
+    if commands:
+        lines += [
+            "",
+            "Next:",
+            *chain.from_iterable((f"  # {purpose}", f"  {command}") for command, purpose in commands),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def next_commands(plan: Plan, folder: str | None, command: str) -> list[tuple[str, str]]:
+    """Return what to do with a plan next: commands, and what each is for.
+
+    Args:
+        plan: The plan.
+        folder: Where it was written, quoted for a shell; None if it was not.
+        command: How it was made, quoted for a shell.
+    """
+    where = folder or "plan"
+    framework = "megatron" if plan.job.mode == "train" and plan.model.tokens else "pytorch"
+    kept = [] if folder else [(f"{command} -o {where}", "write the plan with a page to look at, from the cache")]
+    return [
+        *kept,
+        (f"autopar export {where}/plan.json --to {framework}", "hand it over; also torchtitan, deepspeed, jax, ..."),
+        (f"autopar explain {where}/plan.json", "where time and memory go; what was searched: solve -v"),
+    ]
+
+
+def _entries(plan: Plan) -> list[tuple[str, str]]:
+    simulated, search = plan.simulated, plan.search
+    entries = [("plan", plan.summary)]
+    if simulated is None:
+        entries.append(("step time", f"{format_seconds(plan.objective)} by the planner's formula, not simulated"))
+    else:
+        step = simulated.step_seconds
+        entries += [
+            ("step time", f"{format_seconds(step)}{step_band(plan, simulated)}"),
+            ("throughput", f"{throughput(plan, step)}, MFU {100 * simulated.mfu:.1f} %"),
+            *price(plan, simulated),
+            ("memory", fullest(plan, simulated)),
+            ("spent on", spent(simulated)),
+            *assumptions(plan),
+        ]
+    if search is not None:
+        entries.append(("optimality", _optimality(search)))
+    if simulated is not None:
+        entries += [*_ties(plan, simulated), *_usual(plan, simulated)]
+        entries += [("note", remark.text) for remark in simulated.remarks if remark.kind != "choice"]
+    return entries
+
+
+def _optimality(search: SearchReport) -> str:
+    """Return how much faster another plan could be, and why the search ended."""
+    best = search.bound >= search.least * (1 - OPTIMALITY_TOLERANCE)
+    if search.gap <= OPTIMALITY_TOLERANCE:
+        told = "no plan of the searched space is faster"
+    else:
+        told = f"no plan of the searched space is more than {100 * search.gap:.1f} % faster"
+    why = {
+        "exhausted": "search complete" if best else "search complete; whether one is, is unproven",
+        "optimal": "search complete",
+        "time limit": "stopped by the time limit: a larger --time-limit may find a better plan or prove more",
+        "interrupted": "interrupted: this is the best plan found until then",
+    }
+    return f"{told} ({why.get(search.termination, search.termination)})"
+
+
+def _ties(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+    """Return the plans that are as fast as far as predictions can tell, if there are any; else the runner-up."""
+    others = [(own, own.simulated.step_seconds) for own in plan.alternatives if own.simulated is not None]
+    step = simulated.step_seconds
+    ties = [(own, seconds) for own, seconds in others if seconds <= (1 + TOLD_APART) * step]
+    if ties:
+        named = "; ".join(f"{own.summary} ({format_change(seconds, step)})" for own, seconds in ties)
+        return [("ties", f"equal within what predictions tell apart ({100 * TOLD_APART:.0f} %): {named}")]
+    if others:
+        own, seconds = others[0]
+        return [("next best", f"{own.summary}: {format_change(seconds, step)}")]
+    return []
+
+
+def _usual(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+    """Return what the usual grid of configurations comes to, if it was tried."""
+    rival = plan.rival
+    if rival is None:
+        return []
+    if rival.step_seconds is None:
+        return [(rival.method, f"no plan that fits among {rival.tried:,} configurations")]
+    if rival.summary == plan.summary:
+        return [(rival.method, f"the same plan, of {rival.tried:,} configurations tried")]
+    change = format_change(rival.step_seconds, simulated.step_seconds)
+    return [(rival.method, f"{rival.summary}: {change}, of {rival.tried:,} configurations tried")]
