@@ -9,7 +9,6 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
-from autopar.compiled import is_first_run
 from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
@@ -34,6 +33,7 @@ from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, program_c
 from autopar.task_search import search_plans
 from autopar.training import Lora
 from autopar.verdict import conclude, searching, simulated
+from autopar.warming import Warming
 from autopar.workload import job_stack, open_plan, open_workload
 
 
@@ -78,8 +78,9 @@ def solve(
         global_batch: Samples per step; None for the model's published batch, else 8 per GPU.
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         top_k: Number of plans wanted.
-        time_limit: Seconds until the plan is found and verified, import and discovery included; None for no limit. A
-            search without any plan goes on for up to 30 s. Why nothing fits takes up to a quarter of the limit more.
+        time_limit: Seconds until the plan is found and verified, import and discovery included; None for no limit. The
+            wait for kernels that are compiled, once on a machine, does not count. A search without any plan goes on for
+            up to 30 s. Why nothing fits takes up to a quarter of the limit more.
             `rival` comes on top.
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
@@ -141,10 +142,13 @@ def solve(
         pins=pins,
         cache_dir=cache_dir,
     )
-    # a signal ends it at once: there is nothing to keep yet
-    task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
-    cache = ResultCache(cache_dir, task, effort)
-    plan = cache.answer() if dump_problem is None else None
+    with Warming(crew.processes) as warming:
+        # a signal ends it at once: there is nothing to keep yet
+        task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
+        cache = ResultCache(cache_dir, task, effort)
+        plan = cache.answer() if dump_problem is None else None
+        if plan is None:
+            asked += warming.finish(progress, should_stop)
     if plan is None:
         left = effort.after(time.monotonic() - asked)
         plan = plan_task(task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)
@@ -181,7 +185,7 @@ def plan_task(
     effort, end = effort.after(kept), last - kept
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
-    with clock("search", "compiling kernels, this first time only" if is_first_run() else ""):
+    with clock("search"):
         outcome = search_plans(
             task,
             searching(effort, task),

@@ -19,8 +19,8 @@ from numba.core.caching import FunctionCache
 
 from autopar.errors import JobError
 
-_INDEXES: list[Path] = []
-"""Files that exist once a kernel was compiled, one of each kernel that is imported."""
+KERNELS: dict[str, Any] = {}
+"""Kernels that are imported, as numba's dispatchers, by `module:function`."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,13 +49,15 @@ def compiled(function: F) -> F:
     if folder != Path(function.__code__.co_filename).parent / "__pycache__":
         _check_private(folder)
     kernel._cache = kept
-    _INDEXES.append(Path(kept._cache_file._index_path))
+    KERNELS[f"{function.__module__}:{function.__qualname__}"] = kernel
     return kernel  # type: ignore[no-any-return]
 
 
-def is_first_run() -> bool:
-    """Whether no kernel that is imported has been compiled by an earlier process."""
-    return bool(_INDEXES) and not any(path.exists() for path in _INDEXES)
+def is_kept(kernel: Any, signature: tuple[Any, ...]) -> bool:
+    """Whether machine code of a kernel for arguments of some numba types is on disk, from this process or another."""
+    kept: _Kept = kernel._cache
+    target = kernel.targetctx.codegen()
+    return kept._index_key(signature, target) in kept._cache_file._load_index()
 
 
 @lru_cache

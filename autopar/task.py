@@ -469,9 +469,9 @@ class PhaseClock:
         return tuple(self._times)
 
     @contextmanager
-    def __call__(self, name: str, detail: str = "") -> Iterator[None]:
-        """Time a phase, and tell that it begins and, in a few words, with what."""
-        self._progress(Progress(name, detail=detail))
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        self._progress(Progress(name))
         start = time.perf_counter()
         yield
         self._times.append(PhaseTime(name, time.perf_counter() - start, peak_bytes()))

@@ -92,6 +92,7 @@ class SmallJob:
                 dims=dims,
                 memory_limit=limit,
                 cache_dir=folder,
+                stack="ideal",  # plans by degrees are priced with it, too
             )
         )
 

@@ -194,6 +194,17 @@ def test_output_that_is_no_folder_is_refused_before_the_search(
     assert (tmp_path / "file").read_text() == "precious"
 
 
+@pytest.mark.parametrize(
+    "command", ["solve zoo:gpt2 --gpus 8 -o {long}", "export plan.json --to megatron -o {long}", "explain {long}"]
+)
+def test_a_name_that_is_too_long_is_refused(api: Api, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """In one line that does not repeat all of it."""
+    assert main(command.format(long="x" * 300).split()) == 2
+
+    error = capsys.readouterr().err.splitlines()[0]
+    assert error.endswith("cannot look for '" + 40 * "x" + "...': File name too long")
+
+
 @pytest.mark.parametrize("option", ["--dump-problem", "--trace"])
 def test_file_that_is_a_folder_is_refused_before_the_work(
     api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from numba.core import caching
 
-from autopar.compiled import _check_private, compiled, is_first_run
+from autopar.compiled import _check_private, compiled
 from autopar.errors import JobError
 
 
@@ -101,14 +101,3 @@ def test_a_full_disk_costs_no_more_than_compiling_again(monkeypatch: pytest.Monk
         return 3 * number
 
     assert compiled(triple)(4) == 12
-
-
-def test_the_first_run_is_over_once_a_kernel_has_been_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then a later process finds its machine code."""
-    kept = tmp_path / "kernel.nbi"
-    monkeypatch.setattr("autopar.compiled._INDEXES", [kept, tmp_path / "other.nbi"])
-
-    before = is_first_run()
-    kept.touch()
-
-    assert (before, is_first_run()) == (True, False)

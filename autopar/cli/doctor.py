@@ -12,6 +12,7 @@ import click
 
 from autopar import __version__
 from autopar.cli.options import cache_options, echo_json, json_option, resolve_cache_dir
+from autopar.display import show_progress
 from autopar.machine import usable_cores
 from autopar.units import format_bytes
 
@@ -71,9 +72,10 @@ class Checkup:
 
 @click.command()
 @click.option("--clear-cache", is_flag=True, help="Delete what the cache holds; it is found anew when needed.")
+@click.option("--warm", is_flag=True, help="Compile the kernels of a search now, so that no search has to wait for it.")
 @cache_options
 @json_option
-def doctor(clear_cache: bool, cache_dir: Path | None, no_cache: bool, as_json: bool) -> int:
+def doctor(clear_cache: bool, warm: bool, cache_dir: Path | None, no_cache: bool, as_json: bool) -> int:
     """Check this installation.
 
     Prints versions, the solvers found, each tried on a small problem, and where the cache is and how large. The exit
@@ -82,12 +84,21 @@ def doctor(clear_cache: bool, cache_dir: Path | None, no_cache: bool, as_json: b
     folder = resolve_cache_dir(cache_dir, no_cache=no_cache)
     if clear_cache and folder is not None:
         _clear(folder)
+    if warm:
+        _compile_kernels()
     found = check_up(folder)
     if as_json:
         echo_json(found)
     else:
         click.echo("\n".join(_format(found)))
     return 2 if found.problems else 0
+
+
+def _compile_kernels() -> None:
+    from autopar.warming import Warming
+
+    with show_progress() as progress, Warming(usable_cores()) as warming:
+        warming.finish(progress)
 
 
 def check_up(cache: Path | None) -> Checkup:

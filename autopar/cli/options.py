@@ -11,6 +11,7 @@ from autopar.cli.files import prepare_folder
 from autopar.cli.values import (
     dim_binding,
     file_path,
+    folder_path,
     gigabytes,
     not_negative,
     positive_number,
@@ -256,7 +257,7 @@ cache_options = together(
     click.option("--no-cache", is_flag=True, help="Neither read nor write the cache."),
     click.option(
         "--cache-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=folder_path(),
         envvar=CACHE_VARIABLE,
         show_envvar=True,
         help="Where discovered rules and plans found are kept; default: the user's cache folder.",
@@ -266,9 +267,7 @@ cache_options = together(
 
 def folder_option(meaning: str, *, required: bool = False) -> Option:
     """Return the option for the folder that is written to."""
-    return click.option(
-        "-o", "--output", type=click.Path(path_type=Path), required=required, metavar="DIR", help=meaning
-    )
+    return click.option("-o", "--output", type=file_path(), required=required, metavar="DIR", help=meaning)
 
 
 def resolve_cache_dir(cache_dir: Path | None, *, no_cache: bool) -> Path | None:

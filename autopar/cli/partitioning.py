@@ -28,9 +28,7 @@ from autopar.cli.values import file_path, positive_whole
 @click.command()
 @model_argument
 @click.option("--mesh", required=True, metavar="AXIS=SIZE,...", help="Devices of one stage, neighbours last.")
-@click.option(
-    "--tactics", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the schedule."
-)
+@click.option("--tactics", required=True, type=file_path(), metavar="FILE", help="YAML file with the schedule.")
 @cluster_option
 @stack_option
 @global_batch_option

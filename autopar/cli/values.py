@@ -175,9 +175,27 @@ def price_by_cluster(text: str) -> float | dict[str, float]:
     return {name.strip(): positive_number(price.strip()) for name, _, price in pairs}
 
 
+class _Reachable(click.Path):
+    """A path that the system can look for: its name is not too long, and folders on the way may be entered."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        try:
+            Path(value).exists()
+        except OSError as error:
+            shown = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]}..."
+            self.fail(f"cannot look for {shown!r}: {error.strerror}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def file_path() -> click.Path:
     """Return the type of a file's path; whether it can be read or written is found out where that is done."""
-    return click.Path(path_type=Path)
+    return _Reachable(path_type=Path)
+
+
+def folder_path() -> click.Path:
+    """Return the type of a folder's path."""
+    return _Reachable(path_type=Path, file_okay=False)
 
 
 class _Whole(click.IntRange):

@@ -52,6 +52,11 @@ class Engine:
         """Whether this process executes the tasks."""
         return self.name == "local" and self.workers in (None, 1)
 
+    @property
+    def processes(self) -> int:
+        """Worker processes on this machine; 0 if this process, or another machine, executes the tasks."""
+        return 0 if self.is_here or self.name == "ray" else self.workers or 1
+
     def start_workers(self) -> None:
         """Start the server of worker processes early, so that it imports this package while the job is prepared."""
         if self.name == "local" and not self.is_here:

@@ -30,7 +30,7 @@ from autopar.search.workbench import Workbench
 _IMPORTED = ["autopar.search.branch_and_bound", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
 """Modules that the server imports before the first worker starts."""
 
-_CALLER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+CALLER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals that workers ignore and the caller handles. Terminals, `timeout` and batch systems send them to every process
 of a group; a worker that ended then would lose its findings."""
 
@@ -114,28 +114,28 @@ class ProcessExecutor(WorkerPool):
     def _start_worker(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
         """Start a worker; return its pool, and a future of its process identifier."""
         pool = ProcessPoolExecutor(1, self._context, _prepare_worker, (self._search, self._stop))
-        with _detached():
+        with detached():
             return pool, pool.submit(os.getpid)
 
 
 def open_server() -> None:
     """Start the server that workers are forked from, unless it runs; it imports their modules meanwhile."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
-    with _detached():
+    with detached():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _detached() -> Iterator[None]:
+def detached() -> Iterator[None]:
     """Keep new processes from importing the caller's script, and from signals that the caller handles.
 
     Workers need nothing of the script, which may have no guard against being imported. Signals would otherwise reach
     processes that are still starting.
     """
     main = sys.modules["__main__"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)  # inherited by new processes
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, CALLER_SIGNALS)  # inherited by new processes
     resource_tracker.ensure_running()  # new processes would start it; its start unblocks SIGINT and SIGTERM here
-    signal.pthread_sigmask(signal.SIG_BLOCK, _CALLER_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, CALLER_SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -147,7 +147,7 @@ def _detached() -> Iterator[None]:
 def _prepare_worker(search: bytes, stop: c_byte) -> None:
     """Prepare a worker process."""
     global _workbench
-    for number in _CALLER_SIGNALS:  # also between two tasks
+    for number in CALLER_SIGNALS:  # also between two tasks
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
     _workbench = Workbench.unpacked(search, lambda: bool(stop.value))
