@@ -17,7 +17,7 @@ _PHASES = {
     "compile": "compile kernels, this first time only",
     "search": "prepare the search",
     "begin": "find first plans",
-    "climb": "improve plans",
+    "descent": "improve plans",
     "bound": "bound configurations",
     "stages": "stages with meshes of their own",
     "runners-up": "find other good plans",

@@ -408,9 +408,11 @@ def test_an_interrupted_search_keeps_its_incumbent_and_a_valid_bound() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        SearchSettings(improve_every=2, patience=1, outer_tasks=0, outer_share=0.0),
-        SearchSettings(improve_every=1000, patience=1000, outer_tasks=1000, far=1.0, settled=0),
-        SearchSettings(heavy_op_seconds=1e3, climb_reach=9.0, late_seconds=0.0),
+        SearchSettings(incumbent_turn_every=2, patience=1, outer_tasks=0, outer_share=0.0),
+        SearchSettings(
+            incumbent_turn_every=1000, patience=1000, outer_tasks=1000, weak_bound_ratio=1.0, most_improved=0
+        ),
+        SearchSettings(relaxation_op_seconds=1e3, descent_reach=9.0, transfer_seconds=0.0),
     ],
     ids=["impatient", "patient", "heavy"],
 )

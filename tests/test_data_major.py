@@ -148,7 +148,7 @@ def _task() -> Task:
 
 def _limited(tasks: int) -> SearchContext:
     """Return the inputs of a search that does so many tasks on meshes with an outer data-parallel axis."""
-    settings = replace(DEFAULT_SETTINGS, outer_tasks=tasks, outer_share=0.0, outer_times=1.0)
+    settings = replace(DEFAULT_SETTINGS, outer_tasks=tasks, outer_share=0.0, outer_factor=1.0)
     return replace(_task().context(Effort(top_k=1)), settings=settings)
 
 

@@ -27,8 +27,8 @@ from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 
-REACH, TURNS = DEFAULT_SETTINGS.climb_reach, DEFAULT_SETTINGS.climb_turns
-FAILURES = DEFAULT_SETTINGS.climb_failures
+REACH, TURNS = DEFAULT_SETTINGS.descent_reach, DEFAULT_SETTINGS.descent_turns
+FAILURES = DEFAULT_SETTINGS.descent_failures
 COUNTS = tuple(2**power for power in range(16))
 FAMILIES: list[Family] = [(Configuration(1, Mesh.of(inner=2), count, "1f1b"),) for count in COUNTS]
 
@@ -187,7 +187,7 @@ def _climbs(task: Task, effort: Effort, settings: SearchSettings = DEFAULT_SETTI
     """Whether the search of a task looks for plans near its first one; it has to find one."""
     told: list[Progress] = []
     assert run_search(task.space, replace(task.context(effort, progress=told.append), settings=settings)).candidates
-    return any(own.phase == "climb" for own in told)
+    return any(own.phase == "descent" for own in told)
 
 
 @pytest.mark.parametrize("short", [False, True])
@@ -202,7 +202,7 @@ def test_local_search_is_for_tight_memory(short: bool) -> None:
 def test_local_search_is_for_time_limits_that_suffice_for_few_relaxations(
     limit: float | None, each: float, climbs: bool
 ) -> None:
-    settings = replace(DEFAULT_SETTINGS, heavy_op_seconds=each)
+    settings = replace(DEFAULT_SETTINGS, relaxation_op_seconds=each)
 
     assert _climbs(_small().on_device, Effort(top_k=1, time_limit=limit), settings) == climbs
 

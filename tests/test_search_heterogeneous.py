@@ -258,7 +258,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
 
     assert outcome.unequal is not None
     assert outcome.unequal.opened == ()
-    assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.weak
+    assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.opening_ratio
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
     near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_bound=math.inf)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]

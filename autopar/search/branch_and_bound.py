@@ -108,7 +108,7 @@ class _Phases:
         settling = ImproveConstructed(context, outcome, construction.constructed)
         self._run(settling, settling.count)
         if is_short and self._plain and outcome.candidates and not clock.must_stop():
-            until = clock.share_end(context.settings.climb_share)
+            until = clock.share_end(context.settings.descent_share)
             self._run(ConfigurationDescent(context, outcome, self._plain, self._transfer_bounds, until))
 
     def bound_and_expand(self) -> None:
@@ -159,8 +159,8 @@ class _Phases:
         if not self._plain or math.isinf(self._context.time_limit):
             return False
         folded = self._context.folded(self._context.global_batch // self._plain[0][0].num_microbatches)
-        each = settings.heavy_op_seconds * sum(len(kind.ops) for kind in folded.kinds)
-        return self._clock.end() - time.monotonic() < each * min(settings.heavy_nodes, len(self._plain))
+        each = settings.relaxation_op_seconds * sum(len(kind.ops) for kind in folded.kinds)
+        return self._clock.end() - time.monotonic() < each * min(settings.few_relaxations, len(self._plain))
 
     def _record_least_memory_plan(self) -> None:
         """Begin with the plan that needs least memory, if it fits."""

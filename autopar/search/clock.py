@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self, search: SearchContext, outcome: Outcome) -> None:
         self._search, self._outcome = search, outcome
-        self._late = min(search.settings.late_seconds, search.settings.late_share * search.time_limit)
+        self._late = min(search.settings.transfer_seconds, search.settings.transfer_share * search.time_limit)
         self._end = time.monotonic() + search.time_limit - self._late
         self._first = math.inf
         self._stopped = math.inf

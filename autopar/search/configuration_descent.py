@@ -70,7 +70,7 @@ class ConfigurationDescent(TaskSeries):
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
-        is_over = self._failures >= self._search.settings.climb_failures or time.monotonic() > self._until
+        is_over = self._failures >= self._search.settings.descent_failures or time.monotonic() > self._until
         return is_over or (not self._busy and self._select() is None)
 
     def next_task(self, index: int) -> SearchTask | None:
@@ -97,14 +97,14 @@ class ConfigurationDescent(TaskSeries):
         self._outcome.add_finding(finding, self._search.keep)
         self._outcome.record_standing(family, self._bounds[number], status_of(finding, is_new=is_new))
         is_better = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
-        if finding.is_final or finding.is_settled or self._turns[number] > self._search.settings.climb_turns:
+        if finding.is_final or finding.is_settled or self._turns[number] > self._search.settings.descent_turns:
             self._finished.add(number)
         if is_better:
             self._failures = 0
         elif number in self._finished and not is_new:
             self._failures += 1
         report_progress(
-            self._search, self._outcome, "climb", len(self._finished), len(self._space), 0.0, str(family[0])
+            self._search, self._outcome, "descent", len(self._finished), len(self._space), 0.0, str(family[0])
         )
 
     def _bound(self, number: int) -> float:
@@ -121,6 +121,6 @@ class ConfigurationDescent(TaskSeries):
         apart = {
             number: distance(self._space[number][0], best) for number in self._turns.keys() - self._finished - at_work
         }
-        reach = self._search.settings.climb_reach
+        reach = self._search.settings.descent_reach
         near = sorted((away, -self._turns[number], number) for number, away in apart.items() if away <= reach)
         return next((number for *_, number in near if self._bound(number) < self._outcome.best), None)

@@ -46,7 +46,7 @@ class Construction(TaskSeries):
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
-        return self._worse >= self._search.settings.tries_worse or (
+        return self._worse >= self._search.settings.construction_failures or (
             self._has_fitting_try and bool(self._outcome.candidates)
         )
 
@@ -86,7 +86,7 @@ class ImproveConstructed(TaskSeries):
         self, search: SearchContext, outcome: Outcome, constructed: Sequence[tuple[float, float, Family]]
     ) -> None:
         self._search, self._outcome = search, outcome
-        self._constructed = sorted(constructed, key=lambda each: each[0])[: search.settings.settled]
+        self._constructed = sorted(constructed, key=lambda each: each[0])[: search.settings.most_improved]
         self.count = len(self._constructed)
 
     def is_over(self, index: int) -> bool:
@@ -96,7 +96,7 @@ class ImproveConstructed(TaskSeries):
     def next_task(self, index: int) -> SearchTask | None:
         """See `TaskSeries.next_task`; None where the incumbent is near the bound of the node."""
         _, bound, family = self._constructed[index]
-        if self._outcome.best <= self._search.settings.far * bound:
+        if self._outcome.best <= self._search.settings.weak_bound_ratio * bound:
             return None
         return SearchTask(TaskKind.ADVANCE, family, bound, self._outcome.best)
 

@@ -61,18 +61,18 @@ class CutRelaxation:
         steps = settings.cut_steps
         if pipeline_bounds is None:
             pipeline_bounds = self.start(cutoff)
-            steps = 0 if pipeline_bounds.bound > bound * (1 + settings.cut_rise) else settings.cut_steps
+            steps = 0 if pipeline_bounds.bound > bound * (1 + settings.least_cut_rise) else settings.cut_steps
         for _ in range(steps):
             own = pipeline_bounds.select_pipeline(self._tasks, state.target(cutoff), state.is_stopped)
             if own is None or state.is_stopped():
                 break
             self._relaxation.round_once()
             found = pipeline_bounds.solve_inner(own, self._tasks, state.target(cutoff), state.is_stopped)
-            for choice in found.choices[: settings.considered]:
+            for choice in found.choices[: settings.most_tried_choices]:
                 whole = self._complete(choice, found.rent)
                 if whole is not None:
                     self._finder.consider(whole)
-            if found.value >= state.target(cutoff) or pipeline_bounds.bound > bound * (1 + settings.cut_rise):
+            if found.value >= state.target(cutoff) or pipeline_bounds.bound > bound * (1 + settings.least_cut_rise):
                 break  # the choices known allow no better plan, or other nodes have the least bound now
         more = pipeline_bounds.select_pipeline(self._tasks, state.target(cutoff), state.is_stopped) is not None
         self.count_work()

@@ -142,7 +142,7 @@ class Frontier(TaskSeries):
         limit = max(settings.outer_tasks, settings.outer_share * (self._outcome.num_tasks - self._outer_tasks))
         others = [math.inf, *(n.bound for n in self.nodes if n.priority is not Priority.OUTER_DATA_PARALLEL)]
         if least < min(min(others), self._outcome.best * (1 - settings.outer_gap)):
-            limit *= settings.outer_times
+            limit *= settings.outer_factor
         return self._outer_tasks < limit
 
     def is_over(self, index: int) -> bool:
@@ -167,7 +167,7 @@ class Frontier(TaskSeries):
     def _select(self, index: int, priority: Priority) -> int | None:
         """Take the next node of a class off the frontier."""
         new, opened = self._new[priority], self._open[priority]
-        if index % self._settings.improve_every == self._settings.improve_every - 1 and opened:
+        if index % self._settings.incumbent_turn_every == self._settings.incumbent_turn_every - 1 and opened:
             better = [(self.nodes[n].best, bound, n) for bound, n in opened if self.nodes[n].improves]
             better = [own for own in better if own[1] < self._cutoff]
             self._turn += 1

@@ -123,6 +123,6 @@ def promising_counts(
     cluster: Cluster, best: float, floors: Mapping[int, float], settings: UnequalSettings
 ) -> list[int]:
     """Return the numbers of microbatches to open: those with the least floors, if these are well below `best`."""
-    weak = 1.0 if cluster.groups else settings.weak
-    below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
+    ratio = 1.0 if cluster.groups else settings.opening_ratio
+    below = sorted((floor, count) for count, floor in floors.items() if best >= ratio * floor)
     return [count for _, count in below[: settings.most_counts]]

@@ -103,7 +103,7 @@ class Relaxation:
             node.bound,
             cutoff,
             needs_plan=not known.outcome.candidates,
-            find_plan_below=best / known.context.settings.far,
+            find_plan_below=best / known.context.settings.weak_bound_ratio,
             warm_start=known.transfer_bounds.warm_start(node.family),
         )
 

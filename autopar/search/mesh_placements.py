@@ -149,7 +149,7 @@ def pareto_choices(
         # The master problem prices the memory of the mean stage; the fullest stage may need more.
         mean = mean_bytes(tables, pipeline, limit, [flavour] * len(tables.folded.kinds))
         used = mean.excess(tables, first.choice) + mean.limit
-        if used < settings.roomy * limit:
+        if used < settings.ample_memory_share * limit:
             continue
         for ratio in MEMORY_PRICE_RATIOS:
             if not stopped():

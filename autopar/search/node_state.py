@@ -114,7 +114,7 @@ class NodeState:
 
     def target(self, cutoff: float) -> float:
         """Return the bound in seconds that is not raised further: the cutoff, or a bound near the incumbent."""
-        return min(cutoff, self.best.objective * (1 - self.settings.near)) if self.best is not None else cutoff
+        return min(cutoff, self.best.objective * (1 - self.settings.closed_gap)) if self.best is not None else cutoff
 
     def prune_schedules(self, cutoff: float) -> None:
         """Exclude schedules from the bound whose critical path is above the cutoff: the others may need more memory."""

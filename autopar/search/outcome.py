@@ -120,7 +120,7 @@ class Outcome:
             return math.inf
         found = self.distinct()
         last = found[keep - 1].objective if len(found) >= keep else math.inf
-        return min(self.settings.keep_within * self.best, last)
+        return min(self.settings.runner_up_ratio * self.best, last)
 
     def record_standing(self, family: Family, bound: float, status: NodeStatus) -> None:
         """Record bound and status of a node; the bound never falls."""
@@ -156,5 +156,5 @@ class Outcome:
         self.candidates = [
             candidate
             for number, candidate in enumerate(self.candidates)
-            if number < self.settings.keep * keep or any(candidate is other for other in wanted)
+            if number < self.settings.kept_per_plan * keep or any(candidate is other for other in wanted)
         ]

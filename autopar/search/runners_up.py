@@ -109,7 +109,7 @@ class RunnersUp(TaskSeries):
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
         self._branch_settled()
-        is_near = self._threshold() <= self._search.settings.keep_within * self._outcome.best
+        is_near = self._threshold() <= self._search.settings.runner_up_ratio * self._outcome.best
         if self._idle >= (self._search.settings.runners_up_retries if is_near else self._search.settings.patience):
             self._drop_waiting()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())

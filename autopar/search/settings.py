@@ -18,19 +18,19 @@ class NodeSettings:
         hurried_steps: Column-generation steps while there is no plan at all.
         memory_steps: Column-generation steps of one task under the memory limit.
         most_steps: Column-generation steps of a node, at most.
-        near: Relative gap between a node's bound and its best plan at which the node is done.
+        closed_gap: Relative gap between a node's bound and its best plan at which the node is done.
         corrections: Times a placement problem under memory limits is solved, each with room for what the last missed.
             Row 9: with one time the plan of gpt3-175b-16 takes 1.9 % longer.
         memory_gap: Relative gap to which these problems are solved; their bounds are not used.
         priced_work: Units of work of a pricing problem per second of a time limit: 1/200 of it.
         priced_gap: Relative gap to which pricing problems are solved: half of `column_generation.CLOSE`.
-        cut_rise: Relative rise of a bound by cuts of blocks after which the task ends.
+        least_cut_rise: Relative rise of a bound by cuts of blocks after which the task ends.
         cut_steps: Rounds of the cut LP in one task. Row 10, on weak evidence: with one round the plan of
             deepseek-v3-256 takes 2.1 times as long.
-        considered: Choices of a cut LP that are tried as plans, the most frequent ones.
+        most_tried_choices: Choices of a cut LP that are tried as plans, the most frequent ones.
         block_work: Units of work of a placement problem of single blocks; most take a twentieth.
         block_gap: Relative gap to which these problems are solved; their bounds are used.
-        shifted: Relative excess over the incumbent up to which a plan's blocks are moved between stages.
+        shift_excess: Relative excess over the incumbent up to which a plan's blocks are moved between stages.
     """
 
     heavy_kinds: int = 3
@@ -38,17 +38,17 @@ class NodeSettings:
     hurried_steps: int = 6
     memory_steps: int = 4
     most_steps: int = 60
-    near: float = 1e-4
+    closed_gap: float = 1e-4
     corrections: int = 3
     memory_gap: float = 0.005
     priced_work: float = 5e6
     priced_gap: float = 5e-5
-    cut_rise: float = 2e-3
+    least_cut_rise: float = 2e-3
     cut_steps: int = 2
-    considered: int = 8
+    most_tried_choices: int = 8
     block_work: float = 2e8
     block_gap: float = 5e-4
-    shifted: float = 0.02
+    shift_excess: float = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class UnequalSettings:
     """Constants of the work on stages with different meshes (`heterogeneous_nodes.py`).
 
     Attributes:
-        weak: Incumbent over the floor of unequal stages from which on these are opened, where all devices are alike.
+        opening_ratio: Incumbent over the floor of unequal stages from which on these are opened, where all devices are
+            alike.
         most_counts: Numbers of microbatches that are worked on, those of the least floors.
         most_blocks: Longest chain of blocks, where all devices are alike: tables of ranges of blocks take gigabytes
             above, and equal stages of long chains are nearly as even.
@@ -65,12 +66,13 @@ class UnequalSettings:
         free_steps: Column-generation steps for placements of a mesh without a price on memory.
         priced_steps: Such steps with one.
         most_choices: Placements kept per mesh.
-        roomy: Share of the memory limit that a mean stage uses up to which no placement for less memory is needed.
+        ample_memory_share: Share of the memory limit that a mean stage uses up to which no placement for less memory is
+            needed.
         light_share: Share of the model's time below which a kind of block is bounded by its fastest ops.
         heavy_kinds: Kinds of blocks whose least time is solved for; the others are bounded by their fastest ops.
     """
 
-    weak: float = 1.15
+    opening_ratio: float = 1.15
     most_counts: int = 3
     most_blocks: int = 256
     most_work: float = 4e10
@@ -78,7 +80,7 @@ class UnequalSettings:
     free_steps: int = 2
     priced_steps: int = 3
     most_choices: int = 8
-    roomy: float = 0.3
+    ample_memory_share: float = 0.3
     light_share: float = 0.02
     heavy_kinds: int = 6
 
@@ -89,65 +91,65 @@ class SearchSettings:
 
     Attributes:
         overtime_seconds: Seconds that a search without a plan continues after its time limit.
-        late_seconds: Seconds before the end of a time limit that are kept for raising bounds by transfer, at most.
-        late_share: Share of a time limit that is kept for that, at most.
-        tries_worse: Numbers of stages in a row without a better plan after which construction ends.
-        settled: Constructed plans that are improved before the frontier opens, at most. Row 4: without, the plan of
-            deepseek-v3-256 takes 1.98 times as long.
-        improve_every: Tasks of which one goes to a relaxed node: to that of the best plan, or to the least bound. Row
-            6: without, the plan of gpt3-175b-1024 takes 1.6 % longer.
+        transfer_seconds: Seconds before the end of a time limit that are kept for raising bounds by transfer, at most.
+        transfer_share: Share of a time limit that is kept for that, at most.
+        construction_failures: Numbers of stages in a row without a better plan after which construction ends.
+        most_improved: Constructed plans that are improved before the frontier opens, at most. Row 4: without, the plan
+            of deepseek-v3-256 takes 1.98 times as long.
+        incumbent_turn_every: Tasks of which one goes to a relaxed node: to that of the best plan, or to the least
+            bound. Row 6: without, the plan of gpt3-175b-1024 takes 1.6 % longer.
         patience: Tasks in a row without a better plan after which nodes wait that cannot raise the least bound. Row 8:
             it ends long searches without a limit, and brings nothing on other jobs.
-        far: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits. Row 5: without,
-            the plan of deepseek-v3-256 takes 2.1 times as long.
+        weak_bound_ratio: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits. Row
+            5: without, the plan of deepseek-v3-256 takes 2.1 times as long.
         outer_tasks: Tasks on meshes with an outer data-parallel axis that are always allowed. Row 2: without such tasks
             the bound of bert-large-16 is 4.9 % lower. Row 3: without a limit bounds rise by 0.5 % in the mean.
         outer_share: Further such tasks, per task on other meshes.
-        outer_times: Factor on both while the least bound is theirs and the gap is above `outer_gap`.
+        outer_factor: Factor on both while the least bound is theirs and the gap is above `outer_gap`.
         outer_gap: Relative gap.
-        climb_share: Share of the time left that the local search over configurations may take. Row 7: without this
+        descent_share: Share of the time left that the local search over configurations may take. Row 7: without this
             search the plan of gpt3-175b-16 takes 1.43 times as long.
-        climb_reach: Distance from the incumbent's configuration that it covers, in factors of two.
-        climb_turns: Tasks per configuration beyond the relaxation.
-        climb_failures: Configurations in a row without a better plan after which it ends.
-        heavy_op_seconds: Seconds that a relaxation takes per op of distinct blocks, about.
-        heavy_nodes: With a time limit that suffices for no more relaxations, local search comes first.
+        descent_reach: Distance from the incumbent's configuration that it covers, in factors of two.
+        descent_turns: Tasks per configuration beyond the relaxation.
+        descent_failures: Configurations in a row without a better plan after which it ends.
+        relaxation_op_seconds: Seconds that a relaxation takes per op of distinct blocks, about.
+        few_relaxations: With a time limit that suffices for no more relaxations, local search comes first.
         runners_up_share: Share of a time limit that is kept for runners-up.
         runners_up_work: Work on runners-up, relative to that on the best plan.
         runners_up_least_work: Units of work that are always allowed for them: a few seconds.
         runners_up_retries: Tasks in a row on waiting nodes without a wanted plan after which these are left.
         unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ.
-        keep_within: Objective of a runner-up over that of the best plan, at most.
-        keep: Candidates kept per plan wanted: the simulator ranks them, and some do not fit when simulated.
+        runner_up_ratio: Objective of a runner-up over that of the best plan, at most.
+        kept_per_plan: Candidates kept per plan wanted: the simulator ranks them, and some do not fit when simulated.
         node: Constants of the work on one node.
         unequal: Constants of the work on stages with different meshes.
     """
 
     overtime_seconds: float = 30.0
-    late_seconds: float = 2.5
-    late_share: float = 0.05
-    tries_worse: int = 2
-    settled: int = 3
-    improve_every: int = 4
+    transfer_seconds: float = 2.5
+    transfer_share: float = 0.05
+    construction_failures: int = 2
+    most_improved: int = 3
+    incumbent_turn_every: int = 4
     patience: int = 16
-    far: float = 1.25
+    weak_bound_ratio: float = 1.25
     outer_tasks: int = 6
     outer_share: float = 0.1
-    outer_times: float = 5.0
+    outer_factor: float = 5.0
     outer_gap: float = 0.01
-    climb_share: float = 0.5
-    climb_reach: float = 2.0
-    climb_turns: int = 3
-    climb_failures: int = 12
-    heavy_op_seconds: float = 1e-3
-    heavy_nodes: int = 100
+    descent_share: float = 0.5
+    descent_reach: float = 2.0
+    descent_turns: int = 3
+    descent_failures: int = 12
+    relaxation_op_seconds: float = 1e-3
+    few_relaxations: int = 100
     runners_up_share: float = 0.1
     runners_up_work: float = 0.5
     runners_up_least_work: float = 3e9
     runners_up_retries: int = 4
     unequal_share: float = 0.25
-    keep_within: float = 1.05
-    keep: int = 8
+    runner_up_ratio: float = 1.05
+    kept_per_plan: int = 8
     node: NodeSettings = NodeSettings()
     unequal: UnequalSettings = UnequalSettings()
 

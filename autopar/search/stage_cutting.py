@@ -93,8 +93,8 @@ class StageCutter:
                     )
             else:
                 groups = RecomputeChooser(passes, seconds, memory, pipeline, limit, hops, constraints)
-                found = groups.best(best * (1 + self._search.settings.node.shifted))
-                if found is not None and found[1].seconds < best * (1 + self._search.settings.node.shifted):
+                found = groups.best(best * (1 + self._search.settings.node.shift_excess))
+                if found is not None and found[1].seconds < best * (1 + self._search.settings.node.shift_excess):
                     found = groups.improve_by_moves(found, should_stop)
             if found is not None and (known is None or found[1].seconds < known.objective):
                 known = Candidate(configuration, self._tables, choice, found[0], found[1])

@@ -26,13 +26,13 @@ LIMITED_JOBS = ("gpt3-175b-1024", *LIMITED)
 
 ROWS = {
     "relaxation steps": ["node.relaxed_steps=1"],
-    "plans under memory beside a relaxation": ["far=1e9"],
-    "settling": ["settled=0"],
-    "turns for the best plan": ["improve_every=1e9"],
+    "plans under memory beside a relaxation": ["weak_bound_ratio=1e9"],
+    "improvement of constructed plans": ["most_improved=0"],
+    "turns of the incumbent": ["incumbent_turn_every=1e9"],
     "patience": ["patience=1e9"],
     "outer data-parallel meshes": ["outer_tasks=0", "outer_share=0"],
     "limit on outer data-parallel tasks": ["outer_tasks=1e9"],
-    "local search over configurations": ["climb_failures=0", "climb_share=0"],
+    "local search over configurations": ["descent_failures=0", "descent_share=0"],
     "corrections of lowered memory": ["node.corrections=1"],
     "rounds of the cut LP": ["node.cut_steps=1"],
     "smoothing of duals": ["autopar.bounds.column_generation:SMOOTHING=0.0"],
