@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopar.api import rules, simulate_plan, simulate_program, solve
+    from autopar.cluster import Cluster
     from autopar.degrees import Degrees
     from autopar.display import show_progress
     from autopar.frameworks import export
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Choices",
+    "Cluster",
     "Degrees",
     "Graph",
     "JobRequest",
@@ -59,6 +61,7 @@ _HOMES = {
     "Graph": "autopar.ir.graph",
     "JobRequest": "autopar.request",
     "Choices": "autopar.pins",
+    "Cluster": "autopar.cluster",
     "Pins": "autopar.pins",
     "Plan": "autopar.plan",
     "whatif": "autopar.scenarios",
@@ -69,3 +72,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, those that are not loaded yet included."""
+    return __all__

@@ -427,7 +427,7 @@ def open_workload(
 
     Raises:
         JobError: If the mode is unknown, or the adapters are not described as they have to be.
-        ModelError: If there is no such zoo model, or the configuration cannot be exported.
+        ModelError: If there is no such model, or the configuration cannot be exported.
     """
     if mode not in ("train", "infer"):
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
@@ -439,6 +439,8 @@ def open_workload(
     if source.startswith(HUGGING_FACE):
         built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
         return Workload(source, built, mode, bound, loss, optimizer, sync_batchnorm, fusion, adapters)
+    if not Path(source).exists():
+        raise models.missing_model(source)
     return Workload(source, source, mode, bound, loss, optimizer, sync_batchnorm, fusion, adapters)
 
 

@@ -4,6 +4,7 @@ Adding a family is a file with `SPECS` and `build(name, config)`, and a line in 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "ModelSpec", "Unbuilt", "build", "build_architecture", "build_config", "configured", "initial_values",
-    "name_of", "names", "num_parameters", "published", "read_architecture", "save", "sizes_of", "spec",
+    "missing_model", "name_of", "names", "num_parameters", "published", "read_architecture", "save", "sizes_of", "spec",
 ]  # fmt: skip
 
 CONFIG_KEY = "autopar.config"
@@ -87,6 +88,23 @@ MODELS: Mapping[str, ModelSpec] = {
 
 _COUNTS = ("num_layers", "blocks", "dense_layers")
 """Hyperparameters that count layers."""
+
+
+def missing_model(source: str) -> ModelError:
+    """Return the error of a model that is no file, with what may have been meant.
+
+    >>> missing_model("llama3-8b").hint
+    'did you mean zoo:llama3-8b?'
+    """
+    known = names()
+    close = [source] if source in known else get_close_matches(source.lower(), known, n=1)
+    if close:
+        hint = f"did you mean zoo:{close[0]}?"
+    elif Path(source).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        hint = "a model of Hugging Face is given by its configuration: hf:config.json or hf:FOLDER"
+    else:
+        hint = "give an .onnx file, hf:config.json, or a zoo name such as zoo:gpt2 (autopar model --list)"
+    return ModelError(f"{source} does not exist", hint=hint)
 
 
 def names() -> tuple[str, ...]:

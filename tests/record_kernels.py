@@ -1,4 +1,4 @@
-"""Write the list of kernels that a search of usual models calls, `autopar/kernels.json`.
+"""Write the list of kernels that a search of usual models calls, `autopar/warming/kernels.json`.
 
     python tests/record_kernels.py
 
@@ -59,7 +59,7 @@ def main() -> None:
             times = ((kernel.get_metadata(each) or {}).get("timers", {}) for each in kernel.signatures)
             seconds[module] += sum(timers.get("compiler_lock", 0.0) for timers in times)
     text = json.dumps({module: found[module] for module in sorted(found, key=lambda own: -seconds[own])}, indent=1)
-    (Path(__file__).parents[1] / "autopar" / "kernels.json").write_text(text + "\n")
+    (Path(__file__).parents[1] / "autopar" / "warming" / "kernels.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

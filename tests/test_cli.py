@@ -753,3 +753,37 @@ for command in {_MISTAKES!r}:
     )
 
     assert done.stdout.splitlines() == [" ".join(("2", *command)) for command in _MISTAKES]
+
+
+def test_a_price_may_be_given_to_a_search_for_a_number_of_gpus(api: Api) -> None:
+    """The answer says what a million tokens cost; the cluster is the same one otherwise."""
+    assert main(["solve", "zoo:gpt2", "--gpus", "8", "--gpu-hour-price", "2.5"]) == 0
+
+    assert api.calls[0]["cluster"] == replace(PRESETS["h100"], gpu_hour_price=2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama3-8b", "did you mean zoo:llama3-8b?"),
+        ("some/where", "hf:config.json or hf:FOLDER"),
+        ("x.onnx", "an .onnx"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_named_with_what_may_be_meant(
+    capsys: pytest.CaptureFixture[str], name: str, hint: str
+) -> None:
+    assert main(["solve", name, "--gpus", "8"]) == 2
+
+    error, told = capsys.readouterr().err.splitlines()
+    assert error == f"error: {name} does not exist"
+    assert hint in told
+
+
+def test_public_names_are_listed_before_they_are_loaded() -> None:
+    """As by a shell that completes `autopar.`."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import autopar; print(*dir(autopar))"], capture_output=True, text=True, check=True
+    )
+
+    assert {"solve", "predict", "from_torch", "from_jax", "Plan", "Cluster"} <= {*done.stdout.split()}

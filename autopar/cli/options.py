@@ -132,6 +132,12 @@ cluster_option = click.option(
     shell_complete=complete_cluster,
     help="Preset or YAML file.",
 )
+price_option = click.option(
+    "--gpu-hour-price",
+    type=positive_number,
+    metavar="X",
+    help="Price of a GPU for an hour; default: the cluster file's.",
+)
 stack_option = click.option(
     "--stack",
     default="default",

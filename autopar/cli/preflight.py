@@ -32,7 +32,11 @@ def check_request(model: str, dims: Mapping[str, int | float], *clusters: str) -
         from autopar.huggingface import read_config
 
         read_config(model.removeprefix("hf:"))
-    elif not (path := Path(model)).is_file() or path.stat().st_size <= _MAX_BYTES:
+    elif not (path := Path(model)).exists():
+        from autopar import models
+
+        raise models.missing_model(model)
+    elif not path.is_file() or path.stat().st_size <= _MAX_BYTES:
         from autopar.onnx.batch import bind
         from autopar.onnx.reader import read
 

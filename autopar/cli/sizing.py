@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from autopar.cli.options import together
+from autopar.cli.options import price_option, together
 from autopar.cli.values import positive_number, positive_whole
 
 QUESTIONS = ("find_min_gpus", "target_time", "budget", "per", "steps", "gpu_hour_price", "max_gpus")
@@ -29,12 +29,7 @@ sizing_options = together(
         help="What the budget is for: a step, a million tokens, or --steps steps.",
     ),
     click.option("--steps", type=positive_whole(), metavar="N", help="Steps of a run."),
-    click.option(
-        "--gpu-hour-price",
-        type=positive_number,
-        metavar="X",
-        help="Price of a GPU for an hour; default: the cluster file's.",
-    ),
+    price_option,
     click.option("--max-gpus", type=positive_whole(), metavar="N", help="Largest number looked at; default: 1024."),
 )
 """Options that look for a number of GPUs in place of being told one."""
@@ -50,7 +45,7 @@ def question(gpus: int | None, request: dict[str, Any]) -> dict[str, Any] | None
     find = asked.pop("find_min_gpus")
     wanted = [name for name in ("target_time", "budget") if asked[name] is not None]
     if not (find or wanted):
-        for name in ("steps", "max_gpus", "gpu_hour_price"):
+        for name in ("steps", "max_gpus"):
             if asked[name] is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} belongs to --find-min-gpus, --target-time or --budget")

@@ -277,6 +277,11 @@ class Cluster:
             total, devices = total + (price or 0.0), devices - used
         return total
 
+    def priced(self, gpu_hour_price: float) -> "Cluster":
+        """Return the cluster at another price of a device for an hour, the same in all groups of nodes."""
+        groups = tuple(replace(group, cluster=group.cluster.priced(gpu_hour_price)) for group in self.groups)
+        return replace(self, gpu_hour_price=gpu_hour_price, groups=groups)
+
     def total_peak(self, numbers: str, devices: int) -> float:
         """Return the dense FLOP/s of the first devices together, for a class of numbers.
 

@@ -44,7 +44,7 @@ POLL_SECONDS = 0.1
 def listed() -> Mapping[str, Mapping[str, Sequence[Sequence[Spelling]]]]:
     """Return the kernels of `kernels.json`: by module and function the types of the arguments of each version."""
     known: dict[str, dict[str, list[list[Spelling]]]] = json.loads(
-        resources.files("autopar").joinpath("kernels.json").read_text()
+        resources.files("autopar.warming").joinpath("kernels.json").read_text()
     )
     return known
 
