@@ -87,7 +87,7 @@ def find_gpus(
         time_limit: Seconds for the search of one number; None for 30.
         solver: Solver of the placement problems.
         top_k: Plans kept for the answer.
-        seed: Of what solvers draw at random.
+        seed: Random seed of the solvers.
         progress: Told which number is looked at.
         should_stop: Polled; once true, what is known is returned.
         **request: Further fields of `JobRequest`: `cluster`, `global_batch`, `pins`, ...
