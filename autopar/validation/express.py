@@ -102,11 +102,18 @@ def express(row: Row) -> Case:
     stack = stack_for(row.framework or "", row.gpu or "", degrees.zero)
     if row.attention == "unfused":
         stack = replace(stack, attention="unfused")
+    stack = _told(stack, row)
     lora = read_lora(row.lora) if row.lora else None
     return Case(
         row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter, lora,
         row.recompute_layers or 0,
     )  # fmt: skip
+
+
+def _told(stack: Stack, row: Row) -> Stack:
+    """Return a stack with what a row says of the way of tokens to their experts, and of CUDA graphs."""
+    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "graphs")}
+    return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 
 def _need(row: Row, *names: str) -> None:
