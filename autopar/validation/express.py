@@ -454,7 +454,7 @@ def _published(row: Row, degrees: Degrees, notes: _Notes) -> Model | None:
     assert isinstance(config, PublishedConfig), name
     vocab = _padded(config.vocab, degrees.tp)
     notes.assume(f"the published configuration of {name}")
-    return "published", replace(config, seq=_sequence(row, notes), vocab=vocab)
+    return "published", replace(config, seq=_sequence(row, notes), vocab=vocab, mtp=row.mtp_layers or 0)
 
 
 def _proxy(name: str, config: Config, row: Row) -> Config:

@@ -244,13 +244,17 @@ RECIPES: tuple[Recipe, ...] = (
             f"DGXC DeepSeek-V3 in {pp} pipeline stages",
             "NVIDIA/dgxc-benchmarking, deepseek_v3/pretraining/launch.sh, and NVIDIA/NeMo, "
             "scripts/performance/llm/pretrain_deepseek_v3.py: 64 / pp layers a stage, one less in the first and two in "
-            "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped",
+            "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped, by the "
+            "dispatcher alltoall (MegatronTokenDropCallback); one further token is predicted (README.md states 260 "
+            "GFLOPs a token, which are 250 without)",
             origin="dgxc-benchmarking.*deepseek_v3",
             where={"pp": pp},
             fills={
                 "stage_layers": (64 // pp - 1, *(64 // pp,) * (pp - 2), 64 // pp - 2),
                 "etp": 1,
                 "recompute": "selective",
+                "dispatch": "all-to-all",
+                "mtp_layers": 1,
             },
         )
         for pp in (4, 8, 16)
@@ -381,14 +385,26 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     *(
         Recipe(
-            f"Megatron-Bridge DeepSeek-V3 in {pp} x {vpp} stages",
-            f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: {_DEEPSEEK_LAYOUT}",
+            f"Megatron-Bridge DeepSeek-V3 in {pp} x {vpp or 1} stages",
+            "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py (layout_map) and "
+            f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: {_DEEPSEEK_LAYOUT}, or longer stages alike",
             framework="Megatron-Bridge",
             model="DeepSeek-?V3",
             where={"pp": pp, "vpp": vpp},
-            fills={"stage_layers": _FOUR_LAYERS},
+            fills={"stage_layers": stages},
         )
-        for pp, vpp in ((2, 8), (4, 4), (8, 2))
+        for pp, vpp, stages in (
+            *((pp, vpp, _FOUR_LAYERS) for pp, vpp in ((2, 8), (4, 4), (8, 2), (16, None), (16, 1))),
+            *((pp, vpp, (8,) * 7 + (5,)) for pp, vpp in ((4, 2), (8, None), (8, 1))),
+            (8, 4, (1, *(2,) * 30, 0)),
+        )
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3 predicts one further token",
+        "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py: mtp_num_layers 1",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        fills={"mtp_layers": 1},
     ),
     Recipe(
         "Megatron-Bridge DeepSeek-V3 on GB300 in MXFP8",
