@@ -25,7 +25,11 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
     weight_BSK, expert_BSK = _routed(w, x_BSd, f"{name}.router", weights, part)
     numbers = g.constant(tuple(range(part.count)))
     given = g.op("Mul", x_BSd, weight_BSK, name=f"{name}.scaled") if part.scaled_input else x_BSd
-    rows = g.op("autopar::ExpertDispatch", given, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill)
+    limits = {"groups": part.groups, "chosen_groups": part.chosen_groups} if part.groups > 1 else {}
+    sent = g.op(
+        "autopar::ExpertDispatch", given, expert_BSK, numbers, name=f"{name}.dispatch", fill=part.fill, **limits
+    )
+    rows = g.op("autopar::ExpertRows", sent, name=f"{name}.arrived")
 
     def product(x: str, which: str, matrix: str, num_in: int, num_out: int) -> str:
         of = f".{which}" if matrix == fused and part.gated else ""
@@ -43,10 +47,10 @@ def experts(w: Writer, x_BSd: str, name: str, weights: str, part: Experts) -> st
         inner = _inner(w, gate, up, name, part)
     else:
         inner = w.activated(product(rows, "up", fused, hidden, part.width), name, part.activation)
-    made = product(inner, "down", down, part.width, hidden)
+    made = g.op("autopar::ExpertRows", product(inner, "down", down, part.width, hidden), name=f"{name}.returned")
     routed = name if not part.shared else f"{name}.routed"
     if part.scaled_input:
-        y = g.op("autopar::ExpertSum", made, expert_BSK, numbers, name=routed, fill=part.fill)
+        y = g.op("autopar::ExpertSum", made, expert_BSK, numbers, name=routed, fill=part.fill, **limits)
     else:
         y = g.op("autopar::ExpertCombine", made, weight_BSK, expert_BSK, numbers, name=routed, fill=part.fill)
     if not part.shared:

@@ -11,6 +11,7 @@ from autopar.cluster import PRESETS, Cluster, Host
 from autopar.cost import IDEAL, Fused, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
+from autopar.ir.routing import Routed
 from autopar.program.again import run_again
 from autopar.program.offload import offload_saved
 from autopar.program.records import (
@@ -81,7 +82,9 @@ class ExactCosts:
         """Return what the stack says of a kernel."""
         return self.stack["host_launch"]
 
-    def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
+    def collective_seconds(
+        self, collective: CollectiveKind, nbytes: float, axis: Axis, routed: Routed | None = None, /
+    ) -> float:
         """Return the bytes."""
         return nbytes / self.bandwidth
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from autopar.cluster.presets import PRESETS
 from autopar.configuration import Configuration
-from autopar.cost import CostModel
+from autopar.cost import CostModel, Stack
+from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.formulate.building import build_tables
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.link_seconds import backward_links, gradient_links, reduce_links
@@ -17,11 +19,13 @@ from autopar.formulate.mean_memory import mean_bytes
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
 from autopar.program.lower import lower
+from autopar.program.records import Collective
 from autopar.recompute import Recompute
 from autopar.search.candidate import Candidate
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops
+from autopar.task import rules_for
 from autopar.workload import open_workload
 from tests.executions import written
 from tests.formulations import optimum, rules
@@ -42,6 +46,7 @@ WIDE = {"num_layers": 4, "hidden": 2048, "heads": 16, "seq": 512, "vocab": 8192}
 """As many layers as the tiny model whose rules are used, and wide enough for several buckets per block."""
 
 SAMPLES = 64
+ONCE = Stack("once", dispatch="per-node")
 
 
 @cache
@@ -102,3 +107,30 @@ def test_gathers_and_reductions_of_these_plans_share_links() -> None:
         layer = tables.block_seconds(choice)[tables.folded.chain[1]]
         assert reduce_links(layer)[1] + gradient_links(layer)[1] > 0
         assert (backward_links(layer)[1] > 0.1 * layer[Slot.BACKWARD]) == gathered
+
+
+EXPERTS = {
+    "num_layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 4, "head": 64, "seq": 512, "vocab": 8192,
+    "experts": 16, "top_k": 4, "expert_ffn": 512,
+}  # fmt: skip
+"""Experts whose tokens cost less to move than their weights to reduce, if a token is sent once."""
+
+
+@pytest.mark.parametrize("stack", [ONCE, replace(ONCE, hides_dispatch=True)], ids=["waited for", "hidden"])
+def test_the_formula_agrees_where_tokens_travel_to_experts(stack: Stack, cache_dir: Path) -> None:
+    """In line with compute, or beside it."""
+    workload = open_workload("zoo:qwen3-30b-a3b", dims=EXPERTS)
+    folded, mesh, costs = workload.folded(SAMPLES), Mesh.of(inner=2), replace(COSTS, stack=stack)
+    tables = build_tables(folded, rules_for(folded, workload.rules(cache_dir=cache_dir)), mesh, costs)
+    pipeline, split = Pipeline(1, 1, "1f1b"), Split.uniform(((0, folded.num_blocks),), (Recompute.NONE,))
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.3, bounding=False, traffic=None)
+    _, choice = optimum(problem(tables, weighting))
+    nothing = StepTime(0.0, 0.0, 0.0, np.zeros(1))
+    candidate = Candidate(Configuration(1, mesh, 1, "1f1b"), tables, choice, split, nothing)
+    program = lower(written(candidate, SAMPLES, True), folded, costs)
+
+    time = step_time(tables.block_seconds(choice), folded.chain, pipeline, split, 0.0)
+
+    moves = [step for segment in program.segments for step in segment.instructions if isinstance(step, Collective)]
+    assert {step.kind for step in moves if step.routed is not None and step.routed.parts} == {CollectiveKind.ALL_TO_ALL}
+    assert time.seconds == pytest.approx(simulate(program, costs).step_seconds, rel=CLOSE)

@@ -40,6 +40,9 @@ def stacks(draw: st.DrawFn) -> Stack:
         values,
         draw(st.sampled_from([(), ("a100", "h100")])),
         draw(st.sampled_from([None, FIT])),
+        draw(st.sampled_from(["all-to-all", "per-node"])),
+        draw(st.booleans()),
+        draw(st.sampled_from(["none", "partial", "full"])),
     )
 
 
@@ -193,4 +196,5 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
     assert stack["host_launch"] == 12e-6
     assert stack.fit is not None
     assert stack.fit.rows == 49
-    assert set(stack.to_dict()) == {"name", "clusters", "attention", "fusion", "scalars", "fit"}
+    choices = {"attention", "fusion", "dispatch", "hides_dispatch", "graphs"}
+    assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}

@@ -10,6 +10,7 @@ from hypothesis import given
 from autopar.cost import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.ir.graph import Op
+from autopar.ir.routing import Routed, Routing
 from autopar.program.records import (
     Collective,
     Compute,
@@ -103,6 +104,19 @@ BLOCK = Operand("y", (1, 8), 16.0, (Shard(0, 2),))
         (
             Collective(CollectiveKind.ALL_TO_ALL, DP, Shard(0), Shard(0, 2), X, BLOCK, 16.0),
             "y: [1, 8] S(0/2) 16 = all_to_all(x) axis=(dp: 4/2) S(0)->S(0/2) bytes=16",
+        ),
+        (
+            Collective(
+                CollectiveKind.ALL_TO_ALL,
+                DP,
+                Shard(0),
+                Shard(0, 2),
+                X,
+                BLOCK,
+                16.0,
+                routed=Routed(Routing(256, 8, 8, 4), 2),
+            ),
+            "y: [1, 8] S(0/2) 16 = all_to_all(x) axis=(dp: 4/2) S(0)->S(0/2) bytes=16 routed=(256, 8, 8, 4, 2)",
         ),
     ],
 )

@@ -149,6 +149,7 @@ CASES = [
     Case("autopar::MatMulNBits", [_random(2, 8), BYTES, _random(3, 2)], NBITS, trained=(0,)),
     Case("autopar::MatMulNBitsPacked", [_random(2, 8), BYTES, _random(3, 2), BYTES[:, 0, :1]], NBITS, trained=(0,)),
     Case("autopar::MatMulNBitsShifted", [_random(2, 8), BYTES, _random(3, 2), _random(3, 2)], NBITS, trained=(0,)),
+    Case("autopar::ExpertRows", [_random(3, 2, 4, 3)], {}),
     Case("autopar::ExpertDispatch", [_random(2, 4, 3), EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),
     Case("autopar::ExpertSum", [ROWS, EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),
     Case("autopar::ExpertCombine", [ROWS, _random(2, 4, 2), EXPERT, _ints(0, 1, 2, 3, 4)], {"fill": 0.4}),

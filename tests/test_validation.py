@@ -185,6 +185,48 @@ def test_every_recipe_has_a_source_and_fills_known_fields() -> None:
         )
 
 
+_DEEPSEEK: dict[str, Any] = {
+    "model": "DeepSeek-V3", "arch": "moe-mla", "layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128,
+    "ffn": 18432, "vocab": 129280, "seq": 4096, "tp": 1, "cp": 1, "n_gpus": 256, "micro_batch": 1, "zero": 1,
+    "global_batch": 4096, "num_microbatches": None, "step_time_s": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ({"features": "DeepEP; EP overlap"}, ("per-node", True, "none")),
+        ({"features": "paged stash; full CG; HybridEP"}, ("per-node", False, "full")),
+        ({"features": "MXFP8; partial CG"}, ("all-to-all", False, "partial")),
+        ({"moe": "capacity factor 1, padded to capacity, alltoall dispatcher"}, ("all-to-all", False, "none")),
+        ({"kernels": "TE + DeepEP + FlexAttn"}, ("per-node", False, "none")),
+        ({}, ("all-to-all", False, "none")),
+    ],
+)
+def test_what_a_source_says_of_dispatchers_and_graphs_is_taken(
+    published: dict[str, str], expected: tuple[str, bool, str]
+) -> None:
+    """Whatever else the stack of the framework is."""
+    stack = express(_row(as_published=published)).stack
+
+    assert (stack.dispatch, stack.hides_dispatch, stack.graphs) == expected
+
+
+def test_layers_that_predict_further_tokens_are_part_of_the_model() -> None:
+    """Megatron-Bridge trains DeepSeek-V3 with one, in the last stage, on the dispatcher of its configurations."""
+    own: dict[str, Any] = {
+        "framework": "Megatron-Bridge (26.02 NeMo Container) pretrain",
+        "gpu": "B200",
+        "gpus_per_node": 8,
+    }
+    case = express(_row(**{**_DEEPSEEK, **own, "pp": 16, "dp": 16, "ep": 8, "vpp": None, "precision": "MXFP8"}))
+
+    assert isinstance(case.config, PublishedConfig)
+    assert case.config.mtp == 1
+    assert case.degrees.layers == (*(4,) * 15, 1)
+    assert case.stack.dispatch == "per-node"
+
+
 def test_adapters_are_trained_in_place_of_the_model() -> None:
     """A row that says so is predicted as `autopar predict --lora` predicts it."""
     case = express(_row(lora="rank=16,alpha=32,targets=attention", layers=1))

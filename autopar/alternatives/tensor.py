@@ -304,7 +304,7 @@ def _moves(names: set[str], segment: Segment, costs: CostModel, times: int) -> I
         if step.operand.value not in names:
             continue
         if isinstance(step, Collective):
-            seconds = float(costs.collective_seconds(step.kind, step.bytes, step.axis))
+            seconds = float(costs.collective_seconds(step.kind, step.bytes, step.axis, step.routed))
             change = f"{step.source} -> {step.target}"
             beside = step.overlaps or segment.phase is SegmentPhase.REDUCE
             yield Move(phase, str(step.kind), step.axis.name, change, step.bytes, seconds, times, beside)

@@ -23,7 +23,7 @@ from math import gcd
 
 import numpy as np
 
-from autopar.folding.graph_facts import element_bytes
+from autopar.folding.graph_facts import element_bytes, row_routings
 from autopar.formulate.data_major import DataMajor
 from autopar.formulate.tables import Decision, Edge, FloatArray, IntArray, Node, Slot, Tables
 from autopar.ir.graph import Phase
@@ -99,7 +99,8 @@ def _prices_as_if_divisible(tables: Tables, edge: Edge, data: DataMajor) -> Floa
         return edge.table
     _, wire = element_bytes(tables.folded, tables.costs.policy)
     refined = (*shape[:dim], shape[dim] * factor, *shape[dim + 1 :])  # with equal bytes in total
-    reshards = tables.resharder.of(refined, wire[edge.value] / factor, tables.meaning.chunks(edge.value))
+    routing = row_routings(tables.folded).get(edge.value)
+    reshards = tables.resharder.of(refined, wire[edge.value] / factor, tables.meaning.chunks(edge.value), routing)
     prices = reshards.between(*placements(tables, edge))
     return np.where(np.isfinite(edge.table), prices, edge.table)
 

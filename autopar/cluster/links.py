@@ -12,8 +12,10 @@ from autopar.cluster.checks import require_not_negative, require_positive, requi
 from autopar.errors import ClusterError
 from autopar.units import format_quantity
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-"""What a link may have constants of its own for."""
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "dispatch", "send")
+"""What a link may have constants of its own for; "dispatch" is an all-to-all of tokens that are sent once."""
+_LIKE = {"dispatch": "all_to_all"}
+"""Operations without constants of their own that take those of another."""
 
 _MAX_SLOWDOWN = 1000
 """Of work on a device while others communicate."""
@@ -149,8 +151,11 @@ class Link:
         >>> [link.tuning("all_reduce", members).bandwidth / 1e9 for members in (4, 5, 8)]
         [360.0, 480.0, 480.0]
         """
-        known = [tuning for tuning in self.tunings if tuning.operation == operation and tuning.members <= members]
-        return max(known, key=lambda tuning: tuning.members) if known else self.plain
+        for name in (operation, _LIKE.get(operation)):
+            known = [tuning for tuning in self.tunings if tuning.operation == name and tuning.members <= members]
+            if known:
+                return max(known, key=lambda tuning: tuning.members)
+        return self.plain
 
     def retuned(self, at: Tuning) -> "Link":
         """Return the link with tunings of a link with other constants, changed in proportion to these.

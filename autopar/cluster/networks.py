@@ -22,6 +22,15 @@ NIC_LATENCY_PER_NODE = 15e-6
 SEND_EFFICIENCY = 0.73  # fit, sends between H100: 36.5 of 50 GB/s (microsoft/vidur)
 SEND_LATENCY = 17e-6  # s, same table, smallest messages
 
+# Dispatch and combine of 4096 tokens of 7168 bf16 to 8 of 64 to 512 experts, kernels alone: 39 to 45 GB/s that leave a
+# device over a NIC of 50 on 2 to 8 nodes of H100 (README of deepseek-ai/DeepEP and its hybrid-ep branch; bandwidths
+# there count what stays on the node, too).
+NIC_DISPATCH = 0.92
+# All-to-alls of 2 to 8 B200: 0.5968 of 900 GB/s, 51 to 58 us (MooreThreads/SimuMax, b200_bf16_ceperm.json).
+NVLINK5_ALL_TO_ALL = Tuning("all_to_all", 2, 537e9, 55e-6)
+# 403 and 418 us for 270 MB between 8 devices, 674 and 714 us for 414 MB between 36 (hybrid-ep branch, GB200, 32 SMs).
+NVLINK5_DISPATCH = Tuning("dispatch", 2, 700e9, 9e-6, latency_per_member=2.7e-6)
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -141,11 +150,13 @@ NVLINK5 = Known(
             *_tunings(
                 ("all_reduce",), (6, 46.5, 818, 12.0, 0.45), (7, 46.5, 853, 12.0, 0.45), (8, 46.5, 851.3, 12.0, 0.45)
             ),
+            NVLINK5_ALL_TO_ALL,
+            NVLINK5_DISPATCH,
             Tuning("send", 2, 746e9, 7.8e-6),
         ),
     ),
     "fit: all-reduces of 4 to 8 B200, in the switches from 6 on; rings below and for other collectives "
-    "(stas00/ml-engineering); sends measured at 746 GB/s, latencies are the H100's",
+    "(stas00/ml-engineering); sends measured at 746 GB/s, latencies are the H100's; dispatch: deepseek-ai/DeepEP",
 )
 NVLINK5_72 = Known(
     Link(
@@ -161,10 +172,11 @@ NVLINK5_72 = Known(
                 ("all_reduce",), (6, 46.5, 818, 12.0, 0.45), (7, 46.5, 853, 12.0, 0.45), (8, 46.5, 851.3, 12.0, 0.45)
             ),
             Tuning("all_reduce", 9, 813.2e9, 60e-6, latency_per_member=6.36e-6),  # 505 us for 72
+            NVLINK5_DISPATCH,
             Tuning("send", 2, 746e9, 7.8e-6),
         ),
     ),
-    "fit: all-reduces of 72 GB200 (coreweave/nccl-tests), of up to 8 B200 below",
+    "fit: all-reduces of 72 GB200 (coreweave/nccl-tests), of up to 8 B200 below; dispatch: deepseek-ai/DeepEP",
 )
 NVLINK_BRIDGE = Known(
     Link(
@@ -239,6 +251,7 @@ def nics(tier: str, count: int, gigabits: float, devices: int) -> Link:
             # meta-pytorch/autoparallel; SimAI's table has 0.80 and 0.95.
             Tuning("all_to_all", 2, share * 0.82, 37e-6, latency_per_member=4.4e-6),
             Tuning("all_to_all", 4, share * 0.985, 37e-6, latency_per_member=4.4e-6),
+            Tuning("dispatch", 2, share * NIC_DISPATCH, 37e-6, latency_per_member=4.4e-6),
             Tuning("send", 2, share * SEND_EFFICIENCY / NIC_EFFICIENCY, SEND_LATENCY),
         ),
         nics=cards,
@@ -247,7 +260,8 @@ def nics(tier: str, count: int, gigabits: float, devices: int) -> Link:
 
 NIC_SOURCE = (
     "NICs by their data sheet; efficiency 0.955, latencies and ramp: fit to all-reduces over nodes of H100 and B200 "
-    "(coreweave/nccl-tests, stas00/ml-engineering), sends (microsoft/vidur), all-to-alls (meta-pytorch/autoparallel)"
+    "(coreweave/nccl-tests, stas00/ml-engineering), sends (microsoft/vidur), all-to-alls (meta-pytorch/autoparallel), "
+    "dispatch (deepseek-ai/DeepEP)"
 )
 
 

@@ -17,6 +17,14 @@ the slowest tier sets the time, and the latencies add:
 An all_to_all sends to all members directly: (n - k) / n of S leaves a domain of each device, and messages on different
 tiers do not wait for each other, so that the slowest tier sets the time with its latency.
 
+Rows of experts, sent by a dispatcher that sends a token once (`autopar.ir.routing`): of S bytes, which count a token
+top_k times, a tier carries between the b parts that its domains are of, each in a group of c of them,
+
+    S reached(b) / top_k (c - 1) / c
+
+A token goes to a node once and is handed on inside, to each device once; combining adds up on the way back, where
+dispatching made copies.
+
 On a torus (`autopar.cost.torus`) the rates of the rings of a group add; an all_to_all sends every byte a quarter of a
 ring (half of that on average, over two directions) or of a line far:
 
@@ -33,6 +41,7 @@ import numpy as np
 from autopar.cluster import Cluster, Link
 from autopar.cost.arrays import FloatArray
 from autopar.cost.torus import rings
+from autopar.ir.routing import Routed
 from autopar.sharding import Axis
 
 
@@ -113,6 +122,23 @@ def _torus_leg(link: Link, collective: Collective, axis: Axis, inside: int, fact
     return _leg(0, link, collective, hops, factor / sum(ring.rate for ring in found), 1.0)
 
 
+DISPATCH = "dispatch"
+"""Operation of links whose constants are those of a dispatcher that sends a token once."""
+
+
+@lru_cache(maxsize=4096)
+def _dispatch_legs(routed: Routed, axis: Axis, cluster: Cluster) -> tuple[_Leg, ...]:
+    """Return the tiers on which tokens are sent once to each domain that has experts of theirs, from the inside out."""
+    legs, tiers, inner = [], cluster.tiers, 1
+    for tier, (_, link) in enumerate(tiers):
+        outer = axis.size if tier == len(tiers) - 1 else devices_in_node(axis, tiers[tier + 1][0])
+        if outer > inner:
+            copies = routed.routing.reached(routed.parts * axis.size // inner) / routed.routing.top_k
+            legs.append(_leg(tier, link, DISPATCH, outer // inner, copies * (1.0 - inner / outer), 1.0))
+        inner = outer
+    return tuple(legs)
+
+
 @lru_cache(maxsize=4096)
 def _legs(collective: Collective, axis: Axis, cluster: Cluster) -> tuple[_Leg, ...]:
     """Return the tiers a collective over an axis works on, from the inside out."""
@@ -142,6 +168,7 @@ def collective_seconds(
     axis: Axis,
     cluster: Cluster,
     slowdowns: tuple[float, float] = (1.0, 1.0),
+    routed: Routed | None = None,
 ) -> FloatArray:
     """Return the seconds of a collective over every group of a mesh axis at once.
 
@@ -151,6 +178,7 @@ def collective_seconds(
         axis: The devices of each group: `axis.size` of them, `axis.stride` apart.
         cluster: Where they are.
         slowdowns: Factors on the seconds within nodes and beyond.
+        routed: Of an all-to-all of rows of experts whose tokens are sent once, what they chose.
 
     Returns:
         Seconds, of the shape of `nbytes`; 0 for groups of one device.
@@ -159,7 +187,8 @@ def collective_seconds(
         return np.zeros_like(nbytes)
     direct = collective is Collective.ALL_TO_ALL
     start, slowest = 0.0, None
-    for leg in _legs(collective, axis, cluster):
+    once = direct and routed is not None and not cluster.intra.torus
+    for leg in _dispatch_legs(routed, axis, cluster) if once and routed else _legs(collective, axis, cluster):
         factor = slowdowns[leg.tier > 0]
         seconds = nbytes * (factor * leg.linear)
         if leg.ramp:

@@ -28,15 +28,23 @@ from autopar.cost.attention import (
 from autopar.cost.collectives import Collective
 from autopar.cost.formats import COPIES, Format
 from autopar.cost.fusion import ALONE, Fused, fuse
-from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, least_seconds, overlapped
+from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
-from autopar.cost.products import PRODUCT_KINDS, op_products
+from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, op_products
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
 from autopar.cost.stack import IDEAL, Stack
-from autopar.cost.traffic import PLAIN_SHARE, bandwidth_share, is_view, op_bytes
+from autopar.cost.traffic import (
+    PERMUTE_SHARE,
+    PLAIN_SHARE,
+    bandwidth_share,
+    is_of_experts,
+    is_view,
+    op_bytes,
+)
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
+from autopar.ir.routing import Routed
 from autopar.sharding import Axis
 
 MEMORY_LAUNCH = 0.3  # launch of a kernel bound by memory, as a share of a matrix product's; fit
@@ -106,11 +114,12 @@ class CostModel:
         if op.kind in PRODUCT_KINDS:
             if op.linear is not None and self.policy.format is not None:
                 return self._quantized_seconds(op, op.linear, self.policy.format, inputs, outputs, element_bytes, fused)
-            compute = self._products_seconds(op_products(op, inputs, outputs), self.policy.numbers)
-            return device.launch * SCAN_KERNELS.get(op.kind, 1) + overlapped(compute, nbytes / self._bandwidth)
-        return self.launch_seconds(op, fused) + nbytes * (
-            self.stack["memory_traffic"] / (self._bandwidth * bandwidth_share(op.kind))
-        )
+            return device.launch * SCAN_KERNELS.get(op.kind, 1) + self._product_seconds(
+                op, inputs, outputs, self.policy.numbers, nbytes, element_bytes
+            )
+        traffic = self.stack["memory_traffic"]
+        traffic = max(1.0, traffic) if is_of_experts(op.kind) else traffic
+        return self.launch_seconds(op, fused) + nbytes * (traffic / (self._bandwidth * bandwidth_share(op.kind)))
 
     def _quantized_seconds(
         self,
@@ -130,8 +139,9 @@ class CostModel:
         read = op.inputs[:2] if quantized.activations else op.inputs[1:2] if weight else ()
         sizes = {**element_bytes, **{name: min(element_bytes[name], quantized.bytes) for name in read}}
         nbytes = op_bytes(op, inputs, outputs, sizes, fused.unread, fused.unwritten)
-        compute = self._products_seconds(op_products(op, inputs, outputs), quantized.numbers)
-        seconds = self.cluster.device.launch + overlapped(compute, nbytes / self._bandwidth)
+        seconds = self.cluster.device.launch + self._product_seconds(
+            op, inputs, outputs, quantized.numbers, nbytes, sizes
+        )
         operand = inputs[0 if weight else 1]
         if not self._casts(linear) or operand is None:
             return seconds
@@ -192,8 +202,36 @@ class CostModel:
     def _bandwidth(self) -> float:
         return self.cluster.device.memory_bandwidth * self.cluster.device.bandwidth_efficiency
 
-    def _products_seconds(self, products: Sequence[Product], numbers: str) -> FloatArray:
-        """Return the seconds on the matrix units; batches of small products reach less than one large product."""
+    def _product_seconds(
+        self,
+        op: Op,
+        inputs: Sequence[IntArray | None],
+        outputs: Sequence[IntArray | None],
+        numbers: str,
+        nbytes: FloatArray,
+        element_bytes: Mapping[str, float],
+    ) -> FloatArray:
+        """Return the seconds of an op of products that moves `nbytes`, without its launch.
+
+        The weight gradient of experts is added to the sum over microbatches where chains are fused: it reads the sum.
+        """
+        products = op_products(op, inputs, outputs)
+        compute = self._products_seconds(products, numbers, batches=op.kind not in GROUPED_KINDS)
+        if op.kind not in GROUPED_KINDS:
+            return overlapped(compute, nbytes / self._bandwidth)
+        written, sums = outputs[0], op.kind == GROUPED_WEIGHT and self.stack.fusion == "chains"
+        if sums and written is not None:
+            nbytes = nbytes + num_elements(written) * element_bytes[op.outputs[0]]
+        return grouped(products[0], compute, nbytes / self._bandwidth, self.cluster.device, sums=sums)
+
+    def _products_seconds(self, products: Sequence[Product], numbers: str, *, batches: bool = True) -> FloatArray:
+        """Return the seconds on the matrix units; batches of small products reach less than one large product.
+
+        Args:
+            products: The products.
+            numbers: Class of numbers they run in.
+            batches: Whether those of a batch are one kernel for small products.
+        """
         device = self.cluster.device
         rate = device.peak(numbers) * device.efficiency(numbers) * self.stack["gemm_efficiency"]
         total: FloatArray = np.zeros(1)
@@ -201,7 +239,7 @@ class CostModel:
             if product.on_vectors:
                 continue
             seconds = compute_seconds(product, device, rate)
-            small = (product.batch > 1) & (np.minimum(np.minimum(product.m, product.n), product.k) <= SMALL)
+            small = batches & (product.batch > 1) & (np.minimum(np.minimum(product.m, product.n), product.k) <= SMALL)
             if small.any():
                 seconds = np.where(small, self._batched_seconds(product, numbers), seconds)
             total = total + seconds
@@ -286,19 +324,25 @@ class CostModel:
         """Return the seconds the host needs to start the kernels of an op.
 
         Host and device work beside each other: a pass of a block takes as long as the slower of the two sums over its
-        ops. Arguments are as of `op_kernels`.
+        ops. What CUDA graphs launch takes the host no time. Arguments are as of `op_kernels`.
         """
+        if self.stack.graphs == "full" or (self.stack.graphs == "partial" and not is_of_experts(op.kind)):
+            return 0.0
         share = BACKWARD_HOST if op.phase is Phase.BACKWARD else 1.0
         return self.op_kernels(op, rank, fused) * share * self.stack["host_launch"]
 
     @overload
-    def collective_seconds(self, collective: Collective | str, nbytes: float, axis: Axis) -> float: ...
+    def collective_seconds(
+        self, collective: Collective | str, nbytes: float, axis: Axis, routed: Routed | None = None
+    ) -> float: ...
 
     @overload
-    def collective_seconds(self, collective: Collective | str, nbytes: FloatArray, axis: Axis) -> FloatArray: ...
+    def collective_seconds(
+        self, collective: Collective | str, nbytes: FloatArray, axis: Axis, routed: Routed | None = None
+    ) -> FloatArray: ...
 
     def collective_seconds(
-        self, collective: Collective | str, nbytes: float | FloatArray, axis: Axis
+        self, collective: Collective | str, nbytes: float | FloatArray, axis: Axis, routed: Routed | None = None
     ) -> float | FloatArray:
         """Return the seconds of a collective over a mesh axis (`autopar.cost.collectives` has the formulas).
 
@@ -306,14 +350,34 @@ class CostModel:
             collective: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
             nbytes: Bytes of the larger side on one device: the output of all_gather, the input of the others.
             axis: The mesh axis.
+            routed: Of rows of experts, which of these the tokens chose.
 
         Raises:
             ValueError: If there is no such collective.
         """
-        seconds = collectives.collective_seconds(
-            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self.slowdowns
-        )
+        kind, size = Collective(collective), np.asarray(nbytes, float)
+        if routed is None or not routed.parts:
+            seconds = collectives.collective_seconds(kind, size, axis, self.cluster, self.slowdowns)
+        else:
+            seconds = self._dispatch_seconds(size, axis, routed)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
+
+    def _dispatch_seconds(self, nbytes: FloatArray, axis: Axis, routed: Routed) -> FloatArray:
+        """Return the seconds in which rows of experts go to the devices that have the experts, or come back.
+
+        A stack makes links and kernels slower than they are alone and not faster: a factor below 1 stands for what
+        hides other collectives, and these are waited for. An all-to-all of all copies also sorts them by expert on the
+        device that has several, which reads and writes them once; a dispatcher that sends a token once makes its copies
+        there.
+        """
+        slower = max(1.0, self.slowdowns[0]), max(1.0, self.slowdowns[1])
+        if self.stack.dispatch == "per-node":
+            return collectives.collective_seconds(Collective.ALL_TO_ALL, nbytes, axis, self.cluster, slower, routed)
+        seconds = collectives.collective_seconds(Collective.ALL_TO_ALL, nbytes, axis, self.cluster, slower)
+        if axis.size == 1 or axis.size * routed.parts >= routed.routing.experts:
+            return seconds
+        moved = 2 * max(1.0, self.stack["memory_traffic"]) / (self._bandwidth * PERMUTE_SHARE)
+        return seconds + MEMORY_LAUNCH * self.cluster.device.launch + nbytes * moved
 
     def send_seconds(self, nbytes: float, tier: int) -> float:
         """Return the seconds of sending `nbytes` from one device to another.

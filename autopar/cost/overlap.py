@@ -29,6 +29,7 @@ from autopar.cost.arrays import FloatArray
 from autopar.cost.collectives import Collective
 from autopar.cost.model import CostModel
 from autopar.cost.stack import Stack
+from autopar.ir.routing import Routed
 from autopar.sharding import Axis
 
 WEIGHT_COVER = 0.9
@@ -53,6 +54,10 @@ STATE_BUFFERS = 3
 one that goes."""
 STATE_BUCKET_BYTES = 100e6
 """Bytes of such a bucket: by hand, large enough that its copies take many times their latency."""
+
+DISPATCH_PROCESSORS = 0.17
+"""Share of multiprocessors that dispatchers hold while they run beside compute: 24 of 132 or 148, and 32 on racks
+(`moe_deepep_num_sms` and `moe_hybridep_num_sms` of NVIDIA/Megatron-LM, examples/moe_recipes)."""
 
 LAUNCH_EXPONENT = 3.0
 """How far host and device hide each other. Fit to 240 of vTrain's step times on A100, in many of which both take about
@@ -91,15 +96,18 @@ class Overlap:
     Attributes:
         slowdown: Factor on both while both run, 1 to 2.
         share: Share of communication that could overlap and does not, 0 to 1.
+        held: Share of a device's multiprocessors that what runs beside compute holds, 0 to 1.
     """
 
     slowdown: float = 1.0
     share: float = 0.0
+    held: float = 0.0
 
     @classmethod
     def of(cls, stack: Stack) -> "Overlap":
         """Return what a software stack makes of it."""
-        return cls(stack["overlap_slowdown"], stack["exposed_share"])
+        held = DISPATCH_PROCESSORS if stack.hides_dispatch else 0.0
+        return cls(stack["overlap_slowdown"], stack["exposed_share"], held)
 
     @property
     def saving(self) -> float:
@@ -123,7 +131,7 @@ class Overlap:
     def gathered(self, gathers: Seconds, cover: Seconds) -> Seconds:
         """Return what gathers of parameters add to a pass whose other kernels take `cover` seconds."""
         hidden = np.minimum(cover, (1.0 - self.exposed(LEAST_GATHER)) * gathers)
-        gathered: Seconds = gathers - self.saving * hidden
+        gathered: Seconds = gathers - max(0.0, self.saving - self.held) * hidden
         return gathered
 
     def copied(self, link: Seconds, cover: Seconds) -> Seconds:
@@ -198,9 +206,11 @@ class Bucketed:
         """The hardware."""
         return self.costs.cluster
 
-    def collective_seconds(self, collective: Collective | str, nbytes: FloatArray, axis: Axis) -> FloatArray:
+    def collective_seconds(
+        self, collective: Collective | str, nbytes: FloatArray, axis: Axis, routed: Routed | None = None
+    ) -> FloatArray:
         """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
-        return self.carrying(0.0).collective_seconds(collective, nbytes, axis)
+        return self.carrying(0.0).collective_seconds(collective, nbytes, axis, routed)
 
     def carrying(self, nbytes: float | FloatArray) -> "Carried":
         """Return the costs of a tensor that begins with so many bytes on a device, or of several of them."""
@@ -226,7 +236,9 @@ class Carried:
         """The hardware."""
         return self.costs.cluster
 
-    def collective_seconds(self, collective: Collective | str, nbytes: FloatArray, axis: Axis) -> FloatArray:
+    def collective_seconds(
+        self, collective: Collective | str, nbytes: FloatArray, axis: Axis, routed: Routed | None = None
+    ) -> FloatArray:
         """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
         many = bucket_share(np.maximum(nbytes, self.start), full_bucket(axis, self.full))
-        return self.costs.collective_seconds(collective, many * nbytes, axis) / many
+        return self.costs.collective_seconds(collective, many * nbytes, axis, routed) / many

@@ -43,8 +43,9 @@ from autopar.ir.fills import fills
 from autopar.ir.graph import ITEM_BYTES, PACKED, STORED, Graph, Role, Value
 from autopar.ir.linear import linear_weights, quantized_values
 
-_DISPATCH = "autopar::ExpertDispatch"
-"""Kind whose result travels to the devices of experts: in 16 bits, and is quantized there."""
+_DISPATCHES = frozenset({"autopar::ExpertDispatch", "autopar::ExpertCombineGrad"})
+"""Kinds whose results travel to the devices of experts: in 16 bits, and are quantized there (Megatron-Core,
+`fused_a2a.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class DtypePolicy:
         if self.format is not None:
             if self.low_weights:
                 sizes.update((name, self.format.bytes) for name in self._low(graph))
-            rows = {name for name, op in quantized_values(graph).items() if op.kind == _DISPATCH}
+            rows = {name for name, op in quantized_values(graph).items() if op.kind in _DISPATCHES}
             found = self._quantized_values(graph, sizes)
             sizes.update((name, size) for name, size in found.items() if name not in rows)
         return sizes | self._packed_sizes(graph)

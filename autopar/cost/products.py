@@ -194,6 +194,9 @@ _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
 
 PRODUCT_KINDS = frozenset(_PRODUCTS)
 """Kinds whose work is matrix products."""
+GROUPED_WEIGHT = "autopar::GroupedMatMulWeightGrad"
+GROUPED_KINDS = frozenset({"autopar::GroupedMatMul", "autopar::GroupedMatMulGrad", GROUPED_WEIGHT})
+"""Kinds that multiply the rows of each expert with a matrix of its own."""
 
 
 def op_products(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:

@@ -29,10 +29,13 @@ from autopar.cost.kernel import shortened
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import Bucketed, Carried
 from autopar.errors import ShardingError
+from autopar.ir.routing import Routed, Routing
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
 
 # Codes of a placement on one axis: 0 is R, 1 is P, d + 2 is S(d).
 _REPLICATE, _PARTIAL, _SHARD = 0, 1, 2
+_EXPERTS = _SHARD
+"""Code of a split of the experts of rows, which are dim 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Move:
         target: Placement on that axis after.
         nbytes: Bytes of the larger side on one device; 0 for a slice.
         seconds: What it costs.
+        routed: Of rows of experts, which of these the tokens chose.
     """
 
     collective: Collective | None
@@ -54,6 +58,7 @@ class Move:
     target: Placement
     nbytes: float
     seconds: float
+    routed: Routed | None = None
 
     def __str__(self) -> str:
         return f"{self.collective or 'slice'}[{self.axis}] {self.source}->{self.target}"
@@ -124,6 +129,7 @@ class Reshards:
         places: (states,) row and column of each state.
         seconds: Seconds from row to column; infinity where there is no way.
         outside: How many of them a link between nodes is busy; 0 where there is no way.
+        routing: Of rows of experts, which of these the tokens chose.
     """
 
     shape: tuple[int, ...]
@@ -137,6 +143,7 @@ class Reshards:
     _local: FloatArray  # bytes on a device, by place
     _from: tuple["Reshards", ...] = ()  # where moves cost by what they begin with, those that begin with so many bytes
     _size: IntArray | None = None  # and, by place, the number of the state's bytes among these
+    routing: Routing | None = None
     _paths: dict[tuple[Placements, Placements], tuple[Move, ...]] = field(default_factory=dict, repr=False)
 
     @property
@@ -242,7 +249,11 @@ class Reshards:
             collective = _collective(old, new)
             nbytes = float(max(self._local[state], self._local[following])) if collective else 0.0
             seconds = float(self.seconds[state, following])  # a move on a cheapest way is the cheapest way there
-            moves.append(Move(collective, axis, current[axis], placement, nbytes, seconds))
+            routed = None
+            if self.routing is not None and collective is not None:
+                moves_experts = collective is Collective.ALL_TO_ALL and _EXPERTS in (old, new)
+                routed = Routed(self.routing, int(_parts(codes[state], self.mesh, axis)) if moves_experts else 0)
+            moves.append(Move(collective, axis, current[axis], placement, nbytes, seconds, routed))
             current[axis] = placement
             state = following
         return tuple(moves)
@@ -254,8 +265,19 @@ class Reshards:
         return np.asarray(codes[np.append(self._states, 0)])
 
 
+def _parts(codes: IntArray, mesh: Mesh, axis: int) -> IntArray:
+    """Return in how many parts the experts of rows are by other axes than one; codes are (..., axes)."""
+    sizes = np.array([1 if other == axis else size for other, size in enumerate(mesh.shape)], np.int64)
+    return np.asarray(np.where(codes == _EXPERTS, sizes, 1).prod(axis=-1))
+
+
 def reshards(
-    shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel | Bucketed, chunks: tuple[int, ...] = ()
+    shape: tuple[int, ...],
+    element_bytes: float,
+    mesh: Mesh,
+    cost: CostModel | Bucketed,
+    chunks: tuple[int, ...] = (),
+    routing: Routing | None = None,
 ) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
 
@@ -265,6 +287,7 @@ def reshards(
         mesh: The devices, numbered from the first device of a node.
         cost: What collectives cost.
         chunks: Per dim, in how many chunks it is cut before it is sharded; one each by default.
+        routing: Of rows of experts, dim 0 of which are the experts, which of these the tokens chose.
     """
     chunks = chunks or (1,) * len(shape)
     space = _space(len(shape), len(mesh.axes))
@@ -278,14 +301,14 @@ def reshards(
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
         starts, sizes_of = np.unique(local[states], return_inverse=True)
-        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts))
+        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts), None)
         number = np.append(sizes_of.astype(np.int64), 0)
         rows, first = np.arange(len(number)), each[0]
         seconds = np.stack([own.seconds for own in each])[number, rows]
         outside = np.stack([own.outside for own in each])[number, rows]
         hop = np.stack([own._hop for own in each])[number, rows]
         return Reshards(shape, mesh, chunks, first.places, seconds, outside, hop, states, first._local, each, number)
-    return _between(shape, mesh, chunks, local, states, cost, 1)[0]
+    return _between(shape, mesh, chunks, local, states, cost, 1, routing)[0]
 
 
 def _between(
@@ -296,6 +319,7 @@ def _between(
     states: IntArray,
     cost: CostModel | Carried,
     count: int,
+    routing: Routing | None,
 ) -> tuple[Reshards, ...]:
     """Return the cheapest ways between states that fit, whatever comes before a move.
 
@@ -307,6 +331,7 @@ def _between(
         states: Those that fit.
         cost: What collectives cost, of one tensor or of a column of several that begin with different bytes.
         count: How many these are, each of which has ways of its own.
+        routing: As of `reshards`.
     """
     space, other = _space(len(shape), len(mesh.axes)), len(states)
     leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
@@ -323,6 +348,15 @@ def _between(
         else:
             nbytes = np.maximum(local[before], local[after])
             edges[:, here, there] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
+            if routing is not None and collective is Collective.ALL_TO_ALL:
+                codes, parts = space.codes, _parts(space.codes[before], mesh, axis)
+                rows = (codes[before, axis] == _EXPERTS) | (codes[after, axis] == _EXPERTS)
+                for number in np.unique(parts[rows]):
+                    own = rows & (parts == number)
+                    routed = Routed(routing, int(number))
+                    edges[:, here[own], there[own]] = cost.collective_seconds(
+                        collective, nbytes[own], mesh.axes[axis], routed
+                    )
             if leaves[axis]:
                 leaving[:, here, there] = edges[:, here, there]
     edges[:, np.arange(other), np.arange(other)] = 0.0
@@ -332,7 +366,7 @@ def _between(
     outside = np.where(np.isfinite(edges), edges if all(leaves) else leaving, 0.0)
     known = np.append(local[states], 0.0)
     each = zip(edges, outside, first, strict=True)
-    return tuple(Reshards(shape, mesh, chunks, places, *own, states, known) for own in each)
+    return tuple(Reshards(shape, mesh, chunks, places, *own, states, known, routing=routing) for own in each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +375,7 @@ class Resharder:
 
     mesh: Mesh
     cost: CostModel | Bucketed
-    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...]], Reshards] = field(
+    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...], Routing | None], Reshards] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -350,12 +384,18 @@ class Resharder:
         """Bytes of memory of all that is known."""
         return sum(each.nbytes for each in self._known.values())
 
-    def of(self, shape: tuple[int, ...], element_bytes: float, chunks: tuple[int, ...] = ()) -> Reshards:
-        """Return the reshards of a tensor of this shape; `element_bytes` and `chunks` as in `reshards`."""
-        key = (shape, element_bytes, chunks or (1,) * len(shape))
+    def of(
+        self,
+        shape: tuple[int, ...],
+        element_bytes: float,
+        chunks: tuple[int, ...] = (),
+        routing: Routing | None = None,
+    ) -> Reshards:
+        """Return the reshards of a tensor of this shape; the other arguments are as of `reshards`."""
+        key = (shape, element_bytes, chunks or (1,) * len(shape), routing)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks)
+            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing)
         return found
 
 

@@ -11,7 +11,7 @@ A stack is bundled by name (`stacks/*.yaml`) or a YAML file; docs/cost_model.md 
 import datetime
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -29,6 +29,15 @@ Attention = Literal["fused", "unfused"]
 
 Fusion = Literal["chains", "none"]
 """Whether neighbouring element-wise ops are one kernel, or one each."""
+
+Dispatch = Literal["all-to-all", "per-node"]
+"""What brings tokens to their experts: an all-to-all with a copy for every expert of a token (Megatron-Core's
+`alltoall`), or a kernel that sends a token once to each node, and there once to each device, that has experts of its
+own (DeepEP, HybridEP)."""
+
+Graphs = Literal["none", "partial", "full"]
+"""What CUDA graphs launch: nothing, all but what depends on how many tokens an expert has (attention, norms, router),
+or all of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,10 @@ class Stack:
         scalars: Value by name for those that are not at their default, in the order of `SCALARS`.
         clusters: Presets it was made for; none if it says nothing of one kind of hardware.
         fit: How its scalars were found; None if they were not fitted.
+        dispatch: What brings tokens to their experts.
+        hides_dispatch: Whether tokens travel to experts and back beside the compute of another microbatch, as with
+            Megatron-Core's `--overlap-moe-expert-parallel-comm`.
+        graphs: What CUDA graphs launch; it takes the host no time.
     """
 
     name: str
@@ -152,12 +165,17 @@ class Stack:
     scalars: tuple[tuple[str, float], ...] = ()
     clusters: tuple[str, ...] = ()
     fit: Fit | None = None
+    dispatch: Dispatch = "all-to-all"
+    hides_dispatch: bool = False
+    graphs: Graphs = "none"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
         for field, chosen, choices in (
             ("attention", self.attention, get_args(Attention)),
             ("fusion", self.fusion, get_args(Fusion)),
+            ("dispatch", self.dispatch, get_args(Dispatch)),
+            ("graphs", self.graphs, get_args(Graphs)),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
@@ -195,14 +213,7 @@ class Stack:
         Raises:
             StackError: If there is no such scalar, or a value is out of its bounds.
         """
-        return Stack(
-            self.name,
-            self.attention,
-            self.fusion,
-            tuple({**dict(self.scalars), **values}.items()),
-            self.clusters,
-            self.fit,
-        )
+        return replace(self, scalars=tuple({**dict(self.scalars), **values}.items()))
 
     @property
     def at_bounds(self) -> tuple[str, ...]:
@@ -218,6 +229,12 @@ class Stack:
     def to_dict(self) -> dict[str, object]:
         """Return the stack as the mapping a stack file holds; `stack_from_dict` reads it back equal."""
         data: dict[str, object] = {"name": self.name, "attention": self.attention, "fusion": self.fusion}
+        if self.dispatch != IDEAL.dispatch:
+            data["dispatch"] = self.dispatch
+        if self.hides_dispatch:
+            data["hides_dispatch"] = True
+        if self.graphs != IDEAL.graphs:
+            data["graphs"] = self.graphs
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -272,6 +289,9 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: str
     attention: str = IDEAL.attention
     fusion: str = IDEAL.fusion
+    dispatch: str = IDEAL.dispatch
+    hides_dispatch: bool = False
+    graphs: str = IDEAL.graphs
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -318,6 +338,9 @@ def _stack(source: str, data: _StackFile) -> Stack:
             name=data.name,
             attention=data.attention,  # type: ignore[arg-type]  # checked by Stack
             fusion=data.fusion,  # type: ignore[arg-type]
+            dispatch=data.dispatch,  # type: ignore[arg-type]
+            hides_dispatch=data.hides_dispatch,
+            graphs=data.graphs,  # type: ignore[arg-type]
             scalars=tuple((name, _scalar(name, value)) for name, value in data.scalars.items()),
             clusters=data.clusters,
             fit=fit,

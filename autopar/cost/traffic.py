@@ -17,7 +17,9 @@ from autopar.cost.attention import LIMITED_KINDS, keys_read
 from autopar.cost.scans import SCAN_KERNELS, scan_traffic
 from autopar.ir.graph import Op
 
-VIEWS = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
+VIEWS = frozenset(
+    {"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze", "autopar::ExpertRows"}
+)
 """Kinds that rename or describe their input and launch nothing."""
 
 _GATHERS = ("Gather", "GatherElements", "GatherND")
@@ -60,10 +62,24 @@ COMPUTING = frozenset(
 NORM_SHARE = 0.7
 ACTIVATION_SHARE = 0.62
 PLAIN_SHARE = 1.1
+PERMUTE_SHARE = 0.6
+"""Share of kernels that sort tokens by expert: 0.50 and 0.51 of the data sheet's bandwidth on B200, in either pass
+(MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json), whose copies are taken to reach 0.85."""
+
+
+def is_of_experts(kind: str) -> bool:
+    """Whether how much a kind of op does depends on the tokens that chose an expert.
+
+    >>> [is_of_experts(kind) for kind in ("autopar::ExpertDispatch", "autopar::GroupedMatMulGrad", "TopK")]
+    [True, True, False]
+    """
+    return kind.startswith(("autopar::Expert", "autopar::GroupedMatMul"))
 
 
 def bandwidth_share(kind: str) -> float:
     """Return the share of the effective memory bandwidth that a kind of kernel reaches."""
+    if is_of_experts(kind):
+        return PERMUTE_SHARE
     if kind in NORMS:
         return NORM_SHARE
     return ACTIVATION_SHARE if kind in ACTIVATIONS else PLAIN_SHARE

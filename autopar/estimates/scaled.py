@@ -10,6 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel, Fused, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
+from autopar.ir.routing import Routed
 from autopar.sharding import Axis
 from autopar.simulate.layout import Shapes
 
@@ -69,9 +70,11 @@ class Scaled:
             self.known[op.name] = self.costs.op_seconds(op, inputs, outputs, sizes, fused)
         return self.known[op.name]
 
-    def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
+    def collective_seconds(
+        self, collective: CollectiveKind, nbytes: float, axis: Axis, routed: Routed | None = None, /
+    ) -> float:
         """Return the seconds of a collective over an axis of these degrees."""
-        return self.costs.collective_seconds(collective, nbytes, self.axis(axis))
+        return self.costs.collective_seconds(collective, nbytes, self.axis(axis), routed)
 
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a halo exchange over an axis of these degrees."""

@@ -12,7 +12,7 @@ from enum import IntEnum
 from autopar.ir.blocks import block_kinds
 from autopar.ir.graph import ITEM_BYTES, Graph, Op, Phase, Role, Value
 
-VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
+VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "autopar::ExpertRows"})
 """Ops whose output shares the memory of their first input."""
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
 from autopar.folding.fold import Folded, Producer, Source
 from autopar.ir.graph import Graph, Op, Phase, Role, State
+from autopar.ir.routing import Routing, routings
 
 FloatArray = NDArray[np.float64]
 
@@ -108,6 +109,16 @@ def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, flo
     of its shape) has the precision of activations, as in blocks without such a parameter.
     """
     return _element_bytes(folded.pattern, policy)
+
+
+def row_routings(folded: Folded) -> Mapping[str, Routing]:
+    """Return the values that are rows of experts, and which of these their tokens chose."""
+    return _row_routings(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _row_routings(folded: Folded) -> dict[str, Routing]:
+    return routings(folded.graph.ops, folded.graph.values)
 
 
 @lru_cache(maxsize=32)

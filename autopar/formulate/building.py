@@ -18,7 +18,15 @@ from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
 from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
-from autopar.folding.graph_facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
+from autopar.folding.graph_facts import (
+    covering_ops,
+    element_bytes,
+    fused_ops,
+    gradient_terms,
+    read_bytes,
+    row_routings,
+    states_of,
+)
 from autopar.folding.selective_recompute import selective_ops
 from autopar.formulate.op_memo import OpCache
 from autopar.formulate.op_strategies import OpStrategies, is_partial, local_sizes
@@ -44,6 +52,10 @@ _GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHE
 """Slots of the reshards before the ops of a pass: `_WAIT` for computed values, `_GATHER` for values that exist before
 the pass, such as parameters.
 """
+_HIDDEN = {Slot.FORWARD_WAIT: Slot.FORWARD_GATHER, Slot.BACKWARD_WAIT: Slot.BACKWARD_GATHER}
+"""Slots of collectives that compute waits for, and those of the same where they run beside compute, as gathers do."""
+_IN_LINE = {Slot.BACKWARD_WAIT: Slot.BACKWARD}
+"""The same of rows of experts, beside which no products of weights run unless they are hidden on purpose."""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
@@ -77,7 +89,7 @@ class _Builder:
         self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(folded, costs.policy)
-        self.read = read_bytes(folded, costs.policy)
+        self.read, self.routings = read_bytes(folded, costs.policy), row_routings(folded)
         self.trains = any(op.phase is Phase.BACKWARD for kind in folded.kinds for op in kind.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = states_of(folded).written
@@ -393,8 +405,11 @@ class _Builder:
             if numbers is None:
                 return
             target = numbers
+        if value.name in self.routings:
+            slot = (_HIDDEN if self.costs.stack.hides_dispatch else _IN_LINE).get(slot, slot)
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
-        ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
+        chunks, routing = self.meaning.chunks(value.name), self.routings.get(value.name)
+        ways = resharder.of(value.shape, self.wire[value.name], chunks, routing)
         table = self.cache.prices(ways, source, target)
         ends = (self.cache.places(ways, numbers) for numbers in (source, target))
         outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None

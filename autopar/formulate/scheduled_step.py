@@ -306,9 +306,9 @@ class _SplitBackward:
                 costs.kernels[node.kind] += node.share * node.seconds[strategy]
                 costs.host[node.kind] += host.get(node.name, 0.0) if node.decision is Decision.OP else 0.0
         for edge in tables.edges:
-            if edge.slot in (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
+            if edge.slot in (Slot.BACKWARD, Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
                 costs = self._costs_of_node(edge.second)
-                paid = costs.waits if edge.slot is Slot.BACKWARD_WAIT else costs.gathers
+                paid = {Slot.BACKWARD: costs.kernels, Slot.BACKWARD_WAIT: costs.waits}.get(edge.slot, costs.gathers)
                 paid[edge.kind] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
 
     def _costs_of_node(self, index: int) -> _PassCosts:

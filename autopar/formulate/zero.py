@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.folding.fold import Producer
-from autopar.folding.graph_facts import states_of
+from autopar.folding.graph_facts import row_routings, states_of
 from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tables
 from autopar.ir.graph import Role
 
@@ -79,8 +79,9 @@ def _forbidden_uses(tables: Tables, axes: slice, frozen: Set[str] | None) -> Ite
         frozen: Parameters that must not be stored whole where they are used whole; None to forbid that a sharded
             parameter is gathered before an op that reads it whole.
     """
+    rows = row_routings(tables.folded)  # hidden like gathers, but no parameters
     for edge in tables.edges:
-        if edge.slot not in _GATHERS or (frozen is not None and edge.value not in frozen):
+        if edge.slot not in _GATHERS or (frozen is not None and edge.value not in frozen) or edge.value in rows:
             continue
         rank = _rank(tables, edge.value)
         first, second = tables.nodes[edge.first], tables.nodes[edge.second]

@@ -11,9 +11,9 @@ _WRITERS = frozenset(
     f"autopar::{kind}" for kind in ("ExpertDispatch", "ExpertCombineGrad", "GroupedMatMul", "GroupedMatMulGrad")
 )
 """Kinds whose first output has the fill that the op states."""
-_READERS = frozenset(f"autopar::{kind}" for kind in ("ExpertCombine", "ExpertSum", "GroupedMatMulWeightGrad"))
+READERS = frozenset(f"autopar::{kind}" for kind in ("ExpertCombine", "ExpertSum", "GroupedMatMulWeightGrad"))
 """Kinds that read partly filled rows and write whole tensors."""
-_ROW_DIMS = 3
+ROW_DIMS = 3
 """Leading dims of rows: experts, samples, positions."""
 
 
@@ -36,11 +36,11 @@ def fills(ops: Iterable[Op], values: Mapping[str, Value]) -> dict[str, float]:
     for op in ops:
         if op.kind in _WRITERS:
             found[op.outputs[0]] = fill_of(op)
-        elif op.kind not in _READERS:
+        elif op.kind not in READERS:
             rows = [name for name in op.inputs if name in found]
             if rows:
-                leading = values[rows[0]].shape[:_ROW_DIMS]
+                leading = values[rows[0]].shape[:ROW_DIMS]
                 share = max(found[name] for name in rows)
-                same = (name for name in op.outputs if name and values[name].shape[:_ROW_DIMS] == leading)
+                same = (name for name in op.outputs if name and values[name].shape[:ROW_DIMS] == leading)
                 found.update(dict.fromkeys(same, share))
     return found

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from autopar.ir.graph import Cast, Graph, Linear, LinearProduct, Op, Phase, Role
 
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "autopar::ExpertRows"})
 """Kinds that pass on the numbers of their first input."""
 _PLAIN = frozenset({"MatMul", "Gemm"})
 _GROUPED = frozenset({"autopar::GroupedMatMul"})

@@ -48,6 +48,11 @@ def _dispatch(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return (((_numbers(numbers), *x.shape), x.dtype),)
 
 
+def _held(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    (rows,) = inputs
+    return ((_rows(rows), rows.dtype),)
+
+
 def _sum(inputs: Sequence[Value]) -> tuple[Type, ...]:
     rows, expert, numbers = inputs
     experts, samples, positions, width = _rows(rows)
@@ -134,6 +139,7 @@ _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::SinkAttention": _sink_attention,
     f"{DOMAIN}::ExpertDispatch": _dispatch,
     f"{DOMAIN}::ExpertCombine": _combine,
+    f"{DOMAIN}::ExpertRows": _held,
     f"{DOMAIN}::ExpertSum": _sum,
     f"{DOMAIN}::GatedDeltaRule": _gated_delta,
     f"{DOMAIN}::GroupedMatMul": _grouped,

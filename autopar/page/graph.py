@@ -86,7 +86,9 @@ def _nodes(segment: Segment, costs: Costs) -> tuple[Node, ...]:
             case Compute():
                 seconds = next(kernels)
             case Collective():
-                seconds = float(costs.collective_seconds(instruction.kind, instruction.bytes, instruction.axis))
+                seconds = float(
+                    costs.collective_seconds(instruction.kind, instruction.bytes, instruction.axis, instruction.routed)
+                )
             case Exchange():
                 seconds = float(costs.exchange_seconds(instruction.bytes, instruction.axis))
             case Slice():

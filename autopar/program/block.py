@@ -17,6 +17,7 @@ from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
+from autopar.folding.graph_facts import row_routings
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
@@ -146,6 +147,7 @@ class BlockLowering:
         self.late = weight_pass_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
+        self.routings = row_routings(folded)
         known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
         self.ops = {op.op: op for op in block.ops}
@@ -362,7 +364,7 @@ class BlockLowering:
         current = list(source)
         bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
         resharder = self.reshards.bucketed if bucketed else self.reshards.alone
-        for move in resharder.of(shape, self.wire[name], chunks).path(source, target):
+        for move in resharder.of(shape, self.wire[name], chunks, self.routings.get(name)).path(source, target):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -378,9 +380,8 @@ class BlockLowering:
                 assert isinstance(move.target, Shard), move
                 draft.instructions.append(Slice(axis, move.target, operand, result))
             else:
-                draft.instructions.append(
-                    Collective(move.collective, axis, move.source, move.target, operand, result, move.nbytes, overlaps)
-                )
+                ends = move.source, move.target, operand, result
+                draft.instructions.append(Collective(move.collective, axis, *ends, move.nbytes, overlaps, move.routed))
             draft.forms[name, reached] = result
             operand = result
         return operand

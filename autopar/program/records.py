@@ -22,6 +22,7 @@ from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
+from autopar.ir.routing import Routed
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Task, chunks_of
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
@@ -159,6 +160,7 @@ class Collective:
             Gradients may travel in fewer bytes than they are summed in.
         overlaps: Whether it runs beside compute and only the optimizer waits for it (traffic of gradients). What is
             computed from its result inside the segment is taken to be on time.
+        routed: Of rows of experts, which of these the tokens chose.
     """
 
     kind: CollectiveKind
@@ -169,6 +171,7 @@ class Collective:
     result: Operand
     bytes: float
     overlaps: bool = False
+    routed: Routed | None = None
 
     def __post_init__(self) -> None:
         implied = collective_kind(self.source, self.target)

@@ -42,6 +42,7 @@ from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.escaping import is_plain
 from autopar.ir.graph import Attr, Cast, LinearProduct, Op, Phase, parse_linear
+from autopar.ir.routing import Routed, Routing
 from autopar.program.line import COMMENT, MAX_WHOLE, Line, format_name
 from autopar.program.records import (
     Category,
@@ -133,6 +134,11 @@ def _compute(compute: Compute) -> str:
     return " ".join(parts)
 
 
+def _routed(routed: Routed) -> str:
+    own = routed.routing
+    return _list(map(str, (own.experts, own.top_k, own.groups, own.chosen_groups, routed.parts)))
+
+
 def format_instruction(instruction: Instruction) -> str:
     """Return an instruction as one line."""
     match instruction:
@@ -142,7 +148,8 @@ def format_instruction(instruction: Instruction) -> str:
             line = (
                 f"{_definition(result)} = {kind}({format_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
             )
-            return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
+            line = f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
+            return line if instruction.routed is None else f"{line} routed={_routed(instruction.routed)}"
         case Slice(axis=axis, target=target, operand=operand, result=result):
             return f"{_definition(result)} = slice({format_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
         case Offload(operand=operand, result=result):
@@ -316,7 +323,18 @@ def _parse_move(
         raise line.fail(f"placements that {kind} turns into each other")
     line.expect("bytes=")
     size = line.size()
-    return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
+    overlaps = line.accept("overlaps")
+    routed = _parse_routed(line) if line.accept("routed=") else None
+    return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, overlaps, routed)
+
+
+def _parse_routed(line: Line) -> Routed:
+    column = line.at
+    numbers = line.sequence(lambda: line.integer(0))
+    if len(numbers) != 5 or not 0 < numbers[1] <= numbers[0] or not 0 < numbers[3] <= numbers[2]:
+        line.at = column
+        raise line.fail("experts, experts of a token, groups, groups of a token and parts")
+    return Routed(Routing(*numbers[:4]), numbers[4])
 
 
 def _parse_segment(header: Line, lines: Sequence[Line], earlier: Sequence[Segment]) -> Segment:

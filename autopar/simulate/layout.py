@@ -21,6 +21,7 @@ from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import WEIGHT_COVER, bucket_share, full_bucket, launched
 from autopar.ir.graph import Op
+from autopar.ir.routing import Routed
 from autopar.program.records import (
     HOST_PHASES,
     Collective,
@@ -77,8 +78,17 @@ class Costs(Protocol):
     def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
         """Return the seconds in which the host launches an op whose first input has `rank` dims."""
 
-    def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
-        """Return the seconds of a collective over an axis; `nbytes` is the larger side on one device."""
+    def collective_seconds(
+        self, collective: CollectiveKind, nbytes: float, axis: Axis, routed: Routed | None = None, /
+    ) -> float:
+        """Return the seconds of a collective over an axis.
+
+        Args:
+            collective: What is done.
+            nbytes: Bytes of the larger side on one device.
+            axis: Over which devices.
+            routed: Of rows of experts, which of these the tokens chose.
+        """
 
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a halo exchange over an axis in which each device sends `nbytes`."""
@@ -163,7 +173,7 @@ class Layout:
         traffic: Collectives that overlap whole, in order.
         copy_seconds: What copies to or from host memory add to what they run beside.
         host_link_seconds: Their time on the host link, hidden or not.
-        exchanges: Seconds of halo exchanges by mesh axis, which kernels wait for too.
+        exchanges: Seconds by mesh axis of halo exchanges, and of rows of experts in the backward; kernels wait for all.
     """
 
     compute_seconds: float
@@ -226,7 +236,10 @@ def _link(axis: Axis, costs: Costs) -> Resource:
 
 @dataclass(slots=True)
 class _Wait:
-    """A collective in line: after how many seconds of kernels it is needed, and whether it gathers parameters."""
+    """A collective in line: after how many seconds of kernels it is needed, and whether it runs beside any of them.
+
+    So do gathers of parameters, and rows of experts where they travel beside the compute of another microbatch.
+    """
 
     link: Resource
     name: str
@@ -266,7 +279,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     """
     if segment.phase in HOST_PHASES:
         return _lay_out_copies(segment, costs.cluster)
-    covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
+    is_backward = segment.phase is SegmentPhase.BACKWARD
+    covering = _covering(segment) if is_backward else set()
     kernels, weight, launches = 0.0, 0.0, 0.0
     exchanges: list[tuple[str, float]] = []
     spans: list[Span] = []
@@ -286,7 +300,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                 launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
             case Collective():
                 axis, kind, link = instruction.axis, instruction.kind, _link(instruction.axis, costs)
-                seconds = float(costs.collective_seconds(kind, instruction.bytes, axis))
+                seconds = float(costs.collective_seconds(kind, instruction.bytes, axis, instruction.routed))
                 name = f"{kind}[{axis.name}] {instruction.operand.value}"
                 if instruction.overlaps or segment.phase is SegmentPhase.REDUCE:
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
@@ -295,8 +309,15 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                     many = float(bucket_share(instruction.bytes, full_bucket(axis, bucket)))
                     seconds = float(costs.collective_seconds(kind, many * instruction.bytes, axis)) / many
                     waits.append(_Wait(link, name, kernels, seconds, False, axis))
+                elif instruction.routed is not None and not costs.stack.hides_dispatch and is_backward:
+                    # The products of the experts stand between it and those of the weights that it could run beside.
+                    spans.append(Span(link, name, kernels, seconds))
+                    kernels += seconds
+                    exchanges.append((axis.name, seconds))
                 else:
-                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there, axis))
+                    is_hidden = instruction.routed is not None and costs.stack.hides_dispatch
+                    is_hidden = is_hidden or instruction.operand.value in there
+                    waits.append(_Wait(link, name, kernels, seconds, is_hidden, axis))
             case Exchange(axis=axis, operand=operand):
                 # It belongs to the op that follows, which needs it at once.
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))

@@ -10,7 +10,7 @@ from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.graph_facts import layer_kinds
-from autopar.ir.graph import Phase, Role, Value
+from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.key_heads import copy_key_heads
 from autopar.tactics.propagate import Conflict, propagate
@@ -73,6 +73,20 @@ _CLASSED = frozenset({"Gather", "MatMul", "Gemm", "Einsum", "Transpose"})
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "autopar::GroupedMatMul"})
 """Ops of which two make a pair for tensor parallelism."""
+
+_GROUPED = frozenset(f"autopar::GroupedMatMul{gradient}" for gradient in ("", "Grad", "WeightGrad"))
+"""Products of experts."""
+_ROWS_END = "autopar::ExpertRows"
+_ROWS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    _ROWS_END: ((0,), (0,)),
+    "autopar::ExpertDispatch": ((), (0,)),
+    "autopar::ExpertSum": ((0,), ()),
+    "autopar::ExpertCombine": ((0,), ()),
+    "autopar::ExpertCombineGrad": ((0,), (0,)),
+}
+"""Ops around experts, and which of their inputs and outputs are rows of experts."""
+_SAMPLES, _POSITIONS = 1, 2
+"""Dims of rows of experts."""
 
 
 class Applier:
@@ -315,10 +329,10 @@ class Applier:
         return found
 
     def _expert_parallel(self, axis: int, number: int, *, batch: bool) -> None:
-        """Give every device its experts; what they read and make is exchanged where the batch meets them.
+        """Give every device its experts; what they read and make is exchanged where samples or positions meet them.
 
-        The products of experts are settled first, then the batch propagates up to them from both sides, then what lies
-        between them follows the experts.
+        The products of experts and the ends of their rows are settled first, then the batch propagates up to them from
+        both sides, then what lies between them follows the experts.
         """
         experts = self._experts()
         data = self._batches() if batch else []
@@ -330,6 +344,7 @@ class Applier:
         ]
         changed = [name for name in (*experts, *owned) if self._decided(name, axis, 0, number)]
         fixed = [key for name in changed for key in self._settle(name, axis, _keeps_apart)]
+        changed += self._settle_rows(axis, number, _SAMPLES if batch else _POSITIONS)
         self._shard_all(data, axis, number)
         for key in fixed:
             op, strategy = self.topology.ops[key], self.state.strategy(key, axis)
@@ -340,6 +355,32 @@ class Applier:
                 if name and dim is not None and self.topology.is_placed(op, name):
                     changed += [name] if self.state.decide(name, axis, dim, number) else []
         self._conflicts += propagate(self.state, axis, changed, number)
+
+    def _settle_rows(self, axis: int, number: int, outside: int) -> list[str]:
+        """Place rows of experts where they arrive at the experts, and where they are back; return these values.
+
+        Args:
+            axis: Index of the mesh axis, which splits the experts.
+            number: How many tactics came before.
+            outside: Dim of the rows that it splits outside the experts. Where that is the positions, dispatch and
+                combination are settled, too: tensor parallelism splits the positions nowhere else.
+        """
+        topology, changed = self.topology, list[str]()
+        for key, op in topology.ops.items():
+            if op.kind not in _ROWS or axis in self.state.chosen.get(key, {}):
+                continue
+            is_end = op.kind == _ROWS_END
+            if not is_end and outside != _POSITIONS:
+                continue
+            readers = [topology.ops[reader].kind for reader, _ in topology.readers.get(topology.of(op.outputs[0]), ())]
+            dim = 0 if is_end and any(kind in _GROUPED for kind in readers) else outside
+            for option in topology.possible(key, self.state.chosen.get(key, {}), axis):
+                if _splits_rows(op, topology.strategies(key)[option], dim):
+                    self.state.chosen.setdefault(key, {})[axis] = int(option)
+                    if is_end and self.state.decide(op.outputs[0], axis, dim, number):
+                        changed.append(op.outputs[0])
+                    break
+        return changed
 
     def _decided(self, name: str, axis: int, dim: int, number: int) -> bool:
         """Split a value and return whether that was possible; note it if not."""
@@ -560,6 +601,15 @@ def _keeps_apart(strategy: Strategy, own: Placement) -> bool:
     """Whether a product of experts splits them and nothing else."""
     terms = any(map(is_partial, (*strategy.inputs, *strategy.outputs)))
     return sharded_dim(own) == 0 and sharded_dim(strategy.outputs[0]) == 0 and not terms
+
+
+def _splits_rows(op: Op, strategy: Strategy, dim: int) -> bool:
+    """Whether an op that reads or writes rows of experts splits them along a dim, and leaves no terms."""
+    rows = [strategy.inputs[slot] for slot in _ROWS[op.kind][0]] + [
+        strategy.outputs[slot] for slot in _ROWS[op.kind][1]
+    ]
+    terms = any(map(is_partial, (*strategy.inputs, *strategy.outputs)))
+    return all(sharded_dim(own) == dim for own in rows) and not terms
 
 
 def _sums_rows(strategy: Strategy, own: Placement) -> bool:

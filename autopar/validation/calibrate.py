@@ -11,7 +11,7 @@ grows when a step fails (Levenberg and Marquardt), every step cut to the bounds.
 import datetime
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -188,7 +188,7 @@ def fit_prepared(
         None if checked is None else round(checked.mean, 4),
     )
     rounded = {**dict(start.scalars), **{scalar: float(f"{stack[scalar]:.4g}") for scalar in names}}
-    done = Stack(start.name, start.attention, start.fusion, tuple(rounded.items()), start.clusters, fit)
+    done = replace(start, scalars=tuple(rounded.items()), fit=fit)
     return Calibration(done, fitted, alone, checked, first)
 
 

@@ -8,6 +8,7 @@ In this order, and no field that a row states is changed:
 3. Arithmetic: the degrees multiply to the devices, and devices, microbatches and their size to the global batch.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,7 @@ def _read_published(draft: _Draft) -> None:
         draft.fill("", zero=3)
     elif said.get("fsdp") is False:
         draft.fill("", zero=0)
+    _read_features(draft, " ".join(str(said.get(name, "")) for name in ("features", "kernels", "moe")))
     if said.get("flash_attention") is False:
         draft.fill("", attention="unfused")
     local = _whole(said.get("local_batch"))
@@ -81,6 +83,22 @@ def _read_published(draft: _Draft) -> None:
     if local and (draft.row.pp or 1) == 1:
         draft.fill("", micro_batch=local)
     _read_stages(draft, said)
+
+
+_FEATURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"deepep|hybridep", {"dispatch": "per-node"}),
+    (r"alltoall dispatcher", {"dispatch": "all-to-all"}),
+    (r"ep overlap", {"hides_dispatch": True}),
+    (r"full cg", {"graphs": "full"}),
+    (r"\bcg\b", {"graphs": "partial"}),
+)
+"""Patterns of what a source calls the features of a run, and the fields that they fill."""
+
+
+def _read_features(draft: _Draft, text: str) -> None:
+    for pattern, values in _FEATURES:
+        if re.search(pattern, text, re.IGNORECASE):
+            draft.fill("", **values)
 
 
 def _whole(value: object) -> int | None:

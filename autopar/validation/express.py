@@ -102,11 +102,18 @@ def express(row: Row) -> Case:
     stack = stack_for(row.framework or "", row.gpu or "", degrees.zero)
     if row.attention == "unfused":
         stack = replace(stack, attention="unfused")
+    stack = _told(stack, row)
     lora = read_lora(row.lora) if row.lora else None
     return Case(
         row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter, lora,
         row.recompute_layers or 0,
     )  # fmt: skip
+
+
+def _told(stack: Stack, row: Row) -> Stack:
+    """Return a stack with what a row says of the way of tokens to their experts, and of CUDA graphs."""
+    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "graphs")}
+    return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 
 def _need(row: Row, *names: str) -> None:
@@ -447,7 +454,7 @@ def _published(row: Row, degrees: Degrees, notes: _Notes) -> Model | None:
     assert isinstance(config, PublishedConfig), name
     vocab = _padded(config.vocab, degrees.tp)
     notes.assume(f"the published configuration of {name}")
-    return "published", replace(config, seq=_sequence(row, notes), vocab=vocab)
+    return "published", replace(config, seq=_sequence(row, notes), vocab=vocab, mtp=row.mtp_layers or 0)
 
 
 def _proxy(name: str, config: Config, row: Row) -> Config:

@@ -244,13 +244,17 @@ RECIPES: tuple[Recipe, ...] = (
             f"DGXC DeepSeek-V3 in {pp} pipeline stages",
             "NVIDIA/dgxc-benchmarking, deepseek_v3/pretraining/launch.sh, and NVIDIA/NeMo, "
             "scripts/performance/llm/pretrain_deepseek_v3.py: 64 / pp layers a stage, one less in the first and two in "
-            "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped",
+            "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped, by the "
+            "dispatcher alltoall (MegatronTokenDropCallback); one further token is predicted (README.md states 260 "
+            "GFLOPs a token, which are 250 without)",
             origin="dgxc-benchmarking.*deepseek_v3",
             where={"pp": pp},
             fills={
                 "stage_layers": (64 // pp - 1, *(64 // pp,) * (pp - 2), 64 // pp - 2),
                 "etp": 1,
                 "recompute": "selective",
+                "dispatch": "all-to-all",
+                "mtp_layers": 1,
             },
         )
         for pp in (4, 8, 16)
@@ -311,21 +315,96 @@ RECIPES: tuple[Recipe, ...] = (
         fills={"lora": "rank=16,alpha=32,targets=all"},
     ),
     Recipe(
+        "AutoModel mixtures of experts with recompute",
+        "NVIDIA-NeMo/Automodel, examples/benchmark/configs/kimi_k2_te_deepep.yaml and nemotron_nano_v3_te_deepep.yaml: "
+        "activation_checkpointing",
+        origin="NeMo/Automodel",
+        model="Kimi|Nemotron V3",
+        fills={"recompute": "full"},
+    ),
+    Recipe(
+        "AutoModel GPT-OSS",
+        "NVIDIA-NeMo/Automodel, examples/benchmark/configs/gptoss_20b_te_deepep.yaml: no activation_checkpointing",
+        origin="NeMo/Automodel",
+        model="GPT-OSS",
+        fills={"recompute": "none"},
+    ),
+    Recipe(
         "AutoModel",
         "NVIDIA-NeMo/Automodel, docs/performance-summary.mdx: PyTorch FSDP2",
         origin="NeMo/Automodel",
         fills={"framework": "AutoModel (PyTorch)"},
     ),
+    Recipe(
+        "Megatron-Bridge MoE in MXFP8 on racks and B300",
+        f"{_BRIDGE}, *_workload_base_configs.py: cuda_graph_impl full_iteration, moe_a2a_overlap, hybridep",
+        framework=r"Megatron-Bridge \(26\.0[4-9]",
+        model="DeepSeek-?V3|GPT-OSS-120B",
+        gpu="GB[23]00|B300",
+        precision="MX",
+        fills={"dispatch": "per-node", "hides_dispatch": True, "graphs": "full"},
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3 on B200 over four nodes",
+        f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: moe_flex_dispatcher_backend deepep, moe_a2a_overlap",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        where={"pp": 8, "ep": 32},
+        fills={"dispatch": "per-node", "hides_dispatch": True, "graphs": "partial"},
+    ),
+    Recipe(
+        "Megatron-Bridge Qwen3-235B on H100",
+        f"{_BRIDGE}/qwen/qwen3_workload_base_configs.py: moe_token_dispatcher_type alltoall, moe_a2a_overlap",
+        framework="Megatron-Bridge",
+        model="Qwen3-235B",
+        gpu="H100",
+        fills={"hides_dispatch": True},
+    ),
+    Recipe(
+        "Megatron-Bridge Qwen3-235B on B200 and B300",
+        f"{_BRIDGE}/qwen/qwen3_workload_base_configs.py: moe_token_dispatcher_type alltoall",
+        framework="Megatron-Bridge",
+        model="Qwen3-235B",
+        gpu="(?<!G)B[23]00",
+        fills={"dispatch": "all-to-all"},
+    ),
+    Recipe(
+        "Megatron-Bridge MoE on racks",
+        f"{_BRIDGE}, *_workload_base_configs.py: hybridep; cuda_graph_scope attn, moe_router and moe_preprocess",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3|Qwen3-(30|235)B|Kimi",
+        gpu="GB[23]00",
+        fills={"dispatch": "per-node", "graphs": "partial"},
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3 and Qwen3-30B",
+        f"{_BRIDGE}, *_workload_base_configs.py: moe_flex_dispatcher_backend hybridep",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3|Qwen3-30B",
+        fills={"dispatch": "per-node"},
+    ),
     *(
         Recipe(
-            f"Megatron-Bridge DeepSeek-V3 in {pp} x {vpp} stages",
-            f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: {_DEEPSEEK_LAYOUT}",
+            f"Megatron-Bridge DeepSeek-V3 in {pp} x {vpp or 1} stages",
+            "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py (layout_map) and "
+            f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: {_DEEPSEEK_LAYOUT}, or longer stages alike",
             framework="Megatron-Bridge",
             model="DeepSeek-?V3",
             where={"pp": pp, "vpp": vpp},
-            fills={"stage_layers": _FOUR_LAYERS},
+            fills={"stage_layers": stages},
         )
-        for pp, vpp in ((2, 8), (4, 4), (8, 2))
+        for pp, vpp, stages in (
+            *((pp, vpp, _FOUR_LAYERS) for pp, vpp in ((2, 8), (4, 4), (8, 2), (16, None), (16, 1))),
+            *((pp, vpp, (8,) * 7 + (5,)) for pp, vpp in ((4, 2), (8, None), (8, 1))),
+            (8, 4, (1, *(2,) * 30, 0)),
+        )
+    ),
+    Recipe(
+        "Megatron-Bridge DeepSeek-V3 predicts one further token",
+        "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py: mtp_num_layers 1",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        fills={"mtp_layers": 1},
     ),
     Recipe(
         "Megatron-Bridge DeepSeek-V3 on GB300 in MXFP8",
@@ -388,9 +467,10 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "Megatron-LM MoE recipe",
-        "NVIDIA/Megatron-LM, examples/moe_recipes: use_distributed_optimizer, sequence_parallel, no recompute",
+        "NVIDIA/Megatron-LM, examples/moe_recipes: use_distributed_optimizer, sequence_parallel, no recompute, "
+        "moe_token_dispatcher_type flex",
         origin="examples/moe_recipes",
-        fills={**_MEGATRON, "framework": "Megatron-Core (dev)"},
+        fills={**_MEGATRON, "framework": "Megatron-Core (dev)", "dispatch": "per-node"},
     ),
     Recipe(
         "SimuMax DeepSeek-V3",

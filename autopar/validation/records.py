@@ -73,6 +73,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         dense_layers: Layers before the first with experts, of a model with fewer layers than its namesake.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside `layers`.
         lora: Adapters that were trained in place of the model, as `--lora` takes them.
+        dispatch: What brings tokens to their experts, as of `Stack.dispatch`.
+        hides_dispatch: Whether that runs beside the compute of another microbatch.
+        graphs: What CUDA graphs launch, as of `Stack.graphs`.
         step_time_s: Measured seconds of a step.
         tokens_per_s_per_gpu: Measured throughput.
         samples_per_s: Measured throughput of all devices, in sequences.
@@ -128,6 +131,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     dense_layers: int | None = None
     mtp_layers: int | None = None
     lora: str | None = None
+    dispatch: str | None = None
+    hides_dispatch: bool | None = None
+    graphs: str | None = None
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     samples_per_s: float | None = None

@@ -3,7 +3,11 @@
 `rows_EBSd[e]` holds the tokens at their own positions, and zeros where a token did not choose expert e. So any number
 of tokens may choose an expert, every shape is static, and experts, samples, positions and widths are dims that can be
 split. Kernels hold and multiply the chosen rows only: attribute `fill` is their share, `top_k / E` of a balanced load.
-It changes no number; costs read it (`autopar.ir.fills`).
+It changes no number; costs read it (`autopar.ir.fills`), and so they do `groups` of experts, of which a token chooses
+`chosen_groups` (`autopar.ir.routing`).
+
+`ExpertRows` stands between a dispatch and the experts, and between these and the combination: rows that go to other
+devices go there once, and forward and backward read them where they arrived, as frameworks keep them.
 
 Names: E experts, B samples, S positions, K choices of a token, d and f widths; `numbers_E` are the numbers of the
 experts (0, 1, 2, ...), a shard of which stands for a shard of the experts.
@@ -24,8 +28,10 @@ def _choices(like: str, *, once: bool = False) -> str:
     chosen_BSE = ReduceMax <keepdims = 0> (chosen_BSKE, choice)"""
 
 
+_GROUPS = "groups: int = 1, chosen_groups: int = 1"
+
 EXPERTS = f"""
-ExpertDispatch <fill: float = 1.0> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
+ExpertDispatch <fill: float = 1.0, {_GROUPS}> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
 {{
 {_choices("x_BSd", once=True)}
     chosen_EBS = Transpose <perm = [2, 0, 1]> (chosen_BSE)
@@ -33,7 +39,12 @@ ExpertDispatch <fill: float = 1.0> (x_BSd, expert_BSK, numbers_E) => (rows_EBSd)
     rows_EBSd = Mul (chosen_EBS1, x_BSd)
 }}
 
-ExpertSum <fill: float = 1.0> (rows_EBSd, expert_BSK, numbers_E) => (y_BSd)
+ExpertRows (rows_EBSd) => (held_EBSd)
+{{
+    held_EBSd = Identity (rows_EBSd)
+}}
+
+ExpertSum <fill: float = 1.0, {_GROUPS}> (rows_EBSd, expert_BSK, numbers_E) => (y_BSd)
 {{
 {_choices("rows_EBSd", once=True)}
     y_BSd = Einsum <equation = "bse,ebsd->bsd"> (chosen_BSE, rows_EBSd)
