@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from autopar.cost.stack import SCALARS, Stack, format_scalar
 from autopar.report.text import WIDTH, format_table, wrap
 
+_DISPATCH: Mapping[str, str] = {"all-to-all": "once per expert", "per-node": "once per device"}
+"""How often a token is sent, by dispatcher."""
+
 
 def format_stacks(stacks: Mapping[str, Stack]) -> str:
     """Return the choices, scalars and fits of stacks as text: a table, then what the scalars mean."""
@@ -17,9 +20,12 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     )
     lines = overview
     for name, stack in stacks.items():
+        hidden = ", hidden behind another microbatch" if stack.hides_dispatch else ""
+        told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
+        lines += ["", *wrap(told, WIDTH, rest="  ")]
         if stack.scalars:
             values = ", ".join(f"{scalar} {format_scalar(scalar, value)}" for scalar, value in stack.scalars)
-            lines += ["", *wrap(f"{name}: {values}", WIDTH, rest="  ")]
+            lines += wrap(values, WIDTH, "  ", "  ")
             if stack.at_bounds:
                 lines += [f"  on a bound: {', '.join(stack.at_bounds)}"]
     rows = [
