@@ -176,7 +176,7 @@ class Predictor:
 
         def placed(number: int) -> Draft:
             """Return a draft with the first of the tactics applied: those of all ZeRO stages go on from the same."""
-            key = (degrees.samples, mesh_by_degrees(degrees), placing[:number], cluster, policy, stack.attention)
+            key = (degrees.samples, mesh_by_degrees(degrees), placing[:number], cluster, policy, kernels(stack))
             if key not in self._placed:
                 if number:
                     found = placed(number - 1).again(job, degrees.num_microbatches)
@@ -227,7 +227,7 @@ class Predictor:
 
 def kernels(stack: Stack) -> Stack:
     """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
-    return replace(IDEAL, attention=stack.attention)
+    return replace(IDEAL, attention=stack.attention, loss=stack.loss)
 
 
 def predict(

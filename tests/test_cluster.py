@@ -395,6 +395,8 @@ def test_each_group_of_a_mixed_cluster_may_use_its_own_memory() -> None:
 def _costs(cluster: Cluster) -> list[float]:
     """Return what a cluster makes of ops, collectives, sends, host copies, memory and prices."""
     found = [default_limit(cluster), cluster.hour_price(8) or 0.0]
+    if "fp8" in dict(cluster.device.peaks):
+        found.append(CostModel(cluster, load_policy("fp8")).policy.copies)
     for attention in ("fused", "unfused"):
         for numbers in ("mixed", "fp32"):
             costs = CostModel(cluster, load_policy(numbers), Stack("any", attention))

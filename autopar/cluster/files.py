@@ -49,6 +49,7 @@ class _DeviceFile(_File, frozen=True):
     num_sms: int = 0
     batched_efficiency: float = 0.4
     efficiencies: dict[str, float] = {}
+    any_order: bool = False
 
 
 class _TuningFile(_File, frozen=True):
@@ -238,6 +239,7 @@ def _device(field: str, device: _DeviceFile) -> Device:
         num_sms=device.num_sms,
         batched_efficiency=device.batched_efficiency,
         efficiencies=tuple(device.efficiencies.items()),
+        any_order=device.any_order,
     )
 
 

@@ -39,6 +39,7 @@ class Device:
             reach `gemm_efficiency`.
         batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
         efficiencies: `gemm_efficiency` of classes of numbers where it is another one, in the order of `peaks`.
+        any_order: Whether products of 8 bits read operands in either order, so that no transposed copy is written.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Device:
     num_sms: int = 0
     batched_efficiency: float = 0.4
     efficiencies: tuple[tuple[str, float], ...] = ()
+    any_order: bool = False
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -90,7 +92,9 @@ class Device:
 
     def to_dict(self) -> dict[str, object]:
         """Return the device as the mapping a cluster file holds."""
-        other = {"efficiencies": dict(self.efficiencies)} if self.efficiencies else {}
+        other: dict[str, object] = {"efficiencies": dict(self.efficiencies)} if self.efficiencies else {}
+        if self.any_order:
+            other["any_order"] = True
         return {
             "name": self.name,
             "peaks": {name: format_quantity(value, "FLOP/s") for name, value in self.peaks},

@@ -17,7 +17,8 @@ weights alone in 8 bits; products run in 16.
 
 Training reads an operand along either dim: x for the forward product and transposed for the weight gradient, dy for
 the input gradient and transposed for the weight gradient, w for forward and input gradient. Tensor cores of Hopper take
-8-bit operands in one order only, and blocks of scales lie along the sum, so that both copies are written.
+8-bit operands in one order only, and blocks of scales lie along the sum, so that both copies are written. Where a device
+reads either order (`Device.any_order`), a tensor with one scale has one copy.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class Format:
         reads: Times a kernel that quantizes reads its operand.
         by_maker: Whether norms and activations write their results quantized.
         activations: Whether activations and gradients are quantized, too.
+        per_tensor: Whether a tensor has one scale.
     """
 
     name: str
@@ -43,13 +45,14 @@ class Format:
     reads: int = 1
     by_maker: bool = False
     activations: bool = True
+    per_tensor: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
-        Format("fp8", "fp8", 1.0, by_maker=True),
-        Format("fp8-current", "fp8", 1.0, reads=2),
+        Format("fp8", "fp8", 1.0, by_maker=True, per_tensor=True),
+        Format("fp8-current", "fp8", 1.0, reads=2, per_tensor=True),
         Format("fp8-block", "fp8", 1 + 4 / 128),
         Format("mxfp8", "fp8", 1 + 1 / 32),
         Format("nvfp4", "fp4", 1 / 2 + 1 / 16, reads=2),

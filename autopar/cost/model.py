@@ -26,7 +26,7 @@ from autopar.cost.attention import (
     unfused_traffic,
 )
 from autopar.cost.collectives import Collective
-from autopar.cost.formats import COPIES, Format
+from autopar.cost.formats import Format
 from autopar.cost.fusion import ALONE, Fused, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
@@ -35,11 +35,13 @@ from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, 
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
 from autopar.cost.stack import IDEAL, Stack
 from autopar.cost.traffic import (
+    LOGIT_BYTES,
     PERMUTE_SHARE,
     PLAIN_SHARE,
     bandwidth_share,
     is_of_experts,
     is_view,
+    loss_bytes,
     op_bytes,
 )
 from autopar.ir.fills import fill_of
@@ -71,6 +73,7 @@ class CostModel:
     slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", self.policy.on(self.cluster.device))
         object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         for numbers in self.policy.classes:
             self.cluster.device.peak(numbers)
@@ -145,7 +148,7 @@ class CostModel:
         operand = inputs[0 if weight else 1]
         if not self._casts(linear) or operand is None:
             return seconds
-        copies = (COPIES if linear.kept else 1) * quantized.bytes
+        copies = (self.policy.copies if linear.kept else 1) * quantized.bytes
         moved = num_elements(operand) * (quantized.reads * self.policy.activation + copies) * fill_of(op)
         return (
             seconds
@@ -279,10 +282,15 @@ class CostModel:
         """Return the bytes an op keeps for its gradient besides values of the graph, (n,).
 
         Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask; a delta rule the
-        inverses of its triangular matrices. Arguments are as of `op_seconds`.
+        inverses of its triangular matrices; a loss its probabilities (`loss_bytes`). What a gradient "keeps" is there
+        while it runs. Arguments are as of `op_seconds`.
         """
         if op.kind in SCAN_KERNELS:
             return scan_kept_bytes(op, inputs, element_bytes[op.inputs[0]])
+        if op.kind in LOGIT_BYTES:
+            logits = inputs[0]
+            assert logits is not None, op.name
+            return num_elements(logits) * loss_bytes(op.kind, self.stack.loss, element_bytes[op.inputs[0]])
         if op.linear is not None:
             return self._kept_quantized(op, op.linear, inputs, element_bytes)
         if op.kind not in ATTENTION_KINDS:

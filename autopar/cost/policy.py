@@ -24,6 +24,9 @@ and everything else as in `mixed`. Of an element of q bytes:
 A precision is a name of `POLICIES`, or such a name with changes behind commas (`load_policy`):
 
     weights=16 | low                16 bits, or quantized alone
+    copies=1 | 2                    quantized weights along one dim, or both (`disable_parameter_transpose_cache`)
+    gates=8 | 16                    inputs of activation functions, kept for the backward pass in the format or in 16
+                                    bits (`activation_func_fp8_input_store` of Megatron-Core)
     gradients=16 | 32               buffer in which gradients are summed
     reduce=16 | 32                  gradients on their way between devices
     moments=8 | 16 | 32             moments of the optimizer
@@ -37,11 +40,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from autopar.cluster import Device
 from autopar.cost.formats import COPIES, FORMATS, Format
 from autopar.errors import JobError
 from autopar.ir.fills import fills
 from autopar.ir.graph import ITEM_BYTES, PACKED, STORED, Graph, Role, Value
-from autopar.ir.linear import linear_weights, quantized_values
+from autopar.ir.linear import gate_inputs, linear_weights, quantized_values
 
 _DISPATCHES = frozenset({"autopar::ExpertDispatch", "autopar::ExpertCombineGrad"})
 """Kinds whose results travel to the devices of experts: in 16 bits, and are quantized there (Megatron-Core,
@@ -68,6 +72,8 @@ class DtypePolicy:
             does, 2 as DDP in bfloat16 does.
         format: What the products of linear layers run in, where that is not `numbers`.
         low_weights: Whether their weights are kept and gathered in that format alone.
+        copies: Quantized copies of a weight: along either dim, or along one.
+        low_gates: Whether what activation functions of linear layers read is kept in that format.
     """
 
     name: str
@@ -81,6 +87,13 @@ class DtypePolicy:
     gradient_wire: float
     format: Format | None = None
     low_weights: bool = False
+    copies: int = COPIES
+    low_gates: bool = False
+
+    def on(self, device: Device) -> "DtypePolicy":
+        """Return the policy on a device: a tensor with one scale has one copy where products read either order."""
+        single = self.format is not None and self.format.per_tensor and device.any_order
+        return replace(self, copies=1) if single and self.copies > 1 else self
 
     @property
     def half(self) -> str:
@@ -205,7 +218,7 @@ class DtypePolicy:
         if self.format is None:
             return {}
         trains = any(state.role is Role.GRADIENT for state in graph.states)
-        copies = (COPIES if trains and self.format.activations else 1) * self.format.bytes
+        copies = (self.copies if trains and self.format.activations else 1) * self.format.bytes
         instead = self.parameter if self.low_weights or not trains else 0.0
         weights = {name: sizes[name] - instead + copies for name in self._low(graph)}
         return weights | self._quantized_values(graph, sizes)
@@ -227,7 +240,8 @@ class DtypePolicy:
         if self.format is None or not self.format.activations:
             return {}
         share = self.format.bytes / self.activation
-        return {name: sizes[name] * share for name in quantized_values(graph) if graph.values[name].is_float}
+        found = [*quantized_values(graph), *(gate_inputs(graph) if self.low_gates else ())]
+        return {name: sizes[name] * share for name in found if graph.values[name].is_float}
 
     @staticmethod
     def _packed_sizes(graph: Graph) -> dict[str, float]:
@@ -295,6 +309,8 @@ ALIASES: Mapping[str, str] = {"bf16": "mixed", "fp16": "megatron-fp16", "fp8-del
 
 _CHANGES: Mapping[str, Mapping[str, Mapping[str, float | bool]]] = {
     "weights": {"16": {"low_weights": False}, "low": {"low_weights": True}},
+    "copies": {"1": {"copies": 1}, "2": {"copies": 2}},
+    "gates": {"8": {"low_gates": True}, "16": {"low_gates": False}},
     "gradients": {"16": {"gradient": 2.0}, "32": {"gradient": 4.0}},
     "reduce": {"16": {"gradient_wire": 2.0}, "32": {"gradient_wire": 4.0}},
     "moments": {"8": {"moment": 1.0}, "16": {"moment": 2.0}, "32": {"moment": 4.0}},
@@ -325,7 +341,7 @@ def load_policy(name: str) -> DtypePolicy:
             raise JobError(
                 f"precision {name!r}: {key} is {value!r}", hint=f"{key} is one of {', '.join(_CHANGES[key])}"
             )
-        if key == "weights" and policy.format is None:
+        if key in ("weights", "copies", "gates") and policy.format is None:
             raise JobError(
                 f"precision {name!r}: {base} quantizes no weights", hint=f"choose {', '.join(FORMATS)} for that"
             )

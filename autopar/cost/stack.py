@@ -39,6 +39,11 @@ Graphs = Literal["none", "partial", "full"]
 """What CUDA graphs launch: nothing, all but what depends on how many tokens an expert has (attention, norms, router),
 or all of a step."""
 
+Loss = Literal["fused", "float32", "eager"]
+"""Memory of a cross-entropy: "fused" kernels keep nothing beside the logits (Transformer Engine, torch.compile);
+"float32" keeps the probabilities in float32 (Megatron-LM's vocabulary-parallel loss); "eager" besides holds two float32
+copies of the logits in the backward (`torch.nn.functional.cross_entropy` kernel by kernel)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -150,6 +155,7 @@ class Stack:
         name: Its name.
         attention: Kernels that run an `Attention` op.
         fusion: Whether chains of element-wise ops are one kernel.
+        loss: What a cross-entropy holds beside its logits.
         scalars: Value by name for those that are not at their default, in the order of `SCALARS`.
         clusters: Presets it was made for; none if it says nothing of one kind of hardware.
         fit: How its scalars were found; None if they were not fitted.
@@ -168,6 +174,7 @@ class Stack:
     dispatch: Dispatch = "all-to-all"
     hides_dispatch: bool = False
     graphs: Graphs = "none"
+    loss: Loss = "fused"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -176,6 +183,7 @@ class Stack:
             ("fusion", self.fusion, get_args(Fusion)),
             ("dispatch", self.dispatch, get_args(Dispatch)),
             ("graphs", self.graphs, get_args(Graphs)),
+            ("loss", self.loss, get_args(Loss)),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
@@ -235,6 +243,8 @@ class Stack:
             data["hides_dispatch"] = True
         if self.graphs != IDEAL.graphs:
             data["graphs"] = self.graphs
+        if self.loss != IDEAL.loss:
+            data["loss"] = self.loss
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -292,6 +302,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     dispatch: str = IDEAL.dispatch
     hides_dispatch: bool = False
     graphs: str = IDEAL.graphs
+    loss: str = IDEAL.loss
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -344,6 +355,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             scalars=tuple((name, _scalar(name, value)) for name, value in data.scalars.items()),
             clusters=data.clusters,
             fit=fit,
+            loss=data.loss,  # type: ignore[arg-type]
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

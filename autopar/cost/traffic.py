@@ -15,6 +15,7 @@ import numpy as np
 from autopar.cost.arrays import FloatArray, IntArray, num_elements
 from autopar.cost.attention import LIMITED_KINDS, keys_read
 from autopar.cost.scans import SCAN_KERNELS, scan_traffic
+from autopar.cost.stack import Loss
 from autopar.ir.graph import Op
 
 VIEWS = frozenset(
@@ -30,6 +31,32 @@ LOGIT_BYTES: Mapping[str, float] = {"autopar::CrossEntropyStats": 16.0, "autopar
 """Bytes per logit of a loss that is computed in float32 kernel by kernel, as Megatron-LM does: the logits are copied to
 float32, shifted by the largest, exponentiated and summed; the gradient is written in float32 and rounded. With the
 reading for the largest that makes 28; published step times ask for 24 to 32."""
+
+FLOAT32 = 4.0
+"""Bytes of a number in which losses are computed."""
+
+
+def loss_bytes(kind: str, loss: Loss, element: float) -> float:
+    """Return the bytes per logit that a cross-entropy holds beside its logits and their gradient.
+
+    Of the op that reads the logits these are kept for its gradient: probabilities in float32 in place of the logits.
+    Of the gradient they are there while it runs: in eager PyTorch the gradients of log-probabilities and of logits, both
+    in float32, before the last is rounded to the type of the logits.
+
+    Args:
+        kind: Kind of the op.
+        loss: What the stack runs.
+        element: Bytes of a logit.
+
+    >>> loss_bytes("autopar::CrossEntropyStats", "float32", 2.0), loss_bytes("autopar::CrossEntropyGrad", "eager", 2.0)
+    (2.0, 6.0)
+    """
+    if loss == "fused":
+        return 0.0
+    if kind == "autopar::CrossEntropyStats":
+        return max(0.0, FLOAT32 - element)
+    return 2 * FLOAT32 - element if loss == "eager" else 0.0
+
 
 NORMS = frozenset(
     {

@@ -38,6 +38,10 @@ _WRITERS = frozenset(
 """Kinds of kernels that may write their result quantized: norms, activations and gates, and gradients of those."""
 
 
+_GATES = frozenset({"BiasGelu", "Gelu", "HardSwish", "Mul", "Relu", "Swish"})
+"""Activation functions, and the product with a gate."""
+
+
 def mark_linear(graph: Graph) -> Graph:
     """Return a graph, or a training step, with `Op.linear` set on the products of linear layers."""
     source = _sources(graph.ops)
@@ -106,6 +110,23 @@ def quantized_values(graph: Graph) -> Mapping[str, Op]:
         for name in op.outputs
         if name and source(name) in found and "Attention" not in makers[source(name)].kind
     }
+
+
+def gate_inputs(graph: Graph) -> frozenset[str]:
+    """Return the results of linear layers that activation functions and gates read, and no other forward op."""
+    source = _sources(graph.ops)
+    made = {
+        op.outputs[0]
+        for op in graph.ops
+        if op.phase is Phase.FORWARD and op.linear is not None and op.linear.product is LinearProduct.FORWARD
+    }
+    read: dict[str, set[str]] = {}
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and op.kind not in _VIEWS:
+            for name in filter(None, op.inputs):
+                read.setdefault(source(name), set()).add(op.kind)
+    gates = {name for name in made if read.get(name) and read[name] <= _GATES}
+    return frozenset(name for op in graph.ops for name in op.outputs if name and source(name) in gates)
 
 
 class _Sources:

@@ -258,7 +258,9 @@ def _policy(row: Row) -> DtypePolicy:
     if re.search(_BFLOAT16_GRADIENTS, framework):
         has_primary = name in ("fp8", "fp8-current", "mxfp8")
         name += ",weights=low,gradients=16,reduce=16" if has_primary else ",gradients=16,reduce=16"
-    return load_policy(name)
+    elif name == "mixed" and "fp16" in text and "bf16" not in text:
+        name = "megatron-fp16"
+    return load_policy(f"{name},{row.numbers}" if row.numbers else name)
 
 
 # Degrees.
@@ -374,6 +376,10 @@ def _microbatch(row: Row, dp: int, pp: int, notes: _Notes) -> int:
 
 
 def _zero(row: Row) -> int:
+    if row.zero == 3 and (row.pp or 1) > 1 and re.search("torchtitan", row.framework or "", re.IGNORECASE):
+        # Under a pipeline FSDP2 keeps parameters gathered and reduces gradients with the last microbatch
+        # (torchtitan, `fsdp_reshard_after_forward` "default"; torch, `PipelineStage`): states are sharded, as in ZeRO-1.
+        return 1
     if isinstance(row.zero, int):
         # Megatron's descendants add up gradients where they are and reduce them once per step, as with ZeRO-1.
         return 1 if row.zero == 2 and re.search("mega", row.framework or "", re.IGNORECASE) else row.zero

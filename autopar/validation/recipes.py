@@ -86,7 +86,8 @@ _MLPERF_LORA = f"{_MLPERF}llama2_70b_lora"
 _MLPERF_8B = f"{_MLPERF}llama31_8b"
 _LORA_CONF = (
     "NVIDIA/benchmarks/llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml of MLPerf Training v5.0: rank 16, "
-    "alpha 32 on linear_qkv and linear_proj, micro batch 1, no recompute, FP8 on unless switched off"
+    "alpha 32 on linear_qkv and linear_proj, micro batch 1, no recompute, FP8 on unless switched off, "
+    "disable_parameter_transpose_cache, fp8_activation_input_store by FP8_ACTIVATION"
 )
 _V5P = "Google/benchmarks/gpt3/implementations/maxtext of MLPerf Training v4.0 and v4.1, v5p-{}.sh"
 _FOUR_LAYERS = (4,) * 15 + (1,)
@@ -169,6 +170,7 @@ RECIPES: tuple[Recipe, ...] = (
             **_MEGATRON,
             "framework": "NeMo (Megatron-Core)",
             "micro_batch": 1,
+            "numbers": "copies=1,gates=8",
             "lora": "rank=16,alpha=32,targets=attention",
         },
     ),

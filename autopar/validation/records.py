@@ -72,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         recompute_layers: Layers of every stage, the first ones, that recompute; None for all.
         dense_layers: Layers before the first with experts, of a model with fewer layers than its namesake.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside `layers`.
+        numbers: Changes of the precision, as `--precision` takes them behind its name.
         lora: Adapters that were trained in place of the model, as `--lora` takes them.
         dispatch: What brings tokens to their experts, as of `Stack.dispatch`.
         hides_dispatch: Whether that runs beside the compute of another microbatch.
@@ -130,6 +131,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     recompute_layers: int | None = None
     dense_layers: int | None = None
     mtp_layers: int | None = None
+    numbers: str | None = None
     lora: str | None = None
     dispatch: str | None = None
     hides_dispatch: bool | None = None

@@ -1,5 +1,9 @@
 """Which software stack a framework on a device is, and what its kernels are: a table, first match first.
 
+Losses are Megatron-LM's in float32, where nothing else is known. Eager PyTorch and torchtitan before 2025 run
+`torch.nn.functional.cross_entropy` kernel by kernel; NVIDIA's recipes since 2024 (`cross_entropy_loss_fusion`), compiled
+losses of later torchtitan and InternEvo's flash-attn loss are fused.
+
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
 FlashAttention came into Megatron-Core (2023); all else here runs fused attention. Element-wise chains (bias, dropout
 and residual; bias and GELU) are one kernel in Megatron's descendants and in what torch.compile makes; eager FSDP runs
@@ -10,7 +14,7 @@ import re
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import IDEAL, Attention, Fusion
+from autopar.cost.stack import IDEAL, Attention, Fusion, Loss
 
 
 class Known(NamedTuple):
@@ -27,17 +31,18 @@ class Known(NamedTuple):
     fusion: Fusion
     clusters: tuple[str, ...]
     pooled: tuple[str, ...] = ()
+    loss: Loss = "float32"
 
 
 _A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
 _H100 = ("h100", "h100-2x400", "h100-96", "h200")
 _V100 = ("v100", "v100-aws", "v100-dgx2")
 _TPU = ("tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x")
-_OF_CORE = ("megascale-a100", "megatron-ci-a100", "zero-bubble-a100", "internevo-a100")
+_OF_CORE = ("megascale-a100", "megatron-ci-a100", "internevo-a100")
 """Software on A100 that is of Megatron-Core's kind: flash attention and fused chains."""
 
 STACKS = (
-    Known(r"zero-bubble", r"A100", "zero-bubble-a100", "fused", "chains", _A100),
+    Known(r"zero-bubble", r"A100", "zero-bubble-a100", "unfused", "chains", _A100),
     Known(r"megatron-deepspeed.*bloom", r"A100", "bloom-a100", "unfused", "chains", _A100),
     Known(r"megatron-deepspeed", r"A100", "megatron-deepspeed-a100", "unfused", "chains", _A100),
     Known(r"deepspeed.* zero=3", r"A100", "deepspeed-zero3-a100", "unfused", "chains", _A100),
@@ -45,19 +50,20 @@ STACKS = (
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
     Known(r"alpa", r"V100", "alpa-v100", "unfused", "chains", _V100),
-    Known(r"compile|torchtitan", r"H[12]00", "fsdp-compile-h100", "fused", "chains", _H100),
-    Known(r"compile|torchtitan", r"A100", "fsdp-compile-a100", "fused", "chains", _A100),
-    Known(r"fsdp|composer", r"A100", "fsdp-eager-a100", "fused", "none", _A100),
-    Known(r"fsdp|composer", r"H[12]00", "fsdp-eager-h100", "fused", "none", _H100),
-    Known(r"internevo", r"A100", "internevo-a100", "fused", "chains", _A100),
+    Known(r"torchtitan compile", r"H200", "fsdp-compile-h100", "fused", "chains", _H100, loss="fused"),
+    Known(r"compile|torchtitan", r"H[12]00", "fsdp-compile-h100", "fused", "chains", _H100, loss="eager"),
+    Known(r"compile|torchtitan", r"A100", "fsdp-compile-a100", "fused", "chains", _A100, loss="eager"),
+    Known(r"fsdp|composer", r"A100", "fsdp-eager-a100", "fused", "none", _A100, loss="eager"),
+    Known(r"fsdp|composer", r"H[12]00", "fsdp-eager-h100", "fused", "none", _H100, loss="eager"),
+    Known(r"internevo", r"A100", "internevo-a100", "fused", "chains", _A100, loss="fused"),
     Known(r"functional test", r"A100", "megatron-ci-a100", "fused", "chains", _A100),
     Known(r"functional test", r"H100", "megatron-ci-h100", "fused", "chains", _H100),
-    Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100),
+    Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100, loss="fused"),
     Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100, _OF_CORE),
-    Known(r"mega", r"B[23]00", "megatron-b200", "fused", "chains", ("b200", "b300", "gb200", "gb300")),
+    Known(r"mega", r"B[23]00", "megatron-b200", "fused", "chains", ("b200", "b300", "gb200", "gb300"), loss="fused"),
     Known(r"maxtext|paxml", r"H[12]00", "maxtext-h100", "fused", "chains", _H100),
     Known(r"maxtext", r"TPU", "maxtext-tpu", "fused", "chains", _TPU),
-    Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi355x")),
+    Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi355x"), loss="fused"),
 )
 
 
@@ -72,7 +78,7 @@ def meant_stack(framework: str, device: str, zero: int = 0) -> Stack:
     text = f"{framework} zero={zero}"
     for known in STACKS:
         if re.search(known.framework, text, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
-            return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
+            return Stack(known.name, known.attention, known.fusion, clusters=known.clusters, loss=known.loss)
     return IDEAL
 
 
