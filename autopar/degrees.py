@@ -29,8 +29,8 @@ class Degrees:
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
         shard: Data-parallel devices, of those that have the same experts, that share what ZeRO splits; groups of so
-            many hold copies. 0 for all of them, or for fewer where that leaves a device less: a dim that so many do
-            not divide stays whole. All where there are context, expert and tensor parallelism, too.
+            many hold copies. 0 for all of them, or for fewer where that leaves a device less: a dim of fewer elements
+            stays whole, others are padded. All where there are context, expert and tensor parallelism, too.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.

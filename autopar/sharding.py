@@ -6,6 +6,9 @@ whether a tensor dim is split over the axis (`Shard`), copied (`Replicate`) or p
 
 A dim that holds several things side by side (queries, keys and values of a fused projection) is sharded *block-cyclic*:
 cut into equal chunks first, then every chunk is split over the axis, so that each device has its share of all of them.
+
+State of the optimizer may be split along a dim that the axis does not divide: the dim is *padded* with zeros, as FSDP2
+pads it (and as good as the flat padded buffers of Megatron-LM and DeepSpeed). One axis alone splits a padded dim.
 """
 
 import re
@@ -29,17 +32,25 @@ class Shard:
     """Device i of the axis holds the i-th of equal blocks along `dim`.
 
     With `chunks` above 1 it holds, side by side, the i-th block of each of that many equal chunks of the dim. All axes
-    that split a dim agree on its chunks.
+    that split a dim agree on its chunks. With `whole` above 0 the axis does not divide the dim, which has that many
+    elements and is padded.
 
-    >>> str(Shard(1)), str(Shard(1, chunks=3))
-    ('S(1)', 'S(1/3)')
+    >>> str(Shard(1)), str(Shard(1, chunks=3)), str(Shard(0, whole=10))
+    ('S(1)', 'S(1/3)', 'S(0:10)')
     """
 
     dim: int
     chunks: int = 1
+    whole: int = 0
 
     def __str__(self) -> str:
+        if self.whole:
+            return f"S({self.dim}:{self.whole})"
         return f"S({self.dim})" if self.chunks == 1 else f"S({self.dim}/{self.chunks})"
+
+    def block(self, size: int) -> int:
+        """Return the elements of a block of a padded dim over `size` devices."""
+        return -(-self.whole // size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +137,9 @@ def parse_placement(text: str) -> Placement:
         inner = text[2:-1]
         if text[0] == "P" and inner in REDUCTIONS:
             return Partial(inner)
-        if text[0] == "S" and (match := re.fullmatch(r"(\d{1,9})(?:/([1-9]\d{0,8}))?", inner)):
-            return Shard(int(match[1]), int(match[2] or 1))
-    raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), S(dim/chunks), P or P(max)")
+        if text[0] == "S" and (match := re.fullmatch(r"(\d{1,9})(?:/([1-9]\d{0,8})|:([1-9]\d{0,17}))?", inner)):
+            return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 0))
+    raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), S(dim/chunks), S(dim:rows), P or P(max)")
 
 
 @lru_cache(maxsize=1 << 16)  # a plan says the same again and again
@@ -179,6 +190,11 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
         dim = placement.dim
         if not 0 <= dim < len(local):
             raise ShardingError(f"dim {dim} of {shape} does not exist", hint=f"dims are 0 to {len(local) - 1}")
+        if placement.whole:
+            if local[dim] != placement.whole:
+                raise ShardingError(f"dim {dim} of {shape} has {local[dim]} elements left, not {placement.whole}")
+            local[dim] = placement.block(axis.size)
+            continue
         parts = axis.size * placement.chunks
         if local[dim] % parts:
             padded = -(-local[dim] // parts) * parts
@@ -197,7 +213,32 @@ def fits(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> bool:
     local = list(shape)
     for placement, axis in zip(placements, mesh.axes, strict=True):
         if isinstance(placement, Shard):
-            if placement.dim >= len(local) or local[placement.dim] % (axis.size * placement.chunks):
+            if placement.dim >= len(local):
                 return False
-            local[placement.dim] //= axis.size
+            if placement.whole:
+                if local[placement.dim] != placement.whole:
+                    return False
+                local[placement.dim] = placement.block(axis.size)
+            elif local[placement.dim] % (axis.size * placement.chunks):
+                return False
+            else:
+                local[placement.dim] //= axis.size
     return True
+
+
+def padded(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> Placements:
+    """Return placements with dims marked as padded that an axis splits alone and does not divide.
+
+    >>> format_placements(padded((10, 6), (Shard(0), Shard(1)), Mesh.of(dp=4, tp=2)))
+    'S(0:10)S(1)'
+    """
+    split = [placement.dim for placement in placements if isinstance(placement, Shard)]
+    return tuple(
+        Shard(placement.dim, whole=shape[placement.dim])
+        if isinstance(placement, Shard)
+        and placement.chunks == 1
+        and split.count(placement.dim) == 1
+        and shape[placement.dim] % axis.size
+        else placement
+        for placement, axis in zip(placements, mesh.axes, strict=True)
+    )

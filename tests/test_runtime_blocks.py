@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from autopar.errors import ProgramError
 from autopar.program.records import Start
-from autopar.runtime.blocks import block_starts, exchange, gather, move, scatter
+from autopar.ranks import collectives
+from autopar.runtime.blocks import block_starts, exchange, gather, join, move, scatter, split
 from autopar.sharding import REDUCTIONS, Mesh, Partial, Placement, Replicate, Shard, local_shape
 
 MESH = Mesh.of(outer=2, middle=3, inner=2)
@@ -122,3 +123,18 @@ def test_devices_know_where_their_block_starts() -> None:
 
     assert [int(start) for start in starts] == [0, 6, 0, 6, 0, 6, 12, 18, 12, 18, 12, 18]
     assert {start.dtype for start in starts} == {np.dtype(np.int64)}
+
+
+def test_a_padded_dim_is_split_into_equal_blocks() -> None:
+    """Ten rows over four devices are blocks of three, the last with two rows of padding; ranks do the same."""
+    whole, placement = np.arange(20).reshape(10, 2), Shard(0, whole=10)
+
+    blocks = split(whole, placement, 4)
+
+    assert [len(block) for block in blocks] == [3, 3, 3, 3]
+    assert blocks[3].tolist() == [[18, 19], [0, 0], [0, 0]]
+    assert (join(blocks, placement) == whole).all()
+    pieces = collectives.split(whole, placement, 4)
+    assert pieces.shape == (4, 3, 2)
+    assert (pieces[:3] == np.stack(blocks[:3])).all()
+    assert (collectives.merge(pieces, placement) == whole).all()

@@ -88,7 +88,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
     type=positive_whole(),
     callback=lambda _context, _option, value: value or 0,
     metavar="N",
-    help="Data-parallel devices that share what ZeRO splits; default: all, or as many as divide the model's dims.",
+    help="Data-parallel devices that share what ZeRO splits; default: all, or as many as the dims have elements.",
 )
 @click.option("--sequence-parallel", is_flag=True, help="Split along the sequence what tp would copy.")
 @click.option(
@@ -174,9 +174,11 @@ def predict(
     setting = prediction.open_setting(model, cache_dir=cache, **request)
     found = setting.predict(degrees if chosen else _with_microbatch(setting, degrees, limit), memory_limit=limit)
     if found.whole > _SOME or (found.degrees.sharing < found.degrees.data and not degrees.shard):
-        share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims do not divide"
+        share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims are too short"
         over = f"ZeRO over {found.degrees.sharing} of {found.degrees.data} data-parallel devices"
-        click.echo(f"{over}: {share}" if found.whole > _SOME else f"{over}: more divide fewer of the dims", err=True)
+        click.echo(
+            f"{over}: {share}" if found.whole > _SOME else f"{over}: more would split fewer of the dims", err=True
+        )
     text = format_prediction(found.plan, found.timeline)
     give_plan(found.plan, text, output / "plan.json" if output is not None else None, as_json=as_json)
     return ExitCode.DONE

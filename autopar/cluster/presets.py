@@ -91,7 +91,8 @@ def _blackwell(name: str, half: float, fp4: float, memory: float) -> Device:
         # The best fp8 products reach 0.95 (B300) to 0.99 (GB200) of the share of bf16 ones (stas00/ml-engineering);
         # fp4 is hand-set below that.
         efficiencies=(("fp8", 0.66), ("fp4", 0.55)),
-        # Unlike Hopper, Blackwell multiplies 8-bit operands in any layout (Transformer Engine, `is_non_tn_fp8_gemm_supported`).
+        # Unlike Hopper, Blackwell multiplies 8-bit operands in any layout (Transformer Engine,
+        # `is_non_tn_fp8_gemm_supported`).
         any_order=True,
     )
 

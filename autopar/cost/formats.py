@@ -17,8 +17,8 @@ weights alone in 8 bits; products run in 16.
 
 Training reads an operand along either dim: x for the forward product and transposed for the weight gradient, dy for
 the input gradient and transposed for the weight gradient, w for forward and input gradient. Tensor cores of Hopper take
-8-bit operands in one order only, and blocks of scales lie along the sum, so that both copies are written. Where a device
-reads either order (`Device.any_order`), a tensor with one scale has one copy.
+8-bit operands in one order only, and blocks of scales lie along the sum, so that both copies are written. Where a
+device reads either order (`Device.any_order`), a tensor with one scale has one copy.
 """
 
 from collections.abc import Mapping

@@ -82,6 +82,25 @@ def _collective(source: int, target: int) -> Collective | None:
     return Collective.ALL_GATHER if target == _REPLICATE else Collective.ALL_TO_ALL
 
 
+def padded_move(axis: int, source: Placement, target: Placement, nbytes: float) -> Move:
+    """Return the move that splits or joins a padded dim.
+
+    Args:
+        axis: Index of the mesh axis.
+        source: Placement on that axis before.
+        target: Placement on that axis after; one of both is padded, the other no shard.
+        nbytes: Bytes on one device of the side that is whole.
+
+    >>> str(padded_move(0, Partial(), Shard(1, whole=10), 80.0))
+    'reduce_scatter[0] P->S(1:10)'
+    """
+    assert not (isinstance(source, Shard) and isinstance(target, Shard)), (
+        "other blocks of a padded dim are not asked for"
+    )
+    collective = _collective(_code(source), _code(target))
+    return Move(collective, axis, source, target, nbytes if collective else 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
     """All placements of tensors of one rank on meshes of one number of axes, and the moves between them.

@@ -40,8 +40,8 @@ def loss_bytes(kind: str, loss: Loss, element: float) -> float:
     """Return the bytes per logit that a cross-entropy holds beside its logits and their gradient.
 
     Of the op that reads the logits these are kept for its gradient: probabilities in float32 in place of the logits.
-    Of the gradient they are there while it runs: in eager PyTorch the gradients of log-probabilities and of logits, both
-    in float32, before the last is rounded to the type of the logits.
+    Of the gradient they are there while it runs: in eager PyTorch the gradients of log-probabilities and of logits,
+    both in float32, before the last is rounded to the type of the logits.
 
     Args:
         kind: Kind of the op.

@@ -116,6 +116,8 @@ def options(
     mesh: Mesh,
     free: frozenset[str],
     allowed: Sequence[NDArray[np.bool_]] | None = None,
+    *,
+    pads: bool = False,
 ) -> OpStrategies:
     """Return the strategies of an op on a mesh, given its strategies on one axis.
 
@@ -128,6 +130,7 @@ def options(
         mesh: The devices.
         free: Values without a placement of their own, such as data and constants.
         allowed: Per axis a mask of allowed strategies; None for all. An axis with no allowed strategy is free.
+        pads: Whether a dim that one axis alone splits may be padded, of ops that work element by element.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
@@ -143,7 +146,10 @@ def options(
     code_D = 2 + np.arange(offsets[-1]) - offsets[tensor_D]
     axis_A = np.array(mesh.shape, dtype=np.int64)
     divisors_SD = np.where(digits_SAT[:, :, tensor_D] == code_D, axis_A[:, None], 1).prod(axis=1)
-    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
+    divides = sizes_D[None, :] % divisors_SD == 0
+    if pads:
+        divides |= (digits_SAT[:, :, tensor_D] == code_D).sum(axis=1) == 1
+    valid = divides.all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
     valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
     valid &= _is_compatible(strategies, combos_SA, digits_SAT)
     valid &= _needs_fewer_rows_variant(strategies, combos_SA, divisors_SD, sizes_D, offsets)
@@ -159,7 +165,7 @@ def options(
     kept = kept[_first_occurrences(numbers_ST[kept], base_T ** len(mesh.axes))]
 
     numbers_ST, combos_SA = numbers_ST[kept], combos_SA[kept]
-    local_SD = sizes_D[None, :] // divisors_SD[kept]
+    local_SD = -(-sizes_D[None, :] // divisors_SD[kept])
     sent = _add_halo_rows(strategies, combos_SA, local_SD, offsets)
     placed: list[IntArray | None] = []
     local: list[IntArray | None] = []

@@ -7,13 +7,15 @@ reduced before they are summed over microbatches, and the reduction of the sums,
 Ops are rewritten for one device (`local_op.py`), so that every instruction can be executed as it stands.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from autopar.cost import CostModel, Move, Resharder
+from autopar.cost.reshard import padded_move
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
@@ -39,7 +41,16 @@ from autopar.program.records import (
     reads,
     segment_phase,
 )
-from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
+from autopar.sharding import (
+    Mesh,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    format_placements,
+    local_shape,
+    parse_placements,
+)
 
 HINT = "the plan belongs to another model or was edited: solve again"
 _MASTER = "|master"
@@ -364,7 +375,7 @@ class BlockLowering:
         current = list(source)
         bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
         resharder = self.reshards.bucketed if bucketed else self.reshards.alone
-        for move in resharder.of(shape, self.wire[name], chunks, self.routings.get(name)).path(source, target):
+        for move in self._moves(resharder, name, chunks, source, target):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -385,6 +396,24 @@ class BlockLowering:
             draft.forms[name, reached] = result
             operand = result
         return operand
+
+    def _moves(
+        self, resharder: Resharder, name: str, chunks: tuple[int, ...], source: Placements, target: Placements
+    ) -> Iterator[Move]:
+        """Yield the changes of placement of a value; those that split or join a padded dim come first."""
+        shape = self.graph.values[name].shape
+        current, rest = list(source), list(target)
+        for index, (before, after) in enumerate(zip(source, target, strict=True)):
+            if before != after and (_is_padded(before) or _is_padded(after)):
+                current[index] = after
+                whole = [Replicate() if place == index else each for place, each in enumerate(source)]
+                nbytes = self.wire[name] * prod(local_shape(shape, tuple(whole), self.mesh))
+                yield padded_move(index, before, after, nbytes)
+        for index, placement in enumerate(rest):
+            if _is_padded(placement):
+                current[index] = rest[index] = Replicate()  # nothing else moves there
+        found = resharder.of(shape, self.wire[name], chunks, self.routings.get(name))
+        yield from found.path(tuple(current), tuple(rest))
 
     # Instructions.
 
@@ -470,6 +499,10 @@ class BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+def _is_padded(placement: Placement) -> bool:
+    return isinstance(placement, Shard) and placement.whole > 0
 
 
 def _missing(draft: _Draft) -> list[str]:

@@ -65,7 +65,10 @@ def begin(
 
 def split(tensor: Tensor, placement: Shard, size: int) -> Tensor:
     """Return the blocks of `size` devices, stacked: (size, *shape of a block)."""
-    dim, chunks, shape = placement.dim, placement.chunks, tuple(tensor.shape)
+    dim, chunks = placement.dim, placement.chunks
+    if placement.whole:
+        tensor = _padded(tensor, placement, size)
+    shape = tuple(tensor.shape)
     rows = shape[dim] // (size * chunks)
     laid_out = tensor.reshape((*shape[:dim], chunks, size, rows, *shape[dim + 1 :]))
     block = (*shape[:dim], chunks * rows, *shape[dim + 1 :])
@@ -76,7 +79,15 @@ def merge(pieces: Tensor, placement: Shard) -> Tensor:
     """Return the tensor of which each of the stacked pieces is a device's block; the inverse of `split`."""
     dim, chunks, size, shape = placement.dim, placement.chunks, pieces.shape[0], tuple(pieces.shape[1:])
     laid_out = pieces.reshape((size, *shape[:dim], chunks, shape[dim] // chunks, *shape[dim + 1 :]))
-    return _moved(laid_out, 0, dim + 1).reshape((*shape[:dim], size * shape[dim], *shape[dim + 1 :]))
+    whole = _moved(laid_out, 0, dim + 1).reshape((*shape[:dim], size * shape[dim], *shape[dim + 1 :]))
+    return whole[(*(slice(None),) * dim, slice(0, placement.whole))] if placement.whole else whole
+
+
+def _padded(tensor: Tensor, placement: Shard, size: int) -> Tensor:
+    """Return a tensor with its last row again until `size` devices divide the dim; nobody reads these rows."""
+    last = placement.whole - 1
+    rows = [min(row, last) for row in range(size * placement.block(size))]
+    return tensor[(*(slice(None),) * placement.dim, rows)]
 
 
 def _moved(tensor: Tensor, source: int, target: int) -> Tensor:

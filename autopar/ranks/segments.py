@@ -174,11 +174,14 @@ class SegmentCompiler:
 
 
 def _own_rows(count: int, target: Shard, size: int, coordinate: int) -> Array:
-    """Return which rows of a whole dim a device keeps.
+    """Return which rows of a whole dim a device keeps; of a padded one the last is there again where none is left.
 
     >>> _own_rows(12, Shard(0, chunks=2), 3, 1).tolist()
     [2, 3, 8, 9]
     """
+    if target.whole:
+        rows = np.arange(target.block(size), dtype=np.int64) + coordinate * target.block(size)
+        return np.minimum(rows, count - 1)
     return np.arange(count, dtype=np.int64).reshape(target.chunks, size, -1)[:, coordinate].reshape(-1)
 
 

@@ -37,6 +37,10 @@ def split(array: Array, placement: Placement, size: int) -> Blocks:
     all are the array.
     """
     match placement:
+        case Shard(dim, _, whole) if whole:
+            rows = [(0, 0)] * array.ndim
+            rows[dim] = (0, placement.block(size) * size - whole)
+            return np.split(np.pad(array, rows), size, axis=dim)
         case Shard(dim, chunks):
             pieces = np.split(array, size * chunks, axis=dim)
             return pieces if chunks == 1 else [np.concatenate(pieces[i::size], axis=dim) for i in range(size)]
@@ -54,6 +58,8 @@ def join(parts: Sequence[Array], placement: Placement) -> Array:
         ProgramError: If copies differ: the devices did not compute the same.
     """
     match placement:
+        case Shard(dim, _, whole) if whole:
+            return np.concatenate(parts, axis=dim)[(*(slice(None),) * dim, slice(0, whole))]
         case Shard(dim, chunks):
             rows = zip(*(np.split(part, chunks, axis=dim) for part in parts), strict=True)
             return np.concatenate([piece for chunk in rows for piece in chunk], axis=dim)

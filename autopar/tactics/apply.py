@@ -442,6 +442,8 @@ class Applier:
             name = parameter.value.name
             own = states.get(name, {})
             dim = self._free_dim(parameter.value, axis)
+            if dim is None and tactic.pads:
+                dim = self._padded_dim(parameter.value, own, axis)
             if len(parameter.value.shape) < tactic.min_dims or dim is None:
                 continue
             sums = own.get(Role.GRADIENT, [])
@@ -458,6 +460,16 @@ class Applier:
         taken = {decided.dim for decided in self.state.splits.get(self.topology.of(value.name), {}).values()}
         dims = [dim for dim in range(len(value.shape)) if self.state.divides(value.name, dim, axis)]
         return next((dim for dim in dims if dim not in taken), dims[0] if dims else None)
+
+    def _padded_dim(self, value: Value, states: Mapping[Role, list[str]], axis: int) -> int | None:
+        """Return the dim that has the least to be padded to be split; None if the optimizer keeps other shapes."""
+        values = self.graph.values
+        kept = [values[name].shape for role, names in states.items() if role is not Role.PARAMETER for name in names]
+        dims = [dim for dim in range(len(value.shape)) if self.state.pads(value.name, dim, axis)]
+        if not dims or any(shape != value.shape for shape in kept):
+            return None
+        size = self.topology.mesh.axes[axis].size
+        return min(dims, key=lambda dim: -(-value.shape[dim] // size) * size / value.shape[dim])
 
     def _megatron(self, axis: int, number: int, *, vocabulary: bool) -> None:
         """Split pairs of products: those within blocks first, then those of which a border of blocks lies between."""

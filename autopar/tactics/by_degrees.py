@@ -47,7 +47,8 @@ def data_axes(degrees: Degrees) -> tuple[Axis, ...]:
 def sharing_devices(degrees: Degrees, folded: Folded) -> int:
     """Return how many data-parallel devices share what ZeRO splits of a model where that leaves each the least.
 
-    A dim that so many do not divide stays whole. With 24 devices and dims that are powers of two, 8 share.
+    A dim that so many do not divide is padded. What cannot be padded stays whole: dims that tensor parallelism splits,
+    dims of fewer elements than devices.
     """
     held = {devices: sum(held_by_kind(folded, devices, degrees.tp).values()) for devices in divisors(degrees.data)}
     return min(held, key=lambda devices: (held[devices], devices))
@@ -62,15 +63,25 @@ def held_by_kind(folded: Folded, devices: int, tp: int) -> dict[int, float]:
     for parameter in folded.parameters:
         shape = parameter.value.shape
         size = parameter.count * prod(shape)
-        held[parameter.producer.kind] += size / devices if _divides(devices, shape, tp) else size
+        held[parameter.producer.kind] += size * _held_share(devices, shape, tp)
     return held
 
 
 def whole_by_degrees(degrees: Degrees, folded: Folded) -> float:
-    """Return the share of a model's parameters that ZeRO leaves whole, as no dim of theirs divides."""
+    """Return the share of a model's parameters that ZeRO leaves whole, as their dims are too short."""
     sharing = degrees.sharing
     held, every = (sum(held_by_kind(folded, devices, degrees.tp).values()) for devices in (sharing, 1))
     return 1.0 if sharing == 1 or not every else (held / every - 1 / sharing) / (1 - 1 / sharing)
+
+
+def _held_share(devices: int, shape: Sequence[int], tp: int) -> float:
+    """Return the share of a parameter that each of so many devices holds, padding included."""
+    if devices == 1 or _divides(devices, shape, tp):
+        return 1 / devices
+    sizes = [size for size in shape if size >= devices]
+    if not sizes or (tp > 1 and len(sizes) < 2):  # the tensor axis may split the one dim there is
+        return 1.0
+    return min(-(-size // devices) / size for size in sizes)
 
 
 def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
@@ -99,7 +110,7 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
         found.append(SequenceParallel("tp"))
     if degrees.zero:
         apart = degrees.sharing < degrees.data
-        found += [ZeRO(degrees.zero, axis, min_dims=1) for axis in copying if not (apart and axis == "dp")]
+        found += [ZeRO(degrees.zero, axis, min_dims=1, pads=True) for axis in copying if not (apart and axis == "dp")]
     return tuple(found)
 
 

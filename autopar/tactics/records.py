@@ -117,11 +117,13 @@ class ZeRO:
         stage: 1 for moments (and the update), 2 for sums of gradients as well, 3 for parameters as well.
         axis: Name of the mesh axis.
         min_dims: Parameters of fewer dims are left alone.
+        pads: Whether a dim that the axis does not divide is padded.
     """
 
     stage: int
     axis: str
     min_dims: int = 2
+    pads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Topology:
         folded: The graph by its distinct blocks.
         mesh: The devices of one stage.
         meaning: Which reduction a partial value stands for, how many chunks a dim is sharded in.
+        stateful: Classes of parameters, of sums of gradients and of moments.
     """
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
@@ -63,6 +64,7 @@ class Topology:
         self._alias: dict[str, str] = {}
         self._join_states()
         self._join_boundaries()
+        self.stateful = frozenset(self.of(state.input) for state in graph.states)
         self.boundary_set = frozenset(self.boundaries)
         self.trained = {state.input for state in graph.states if state.role in (Role.PARAMETER,)}
         self.readers: dict[str, list[tuple[OpKey, int]]] = defaultdict(list)
@@ -141,8 +143,16 @@ class Topology:
         if key not in self._by_op:
             op = self.ops[key]
             strategies = sorted(self.meaning.strategies(op), key=_order)
-            self._by_op[key] = options(self.folded.graph, op, strategies, self.mesh, self.folded.free)
+            graph, free = self.folded.graph, self.folded.free
+            self._by_op[key] = options(graph, op, strategies, self.mesh, free, pads=self.pads(key))
         return self._by_op[key]
+
+    def pads(self, key: OpKey) -> bool:
+        """Whether an op updates a parameter, or adds a gradient to its sum, element by element: dims may be padded."""
+        op, values, states = self.ops[key], self.folded.graph.values, self.stateful
+        names = [name for name in (*op.inputs, *op.outputs) if name and values[name].shape]
+        is_sum = op.kind == "Add" and op.phase is Phase.BACKWARD and self.of(op.outputs[0]) in states
+        return (op.phase is Phase.UPDATE or is_sum) and len({values[name].shape for name in names}) == 1
 
     def possible(self, key: OpKey, chosen: Mapping[int, int], axis: int) -> NDArray[np.int64]:
         """Return the strategies an op can follow on an axis beside those chosen on others; 0 on open ones."""
@@ -208,11 +218,19 @@ class State:
                 pieces *= self.topology.mesh.axes[other].size
         return value.shape[dim] % pieces == 0
 
+    def pads(self, name: str, dim: int, axis: int) -> bool:
+        """Whether an axis can split a dim of a parameter, or of what its optimizer keeps, that is padded for it."""
+        cls = self.topology.of(name)
+        others = [decided.dim for other, decided in self.splits.get(cls, {}).items() if other != axis]
+        size = self.topology.folded.graph.values[name].shape[dim]
+        alone = dim not in others and self.topology.meaning.chunks(name)[dim] == 1
+        return cls in self.topology.stateful and alone and size >= self.topology.mesh.axes[axis].size
+
     def decide(self, name: str, axis: int, dim: int, tactic: int) -> bool:
-        """Split a class, or pin it; return False if that was decided before, or the dim cannot be divided."""
+        """Split a class, or pin it; return False if that was decided before, or the dim cannot be divided or padded."""
         cls = self.topology.of(name)
         axes = self.splits.setdefault(cls, {})
-        if axis in axes or (dim != PINNED and not self.divides(cls, dim, axis)):
+        if axis in axes or (dim != PINNED and not self.divides(cls, dim, axis) and not self.pads(cls, dim, axis)):
             return False
         axes[axis] = Decided(dim, self.decisions, tactic)
         self.decisions += 1

@@ -378,7 +378,8 @@ def _microbatch(row: Row, dp: int, pp: int, notes: _Notes) -> int:
 def _zero(row: Row) -> int:
     if row.zero == 3 and (row.pp or 1) > 1 and re.search("torchtitan", row.framework or "", re.IGNORECASE):
         # Under a pipeline FSDP2 keeps parameters gathered and reduces gradients with the last microbatch
-        # (torchtitan, `fsdp_reshard_after_forward` "default"; torch, `PipelineStage`): states are sharded, as in ZeRO-1.
+        # (torchtitan, `fsdp_reshard_after_forward` "default"; torch, `PipelineStage`): states alone are shared, as in
+        # ZeRO-1.
         return 1
     if isinstance(row.zero, int):
         # Megatron's descendants add up gradients where they are and reduce them once per step, as with ZeRO-1.

@@ -1,8 +1,8 @@
 """Which software stack a framework on a device is, and what its kernels are: a table, first match first.
 
 Losses are Megatron-LM's in float32, where nothing else is known. Eager PyTorch and torchtitan before 2025 run
-`torch.nn.functional.cross_entropy` kernel by kernel; NVIDIA's recipes since 2024 (`cross_entropy_loss_fusion`), compiled
-losses of later torchtitan and InternEvo's flash-attn loss are fused.
+`torch.nn.functional.cross_entropy` kernel by kernel; NVIDIA's recipes since 2024 (`cross_entropy_loss_fusion`),
+compiled losses of later torchtitan and InternEvo's flash-attn loss are fused.
 
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
 FlashAttention came into Megatron-Core (2023); all else here runs fused attention. Element-wise chains (bias, dropout

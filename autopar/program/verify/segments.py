@@ -113,7 +113,7 @@ def _verify_instruction(segment: Segment, index: int, instruction: Instruction) 
         case Collective():
             _verify_collective(segment, index, instruction)
         case Slice(axis=axis, target=target, operand=operand, result=result):
-            if operand.shape != _scaled(result.shape, target.dim, axis.size):
+            if operand.shape != _joined(result.shape, target, axis.size):
                 raise fault(segment, index, f"a slice of {operand.shape} on dim {target.dim} is not {result.shape}")
         case Exchange(dim=dim, before=before, after=after, operand=operand, result=result):
             if result.shape != _grown(operand.shape, dim, before + after):
@@ -143,6 +143,16 @@ def _grown(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...] | Non
     return (*shape[:dim], shape[dim] + rows, *shape[dim + 1 :])
 
 
+def _joined(shape: tuple[int, ...], placement: Shard, size: int) -> tuple[int, ...] | None:
+    """Return the shape that blocks of `size` devices make; None without such a dim, or if a block is no padded one."""
+    joined = _scaled(shape, placement.dim, size)
+    if joined is None or not placement.whole:
+        return joined
+    if shape[placement.dim] != placement.block(size):
+        return None
+    return (*shape[: placement.dim], placement.whole, *shape[placement.dim + 1 :])
+
+
 def _verify_collective(segment: Segment, index: int, collective: Collective) -> None:
     before, after, size = collective.operand.shape, collective.result.shape, collective.axis.size
     if collective.overlaps and segment.phase not in _OVERLAPPING:
@@ -150,7 +160,7 @@ def _verify_collective(segment: Segment, index: int, collective: Collective) -> 
     # both sides with the dims that the placements split put together again are one and the same shape
     whole: list[tuple[int, ...] | None] = []
     for shape, placement in ((before, collective.source), (after, collective.target)):
-        whole.append(_scaled(shape, placement.dim, size) if isinstance(placement, Shard) else shape)
+        whole.append(_joined(shape, placement, size) if isinstance(placement, Shard) else shape)
     if None in whole or whole[0] != whole[1]:
         raise fault(segment, index, f"{collective.kind} over {size} devices does not turn {before} into {after}")
     if collective.bytes < 0:

@@ -13,5 +13,5 @@ def whole_shape(operand: Operand, mesh: Mesh) -> tuple[int, ...]:
     whole = list(operand.shape)
     for placement, axis in zip(operand.placements, mesh.axes, strict=True):
         if isinstance(placement, Shard):
-            whole[placement.dim] *= axis.size
+            whole[placement.dim] = placement.whole or whole[placement.dim] * axis.size
     return tuple(whole)
