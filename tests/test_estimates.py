@@ -125,7 +125,7 @@ def test_estimates_with_host_memory_are_close(
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("dp", "shard", "tp", "pp"), [(24, 0, 1, 1), (24, 0, 4, 2), (16, 4, 1, 4), (8, 1, 2, 1), (12, 2, 8, 1)]
+    ("dp", "shard", "tp", "pp"), [(24, 8, 1, 1), (24, 8, 4, 2), (16, 4, 1, 4), (8, 1, 2, 1), (12, 2, 8, 1)]
 )
 def test_estimates_where_some_share_are_close(dp: int, shard: int, tp: int, pp: int, zero: int) -> None:
     """Groups that share reduce among themselves, and then each part with the other groups."""

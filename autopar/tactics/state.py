@@ -51,7 +51,7 @@ class Topology:
         folded: The graph by its distinct blocks.
         mesh: The devices of one stage.
         meaning: Which reduction a partial value stands for, how many chunks a dim is sharded in.
-        stateful: Classes of parameters, of sums of gradients and of moments.
+        stateful: Classes of parameters, of moments, of sums of gradients and of what is added to these.
     """
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
@@ -64,7 +64,10 @@ class Topology:
         self._alias: dict[str, str] = {}
         self._join_states()
         self._join_boundaries()
-        self.stateful = frozenset(self.of(state.input) for state in graph.states)
+        states = {self.of(state.input) for state in graph.states}
+        sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
+        terms = (name for op in self.ops.values() if sums & set(op.outputs) for name in op.inputs if name)
+        self.stateful = frozenset(states.union(map(self.of, terms)))
         self.boundary_set = frozenset(self.boundaries)
         self.trained = {state.input for state in graph.states if state.role in (Role.PARAMETER,)}
         self.readers: dict[str, list[tuple[OpKey, int]]] = defaultdict(list)
