@@ -430,7 +430,7 @@ def test_plans_are_ranked_within_a_model() -> None:
 def test_memory_is_compared_in_the_unit_of_the_row() -> None:
     """Two rows of 10 GiB: 10 % too much, and 6 % too little, which is too low."""
     row = _row(memory_gb=10.0, memory_unit="GiB allocated")
-    outcomes = [Outcome(row, "", 1.0, 1.0, peak_bytes=share * 10 * 2**30) for share in (1.1, 0.94)]
+    outcomes = [Outcome(row, "", 1.0, 1.0, shown_bytes=share * 10 * 2**30) for share in (1.1, 0.94)]
 
     found = memory_errors(outcomes)
 

@@ -27,7 +27,8 @@ A precision is a name of `POLICIES`, or such a name with changes behind commas (
     copies=1 | 2                    quantized weights along one dim, or both (`disable_parameter_transpose_cache`)
     gates=8 | 16                    inputs of activation functions, kept for the backward pass in the format or in 16
                                     bits (`activation_func_fp8_input_store` of Megatron-Core)
-    gradients=16 | 32               buffer in which gradients are summed
+    gradients=16 | 32 | both        buffer in which gradients are summed; both: beside those of 16 bits, which stay
+                                    (BF16_Optimizer of DeepSpeed under a pipeline: `update_hp_grads`)
     reduce=16 | 32                  gradients on their way between devices
     moments=8 | 16 | 32             moments of the optimizer
 
@@ -311,7 +312,7 @@ _CHANGES: Mapping[str, Mapping[str, Mapping[str, float | bool]]] = {
     "weights": {"16": {"low_weights": False}, "low": {"low_weights": True}},
     "copies": {"1": {"copies": 1}, "2": {"copies": 2}},
     "gates": {"8": {"low_gates": True}, "16": {"low_gates": False}},
-    "gradients": {"16": {"gradient": 2.0}, "32": {"gradient": 4.0}},
+    "gradients": {"16": {"gradient": 2.0}, "32": {"gradient": 4.0}, "both": {"gradient": 6.0}},
     "reduce": {"16": {"gradient_wire": 2.0}, "32": {"gradient_wire": 4.0}},
     "moments": {"8": {"moment": 1.0}, "16": {"moment": 2.0}, "32": {"moment": 4.0}},
 }

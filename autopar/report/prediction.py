@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
 from autopar.report.parts import time_parts
-from autopar.report.summary import assumptions, fullest_stage, headline, notes
+from autopar.report.summary import assumptions, fullest_stage, headline, notes, occupied
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_host, format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
@@ -33,6 +33,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
         ("MFU", f"{100 * plan.simulated.mfu:.1f} %"),
         ("memory", fits),
+        *occupied(plan, plan.simulated),
         *format_host(timeline),
         *assumptions(plan),
         *notes(plan.simulated, without="fit"),  # the line above has it

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
 from autopar.cost import IDEAL
-from autopar.cost.reserve import reserve_of
+from autopar.cost.reserve import context_of, gaps_of, reserve_of
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
@@ -109,6 +109,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
             ("throughput", throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
             ("memory", fullest(plan, simulated)),
+            *occupied(plan, simulated),
             *price(plan, simulated),
             *assumptions(plan),
             *notes(simulated),
@@ -182,6 +183,27 @@ def fullest_stage(plan: Plan, simulated: Simulated) -> tuple[int, StageMemory, f
     stages = zip(simulated.stages, plan.stage_limits, strict=True)
     found = ((number, stage, limit) for number, (stage, limit) in enumerate(stages))
     return max(found, key=lambda entry: entry[1].peak / entry[2])
+
+
+def occupied(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+    """Return what the fullest device would show: what is allocated, the allocator's gaps, context and libraries."""
+    memory = _device_memory(plan)
+    if memory is None:
+        return []
+    _, stage, _ = fullest_stage(plan, simulated)
+    reserved = stage.peak + gaps_of(memory)
+    shown = reserved + context_of(memory)
+    words = (
+        f"{format_bytes(stage.peak)} allocated, about {format_bytes(reserved)} reserved with gaps, "
+        f"{format_bytes(shown)} of {format_bytes(memory)} with context and libraries"
+    )
+    return [("device", words)]
+
+
+def _device_memory(plan: Plan) -> float | None:
+    """Return the bytes of memory of a device; None where devices differ."""
+    whole = plan.job.cluster.get("device", {}).get("memory")
+    return parse_quantity(whole, "B") if isinstance(whole, str) else None
 
 
 def rival_words(rival: Rival, plan: Plan) -> str:
@@ -293,10 +315,9 @@ def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
 
 def _reserve(plan: Plan) -> list[str]:
     """Return what the device has besides the limit, which no plan counts on."""
-    whole = plan.job.cluster.get("device", {}).get("memory")
-    if not isinstance(whole, str):
+    memory = _device_memory(plan)
+    if memory is None:
         return []
-    memory = parse_quantity(whole, "B")
     reserve = reserve_of(memory)
     if not math.isclose(plan.job.memory_limit, memory - reserve):
         return [f"a limit that was given: the device has {format_bytes(memory)}", ""]

@@ -147,7 +147,9 @@ def _start(name: str) -> Stack:
     known = next((entry for entry in STACKS if entry.name == name), None)
     if known is None:
         raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
-    return Stack(known.name, known.attention, known.fusion, clusters=known.clusters, loss=known.loss)
+    return Stack(
+        known.name, known.attention, known.fusion, clusters=known.clusters, loss=known.loss, gradients=known.gradients
+    )
 
 
 def fit_prepared(

@@ -260,6 +260,8 @@ def _policy(row: Row) -> DtypePolicy:
         name += ",weights=low,gradients=16,reduce=16" if has_primary else ",gradients=16,reduce=16"
     elif name == "mixed" and "fp16" in text and "bf16" not in text:
         name = "megatron-fp16"
+    elif name == "mixed" and "bf16" in text and "deepspeed" in framework and (row.pp or 1) > 1:
+        name = "mixed,gradients=both"
     return load_policy(f"{name},{row.numbers}" if row.numbers else name)
 
 

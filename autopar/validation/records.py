@@ -5,9 +5,10 @@ A data folder holds `train.json` (steps of training) and may hold `comm.json`, `
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +23,16 @@ _IDENTITY = (
 """Fields that say what was run, and nothing of what came out."""
 
 GIB = 2.0**30
+
+MemoryKind = Literal["allocated", "reserved", "device"]
+"""What a measured figure counts: tensors, what the allocator holds for them, or all that the driver shows."""
+
+_MEMORY_KINDS: tuple[tuple[str, MemoryKind], ...] = (
+    (r"torchtitan", "reserved"),  # torchtitan/components/metrics.py: max_reserved_gib
+    (r"bloom|oneflow|dlperf", "device"),  # nvidia-smi
+)
+"""Pattern of framework or source, and what its figures count; tensors where nothing matches."""
+
 CALIBRATION_SHARE = 2
 """One in so many configurations is for calibration, the others are held out."""
 
@@ -163,6 +174,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         if self.memory_gb is None:
             return None
         return self.memory_gb * (GIB if (self.memory_unit or "").startswith("GiB") else 1e9)
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        """What the measured bytes count."""
+        if "allocated" in (self.memory_unit or ""):
+            return "allocated"
+        text = f"{self.framework} {self.source}".lower()
+        return next((kind for pattern, kind in _MEMORY_KINDS if re.search(pattern, text)), "allocated")
 
     @property
     def claimed_seconds(self) -> float | None:

@@ -9,7 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from autopar import models
+from autopar.cluster import Device
 from autopar.cost import Stack
+from autopar.cost.reserve import context_of, gaps_of
 from autopar.errors import AutoparError, WorkerError
 from autopar.machine import follow_parent
 from autopar.models.spec import Config
@@ -18,7 +20,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.training import Lora
 from autopar.validation.completion import InexpressibleError
 from autopar.validation.express import Case, express
-from autopar.validation.records import Row
+from autopar.validation.records import MemoryKind, Row
 from autopar.workload import ZOO, Workload
 
 _KEPT = 4
@@ -36,7 +38,8 @@ class Outcome:
         measured: Measured seconds of a step; None if there are none.
         stack: Name of the stack.
         assumptions: What the row does not state and was assumed.
-        peak_bytes: Predicted bytes on the fullest device.
+        peak_bytes: Predicted bytes on the fullest device: those that are allocated.
+        shown_bytes: The same as the row counts them: with gaps and context where it does.
         fits: Whether they are within the device's memory, less a reserve.
         has_experts: Whether the model is a mixture of experts.
         has_adapters: Whether adapters were trained in place of the model.
@@ -52,12 +55,13 @@ class Outcome:
     fits: bool = True
     has_experts: bool = False
     has_adapters: bool = False
+    shown_bytes: float = 0.0
 
     @property
     def memory_error(self) -> float | None:
         """Predicted over measured peak memory, less 1; None if there is none of either."""
         measured = self.row.memory_bytes
-        return self.peak_bytes / measured - 1 if measured and self.predicted is not None else None
+        return self.shown_bytes / measured - 1 if measured and self.predicted is not None else None
 
     @property
     def error(self) -> float:
@@ -108,7 +112,14 @@ def predict_row(row: Row, cache_dir: str | Path | None = None, stacks: Sequence[
     return Outcome(
         row, "", found.timeline.step_seconds, case.seconds, stack.name, case.assumptions, found.timeline.peak_bytes,
         found.fits, case.has_experts, case.lora is not None,
+        shown_bytes(row.memory_kind, found.timeline.peak_bytes, case.cluster.device),
     )  # fmt: skip
+
+
+def shown_bytes(kind: MemoryKind, allocated: float, device: Device) -> float:
+    """Return the bytes that a source would print of so many allocated ones."""
+    gaps, context = gaps_of(device.memory), context_of(device.memory)
+    return allocated + {"allocated": 0.0, "reserved": gaps, "device": gaps + context}[kind]
 
 
 def _predict_rows(rows: Sequence[Row], cache_dir: str | Path | None, stacks: Sequence[Stack]) -> list[Outcome]:

@@ -14,7 +14,7 @@ import re
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import IDEAL, Attention, Fusion, Loss
+from autopar.cost.stack import IDEAL, Attention, Fusion, Gradients, Loss
 
 
 class Known(NamedTuple):
@@ -32,6 +32,11 @@ class Known(NamedTuple):
     clusters: tuple[str, ...]
     pooled: tuple[str, ...] = ()
     loss: Loss = "float32"
+
+    @property
+    def gradients(self) -> Gradients:
+        """How long sums of gradients take memory: FSDP frees them after the update."""
+        return "made" if self.name.startswith("fsdp") else "kept"
 
 
 _A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
@@ -78,7 +83,14 @@ def meant_stack(framework: str, device: str, zero: int = 0) -> Stack:
     text = f"{framework} zero={zero}"
     for known in STACKS:
         if re.search(known.framework, text, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
-            return Stack(known.name, known.attention, known.fusion, clusters=known.clusters, loss=known.loss)
+            return Stack(
+                known.name,
+                known.attention,
+                known.fusion,
+                clusters=known.clusters,
+                loss=known.loss,
+                gradients=known.gradients,
+            )
     return IDEAL
 
 
