@@ -285,7 +285,11 @@ def test_selective_recompute_drops_the_scores_of_attention_written_as_single_ops
 @pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, cache_dir: Path) -> None:
-    """Of random plans, whatever their stages recompute: one source, so that what fits the search fits the machine."""
+    """Of random plans, whatever their stages recompute: one source, so that what fits the search fits the machine.
+
+    The planner takes the largest gathers and reductions of a stage to be there with its fullest moment; the simulator
+    knows which blocks run beside each other.
+    """
     configuration = SPACE[number]
     folded = fold(model_graph(name, 4))
     plan = random_plan(folded, model_rules(name, cache_dir), configuration, 4, seed=number)
@@ -301,7 +305,9 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
             in_flight, offload = pipeline.in_flight(index), bool(stage.offload)
             peak = ranges.peak(*stage.blocks, in_flight, stage.flavours, offload=offload)
             hosted = ranges.host_bytes(*stage.blocks, in_flight, stage.flavours, offload=offload)
-            assert found.memory.bytes == pytest.approx(peak, rel=1e-12)
+            beside = ranges.communication_bytes(*stage.blocks, stage.flavours)
+            assert peak - beside <= found.memory.bytes * (1 + 1e-12)
+            assert found.memory.bytes <= peak * (1 + 1e-12)
             assert found.host_bytes == pytest.approx(hosted, rel=1e-12)
 
 

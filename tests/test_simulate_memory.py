@@ -184,6 +184,9 @@ def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Prog
     Where the backward is split, a value that one block makes and the weight pass of the next one reads counts twice
     while the backward of the first runs; and one that a block makes again, while a weight pass waits for the first of
     its makings, counts once.
+
+    Gradients are reduced while the next block runs: those of the block that runs last are not there in its own fullest
+    moment, so that a peak is between those without any reduction and with the largest.
     """
     timeline = simulate(program, ExactCosts())
 
@@ -210,11 +213,12 @@ def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Prog
                 if flavour in (Recompute.FULL, Recompute.OFFLOAD)
                 for o in table[kind, SegmentPhase.FORWARD].outputs
             )
-            assert simulated.memory.bytes >= resident + max(tasks - redone + buffers, update)
+            assert simulated.memory.bytes >= resident + max(tasks - redone + buffers - reducing, update)
             assert simulated.memory.bytes <= resident + max(tasks + twice + buffers, update)
             continue
-        assert simulated.memory.bytes == resident + max(tasks + buffers, update)
-        assert sizes[Category.COMMUNICATION] in ((buffers,) if tasks + buffers > update else (0.0, buffers))
+        assert simulated.memory.bytes >= resident + max(tasks + buffers - reducing, update)
+        assert simulated.memory.bytes <= resident + max(tasks + buffers, update)
+        assert sizes[Category.COMMUNICATION] == 0.0 or sizes[Category.COMMUNICATION] >= buffers - reducing
         assert sizes[Category.GATHERED] == 0.0  # programs drawn gather nothing
 
 

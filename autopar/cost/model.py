@@ -278,19 +278,23 @@ class CostModel:
         inputs: Sequence[IntArray | None],
         outputs: Sequence[IntArray | None],
         element_bytes: Mapping[str, float],
+        *,
+        splits: bool = False,
     ) -> FloatArray:
         """Return the bytes an op keeps for its gradient besides values of the graph, (n,).
 
         Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask; a delta rule the
         inverses of its triangular matrices; a loss its probabilities (`loss_bytes`). What a gradient "keeps" is there
-        while it runs. Arguments are as of `op_seconds`.
+        while it runs. Arguments are as of `op_seconds`, and whether devices share the classes of a loss.
         """
         if op.kind in SCAN_KERNELS:
             return scan_kept_bytes(op, inputs, element_bytes[op.inputs[0]])
         if op.kind in LOGIT_BYTES:
             logits = inputs[0]
             assert logits is not None, op.name
-            return num_elements(logits) * loss_bytes(op.kind, self.stack.loss, element_bytes[op.inputs[0]])
+            return num_elements(logits) * loss_bytes(
+                op.kind, self.stack.loss, element_bytes[op.inputs[0]], splits=splits
+            )
         if op.linear is not None:
             return self._kept_quantized(op, op.linear, inputs, element_bytes)
         if op.kind not in ATTENTION_KINDS:

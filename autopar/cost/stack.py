@@ -1,4 +1,4 @@
-"""Software stacks: what a framework makes of the hardware, as two choices and at most ten bounded numbers.
+"""Software stacks: what a framework makes of the hardware, as a few choices and at most ten bounded numbers.
 
 A cluster says what devices and links can do; a stack says what a training framework gets out of them. Its scalars are
 the only numbers that calibration may change, and each is bounded, so that a fit cannot buy accuracy on its data with
@@ -43,6 +43,11 @@ Loss = Literal["fused", "float32", "eager"]
 """Memory of a cross-entropy: "fused" kernels keep nothing beside the logits (Transformer Engine, torch.compile);
 "float32" keeps the probabilities in float32 (Megatron-LM's vocabulary-parallel loss); "eager" besides holds two float32
 copies of the logits in the backward (`torch.nn.functional.cross_entropy` kernel by kernel)."""
+
+
+Gradients = Literal["kept", "made"]
+"""Whether sums of gradients outlive a step, as the buffers of Megatron-LM and DDP do, or are made by the first backward
+of a step and freed after the update, as those of FSDP2 are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,7 @@ class Stack:
         attention: Kernels that run an `Attention` op.
         fusion: Whether chains of element-wise ops are one kernel.
         loss: What a cross-entropy holds beside its logits.
+        gradients: How long sums of gradients take memory.
         scalars: Value by name for those that are not at their default, in the order of `SCALARS`.
         clusters: Presets it was made for; none if it says nothing of one kind of hardware.
         fit: How its scalars were found; None if they were not fitted.
@@ -175,6 +181,7 @@ class Stack:
     hides_dispatch: bool = False
     graphs: Graphs = "none"
     loss: Loss = "fused"
+    gradients: Gradients = "kept"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -184,6 +191,7 @@ class Stack:
             ("dispatch", self.dispatch, get_args(Dispatch)),
             ("graphs", self.graphs, get_args(Graphs)),
             ("loss", self.loss, get_args(Loss)),
+            ("gradients", self.gradients, get_args(Gradients)),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
@@ -245,6 +253,8 @@ class Stack:
             data["graphs"] = self.graphs
         if self.loss != IDEAL.loss:
             data["loss"] = self.loss
+        if self.gradients != IDEAL.gradients:
+            data["gradients"] = self.gradients
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -303,6 +313,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     hides_dispatch: bool = False
     graphs: str = IDEAL.graphs
     loss: str = IDEAL.loss
+    gradients: str = IDEAL.gradients
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -356,6 +367,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             clusters=data.clusters,
             fit=fit,
             loss=data.loss,  # type: ignore[arg-type]
+            gradients=data.gradients,  # type: ignore[arg-type]
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

@@ -36,17 +36,19 @@ FLOAT32 = 4.0
 """Bytes of a number in which losses are computed."""
 
 
-def loss_bytes(kind: str, loss: Loss, element: float) -> float:
+def loss_bytes(kind: str, loss: Loss, element: float, *, splits: bool = False) -> float:
     """Return the bytes per logit that a cross-entropy holds beside its logits and their gradient.
 
     Of the op that reads the logits these are kept for its gradient: probabilities in float32 in place of the logits.
     Of the gradient they are there while it runs: in eager PyTorch the gradients of log-probabilities and of logits,
-    both in float32, before the last is rounded to the type of the logits.
+    both in float32, before the last is rounded to the type of the logits; where devices share the classes
+    (`loss_parallel` of torch) gradient of the labels, probabilities, their sum and its product with the gradient.
 
     Args:
         kind: Kind of the op.
         loss: What the stack runs.
         element: Bytes of a logit.
+        splits: Whether devices share the classes.
 
     >>> loss_bytes("autopar::CrossEntropyStats", "float32", 2.0), loss_bytes("autopar::CrossEntropyGrad", "eager", 2.0)
     (2.0, 6.0)
@@ -55,7 +57,7 @@ def loss_bytes(kind: str, loss: Loss, element: float) -> float:
         return 0.0
     if kind == "autopar::CrossEntropyStats":
         return max(0.0, FLOAT32 - element)
-    return 2 * FLOAT32 - element if loss == "eager" else 0.0
+    return (3 if splits else 2) * FLOAT32 - element if loss == "eager" else 0.0
 
 
 NORMS = frozenset(

@@ -261,7 +261,7 @@ class Table:
         ranges = self.ranges(degrees)
         last = len(ranges) - 1
         stages = [
-            self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last)
+            self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last, count > 1)
             for index, (start, stop) in enumerate(ranges)
         ]
         held_away = self._held(degrees, (Category.OPTIMIZER,)) if degrees.offload else np.zeros(len(self.folded.kinds))
@@ -273,30 +273,32 @@ class Table:
             if schedule.splits:
                 held = moments(schedule, group, degrees.pp, count, degrees.interleave)
                 sizes = [
-                    [*(memory.left[kind] for kind in _PASSES), *(memory.passes[kind].bytes for kind in Pass)]
+                    [*(memory.left[kind] for kind in _PASSES), *(memory.passes[kind].total for kind in Pass)]
                     for memory in chunks
                 ]
                 most = (held @ np.ravel(sizes)).max()
             else:
                 rows = _held(schedule_of(degrees), degrees.pp, count, degrees.interleave)[group]
                 left = np.array([memory.left[Pass.FORWARD] for memory in chunks])
-                running = np.array([[memory.passes[kind].bytes for kind in _PASSES] for memory in chunks])
+                running = np.array([[memory.passes[kind].total for kind in _PASSES] for memory in chunks])
                 most = (rows[:, 2:] @ left + running[rows[:, 0], rows[:, 1]]).max()
-            beside = max(memory.gathered + memory.reducing for memory in chunks)
-            beside += sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
+            beside = sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
             updates = (stages[number].update + float(state_buffers(away[number])) for number in numbers)
             update = max(updates) if self.trains else 0.0
             fullest.append(max(most + beside, update))
         return np.array(fullest)
 
-    def _stage(self, kinds: tuple[int, ...], recompute: str, first: bool, last: bool) -> StageMemory:
+    def _stage(self, kinds: tuple[int, ...], recompute: str, first: bool, last: bool, repeats: bool) -> StageMemory:
         """Return what the tasks of a stage need, the first or the last of the pipeline or one in between."""
-        key = (kinds, recompute, first, last)
+        key = (kinds, recompute, first, last, repeats)
         if key not in self._memory:
             layers = layer_kinds(self.folded)
             flavours = [Recompute(recompute) if kind in layers else Recompute.NONE for kind in kinds]
             receiving = received_bytes(self.segments, kinds, first, last)
-            self._memory[key] = stage_memory(self.memories.walk(kinds, flavours), receiving)
+            self._memory[key] = stage_memory(
+                self.memories.walk(kinds, flavours), receiving, repeats=repeats,
+                unmade=self.costs.stack.gradients == "made" and not repeats and first and last,
+            )  # fmt: skip
         return self._memory[key]
 
     def _held(self, degrees: Degrees, categories: Sequence[Category]) -> FloatArray:

@@ -457,7 +457,9 @@ class BlockLowering:
             [None if operand is None else np.array([operand.shape], dtype=np.int64) for operand in operands]
             for operands in (inputs, outputs)
         )
-        return float(self.costs.kept_bytes(op, read, made, self.resident)[0])
+        first = inputs[0] if inputs else None
+        splits = first is not None and bool(first.shape) and self.graph.values[op.inputs[0]].shape[-1] > first.shape[-1]
+        return float(self.costs.kept_bytes(op, read, made, self.resident, splits=splits)[0])
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]

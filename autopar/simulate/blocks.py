@@ -11,7 +11,7 @@ Where the backward is split, what the weight pass of a block reads stays until t
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 
 from autopar.formulate.block_memory import State
@@ -25,16 +25,31 @@ class Peak:
     """A fullest moment, without resident tensors.
 
     Attributes:
-        bytes: All of it.
+        bytes: All of it but what follows.
         activations: The part that outlives the running task.
+        gathered: Gathered parameters.
+        reducing: Gradients under way to their reduction.
+        unmade: Sums of gradients that have not been made yet, of those that count as resident.
     """
 
     bytes: float
     activations: float
+    gathered: float = 0.0
+    reducing: float = 0.0
+    unmade: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All that is there."""
+        return self.bytes + self.gathered + self.reducing - self.unmade
 
     def on_top_of(self, kept: float) -> "Peak":
         """Return the moment with `kept` more bytes of activations."""
-        return Peak(self.bytes + kept, self.activations + kept)
+        return replace(self, bytes=self.bytes + kept, activations=self.activations + kept)
+
+    def beside(self, gathered: float, reducing: float = 0.0, unmade: float = 0.0) -> "Peak":
+        """Return the moment with what is there beside the task."""
+        return replace(self, gathered=gathered, reducing=reducing, unmade=unmade)
 
 
 NOTHING = Peak(0.0, 0.0)
@@ -54,6 +69,9 @@ class BlockMemory:
         reducing: Gradients under way to their reduction once it has run.
         update: Fullest moment of its reductions and its update.
         hosted: What it keeps in host memory between its forward and its backward.
+        early: Fullest moment of a backward that starts with the loss, before it needs parameters; `backward` is then
+            that of the rest.
+        summed: Sums of gradients it makes.
     """
 
     kept: float
@@ -65,6 +83,8 @@ class BlockMemory:
     reducing: float
     update: float
     hosted: float = 0.0
+    early: Peak = NOTHING
+    summed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +202,8 @@ class BlockMemories:
             max((part.reducing for part in following[1:] if part is not None), default=0.0),
             max((liveness_peak(part, {}, ())[0] for part in segments.once), default=0.0),
             fsum(copy.bytes for copy in self._copies(kind, flavour)),
+            self._early(kind, flavour, paid, kept),
+            self._summed(kind),
         )
         held |= {tensors[name] for name in kept if name in tensors}
         late = self._late(kind)
@@ -223,8 +245,36 @@ class BlockMemories:
             first, _ = liveness_peak(lives, {}, saved.keys(), inputs)
             peak, _ = liveness_peak(segments.backward, saved | gradients, stays, inputs)
             return Peak(max(first + sum(gradients.values()), peak), 0.0).on_top_of(fresh)
-        peak, live = liveness_peak(segments.backward, saved | gradients, stays, free)
+        since = segments.backward.first_gather if self._starts_with_loss(kind) else 0
+        peak, live = liveness_peak(segments.backward, saved | gradients, stays, free, since=since)
         return Peak(peak, sum(kept.get(name, 0.0) for name in live))
+
+    def _starts_with_loss(self, kind: int) -> bool:
+        """Whether nothing is handed to the backward of a block, so that it starts with the gradient of the loss."""
+        backward = self._table.get((kind, SegmentPhase.BACKWARD))
+        return backward is not None and not backward.inputs
+
+    def _early(self, kind: int, flavour: Recompute, paid: frozenset[str], kept: dict[str, float]) -> Peak:
+        """Return the fullest moment of a backward before it needs parameters, if it starts with the loss."""
+        segments = self._segments(kind)
+        again = flavour is Recompute.SELECTIVE and segments.again is not None
+        if segments.backward is None or flavour is Recompute.FULL or again or not self._starts_with_loss(kind):
+            return NOTHING
+        forward, backward = self._table[kind, SegmentPhase.FORWARD], self._table[kind, SegmentPhase.BACKWARD]
+        lives = segments.forward
+        fetched = lives.sizes([copy.operand for copy in self._copies(kind, flavour)]).keys()
+        free = (paid - fetched) | {operand.value for operand in forward.external}
+        saved = lives.sizes(forward.saved) | lives.hidden
+        stays = _stays(segments.backward, backward, lives) | self._late(kind).keys()
+        until = segments.backward.first_gather
+        peak, live = liveness_peak(segments.backward, saved, stays, free, until=until)
+        return Peak(peak, sum(kept.get(name, 0.0) for name in live))
+
+    def _summed(self, kind: int) -> float:
+        """Return the bytes of the sums of gradients that a block's backward makes."""
+        phases = (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)
+        found = (self._table.get((kind, phase)) for phase in phases)
+        return fsum(store.value.bytes for segment in found if segment is not None for store in segment.stores)
 
     def _late(self, kind: int) -> dict[str, float]:
         """Return what a block keeps from its backward to its weight pass, by the memory it has.

@@ -232,7 +232,9 @@ def simulate(
     sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
     memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments([program.stages[stage] for stage in chunks], program, memories, done, update_start)
+        stage_moments(
+            [program.stages[stage] for stage in chunks], program, memories, done, update_start, costs.stack.gradients
+        )
         for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
     timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))

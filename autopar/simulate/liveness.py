@@ -37,6 +37,7 @@ class Lifetimes:
         hidden: Memory that kernels leave behind for their gradient, by name, with bytes.
         gathered: Bytes of the parameters that are gathered for the segment.
         reducing: Bytes of the gradients that are handed over to collectives which run beside compute.
+        first_gather: Index of the first instruction that gathers a parameter; their number if none does.
     """
 
     steps: tuple[tuple[tuple[str, ...], tuple[tuple[str, float], ...]], ...]
@@ -45,6 +46,7 @@ class Lifetimes:
     hidden: dict[str, float]
     gathered: float
     reducing: float
+    first_gather: int
 
     def sizes(self, operands: Collection[Operand]) -> dict[str, float]:
         """Return the bytes of values by the memory they have; views of the same memory count once."""
@@ -65,6 +67,7 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
     gathered: dict[str, float] = {}
     read: set[str] = set()
     steps, hidden, last_use, reducing = [], {}, {}, []
+    first_gather = len(segment.instructions)
     for index, instruction in enumerate(segment.instructions):
         uses = tuple(known.get(operand.value, operand.value) for operand in reads(instruction))
         makes: list[tuple[str, float]] = []
@@ -77,6 +80,7 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
                 outside.add(operand.value)
                 if isinstance(instruction, Collective):
                     gathered[operand.value] = operand.bytes
+                    first_gather = min(first_gather, index)
             else:
                 name = operand.value
                 if name in first:  # made again, beside a view that was kept of what was made first
@@ -99,6 +103,7 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
         hidden,
         fsum(size for name, size in gathered.items() if name in read),
         fsum(reducing),
+        first_gather,
     )
 
 
@@ -110,7 +115,13 @@ def _is_view(instruction: Instruction) -> bool:
 
 
 def liveness_peak(
-    segment: Lifetimes, start: Mapping[str, float], kept: Collection[str], free: Collection[str] = ()
+    segment: Lifetimes,
+    start: Mapping[str, float],
+    kept: Collection[str],
+    free: Collection[str] = (),
+    *,
+    since: int = 0,
+    until: int | None = None,
 ) -> tuple[float, frozenset[str]]:
     """Return the highest number of live bytes, and whose memory is live then.
 
@@ -119,11 +130,13 @@ def liveness_peak(
         start: Bytes of what is live before the first instruction.
         kept: What stays live to the end.
         free: What takes no memory.
+        since: First instruction whose moment counts.
+        until: The one after the last that counts; None for all.
     """
     last_use = segment.last_use
     live = {name: size for name, size in start.items() if name not in free}
     total = sum(live.values())
-    peak, names = total, frozenset(live)
+    peak, names = (0.0, frozenset[str]()) if since else (total, frozenset(live))
     for name in [name for name in live if name not in last_use and name not in kept]:
         total -= live.pop(name)
     for index, (uses, makes) in enumerate(segment.steps):
@@ -131,7 +144,7 @@ def liveness_peak(
             if name not in free:
                 live[name] = size
                 total += size
-        if total > peak:
+        if total > peak and index >= since and (until is None or index < until):
             peak, names = total, frozenset(live)
         for name in {*uses, *(name for name, _ in makes)}:
             if name in live and name not in kept and last_use.get(name, index) == index:

@@ -5,10 +5,12 @@
 `describe/block_decisions.py` says what a block keeps and needs. Buffers are there while tasks run, whichever task it
 is:
 
-- Parameters that are stored in shards are gathered by block: those of the block that runs and of the next one
-  (`GATHERED_BLOCKS`) are there together.
+- Parameters that are stored in shards are gathered by block: those of the block that runs and of the next one.
+  PyTorch FSDP lets at most two all-gathers run ahead (`limit_all_gathers`), and frees a unit when it has run. The loss
+  and its gradient run before the last block asks for those of the block before it.
 - Gradients of a block whose reduction runs beside compute stay until it is done, which is taken to be when the next
   block has run.
+- Sums of gradients that a stack makes in the backward (`Stack.gradients`) are not there before, if there is but one.
 - What the neighbouring stages send next is received while a task runs: one microbatch from either side.
 - Where blocks keep what they save in host memory, what one of them saves is on its way out and what another one saves
   on its way in (`TRANSIT_BLOCKS`); where the optimizer's state lies there, a few buckets of it are on the device.
@@ -18,23 +20,17 @@ Copies that the allocator or a library makes are no part of this, but of the res
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
 from autopar.cluster import Cluster
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
+from autopar.cost.stack import Gradients
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass, Task
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
 from autopar.simulate.pipeline import Run
 from autopar.simulate.timeline import HostMemory, MemoryPeak, MemorySample
-
-GATHERED_BLOCKS = 2
-"""Blocks whose parameters are gathered at once: the one that runs and the one that is prefetched.
-
-PyTorch FSDP lets at most two all-gathers run ahead (`limit_all_gathers`), and frees a unit when it has run.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,6 @@ class StageMemory:
     Attributes:
         left: Bytes one microbatch leaves behind on the stage after a pass.
         passes: Fullest moment of a task; it counts the task's own microbatch only.
-        gathered: Gathered parameters.
-        reducing: Gradients under way to their reduction.
         receiving: Values under way from the neighbouring stages.
         update: Fullest moment of the reductions and the update.
         transit: Values under way to and from the host.
@@ -54,18 +48,10 @@ class StageMemory:
 
     left: Mapping[Pass, float]
     passes: Mapping[Pass, Peak]
-    gathered: float
-    reducing: float
     receiving: float
     update: float
     transit: float = 0.0
     hosted: float = 0.0
-
-
-def gathered_bytes(blocks: Sequence[float]) -> float:
-    """Return the bytes of gathered parameters of a stage, given those of its blocks."""
-    assert GATHERED_BLOCKS == 2, "pairs of neighbours"
-    return max((one + other for one, other in pairwise(blocks)), default=blocks[0])
 
 
 def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: bool) -> float:
@@ -78,33 +64,49 @@ def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: 
     return fsum(operand.bytes for segment in ends if segment for operand in segment.inputs)
 
 
-def stage_memory(blocks: Iterable[BlockMemory], receiving: float, state: float = 0.0) -> StageMemory:
+def stage_memory(
+    blocks: Iterable[BlockMemory],
+    receiving: float,
+    state: float = 0.0,
+    *,
+    repeats: bool = True,
+    unmade: bool = False,
+) -> StageMemory:
     """Return what the tasks of a stage need.
 
     Args:
         blocks: Its blocks in order.
         receiving: Values under way from the neighbouring stages.
         state: Bytes of the optimizer's state that lie in host memory.
+        repeats: Whether there are several microbatches: gradients of one are reduced while the next one runs.
+        unmade: Whether sums of gradients are not there before they are made; only of a single microbatch.
     """
     passed = list(blocks)
     passes = dict.fromkeys(Pass, NOTHING)
     put_off = fsum(block.late for block in passed)
     kept, late, later = 0.0, 0.0, put_off  # of the blocks before this one; put off, of those before it and after it
-    for block in passed:
+    wait = passed[0].reducing if repeats else 0.0  # of the last block of the backward before
+    missing = fsum(block.summed for block in passed) if unmade else 0.0
+    left = 0.0  # sums of gradients of this block and those before it, which the backward makes later
+    for number, block in enumerate(passed):
         later -= block.late
-        moments = {
-            Pass.FORWARD: block.forward.on_top_of(kept),
-            Pass.BACKWARD: block.backward.on_top_of(kept + later),
-            Pass.WEIGHT: block.weight.on_top_of(late),
-        }
-        passes = {kind: max(passes[kind], moment, key=lambda peak: peak.bytes) for kind, moment in moments.items()}
+        before = passed[number - 1].gathered if number else 0.0
+        after = passed[number + 1].gathered if number + 1 < len(passed) else 0.0
+        reducing = passed[number + 1].reducing if number + 1 < len(passed) else wait
+        left += block.summed if unmade else 0.0
+        own = block.gathered
+        for kind, moment in (
+            (Pass.FORWARD, block.forward.on_top_of(kept).beside(own + after, 0.0 if number else wait, missing)),
+            (Pass.BACKWARD, block.early.on_top_of(kept + later).beside(own, reducing, left)),
+            (Pass.BACKWARD, block.backward.on_top_of(kept + later).beside(own + before, reducing, left)),
+            (Pass.WEIGHT, block.weight.on_top_of(late).beside(own + before, reducing, left)),
+        ):
+            passes[kind] = max(passes[kind], moment, key=lambda peak: peak.total)
         kept += block.kept
         late += block.late
     return StageMemory(
         left={Pass.FORWARD: kept, Pass.BACKWARD: put_off, Pass.WEIGHT: 0.0},
         passes=passes,
-        gathered=gathered_bytes([block.gathered for block in passed]),
-        reducing=max(block.reducing for block in passed),
         receiving=receiving,
         update=max(block.update for block in passed) + float(state_buffers(state)),
         transit=TRANSIT_BLOCKS * max(block.hosted for block in passed),
@@ -120,11 +122,12 @@ class TaskMemory(NamedTuple):
     gathered: float
     communication: float
     transient: float
+    unmade: float = 0.0
 
     @property
     def bytes(self) -> float:
-        """All of it."""
-        return self.activations + self.gathered + self.communication + self.transient
+        """All of it, less the sums of gradients that are not there yet."""
+        return self.activations + self.gathered + self.communication + self.transient - self.unmade
 
 
 def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
@@ -137,13 +140,15 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
     """
     held: dict[tuple[int, int], float] = {}
     total = 0.0
-    communication = fsum(memory.receiving for memory in chunks) + max(memory.reducing for memory in chunks)
-    communication += max(memory.transit for memory in chunks)
+    communication = fsum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
     for task in order:
         memory, key = chunks[task.chunk], (task.chunk, task.microbatch)
         total -= held.pop(key, 0.0)
         peak = memory.passes[task.kind]
-        yield TaskMemory(task, total + peak.activations, memory.gathered, communication, peak.bytes - peak.activations)
+        yield TaskMemory(
+            task, total + peak.activations, peak.gathered, communication + peak.reducing,
+            peak.bytes - peak.activations, peak.unmade,
+        )  # fmt: skip
         left = memory.left[task.kind]
         if trains and left:
             held[key] = left
@@ -189,6 +194,7 @@ def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tupl
     sizes = dict.fromkeys(Category, 0.0)
     for resident in (part for stage in chunks for part in stage.resident):
         sizes[resident.category] += resident.bytes
+    sizes[Category.GRADIENTS] -= moment.unmade
     sizes[Category.ACTIVATIONS] = moment.activations
     sizes[Category.GATHERED] = moment.gathered
     sizes[Category.COMMUNICATION] = moment.communication
@@ -238,6 +244,7 @@ def stage_moments(
     memories: BlockMemories,
     runs: Sequence[Run],
     update_start: float,
+    gradients: Gradients = "kept",
 ) -> StageMoments:
     """Return the fullest moments of the stages of a group of devices, whose tasks run as given.
 
@@ -247,6 +254,7 @@ def stage_moments(
         memories: The memory of its kinds of blocks.
         runs: The tasks of the group, in order.
         update_start: When the update begins.
+        gradients: How long sums of gradients take memory.
     """
     table, last = program.table(), len(program.stages) - 1
     needs = [
@@ -254,6 +262,8 @@ def stage_moments(
             memories.walk(stage.blocks, stage.recompute),
             received_bytes(table, stage.blocks, stage.index == 0, stage.index == last),
             fsum(part.bytes for part in stage.hosted),
+            repeats=program.num_microbatches > 1,
+            unmade=gradients == "made" and program.num_microbatches == 1 and len(chunks) == 1,
         )
         for stage in chunks
     ]
