@@ -155,7 +155,7 @@ def test_a_limit_is_said_to_be_given_or_what_a_reserve_leaves() -> None:
     )
 
     assert "a limit that was given: the device has 80 GB" in given
-    assert "reserve" not in given
+    assert "a reserve of" not in given
     assert "80 GB less a reserve of 4.7 GB for context, libraries and fragmentation" in left
 
 
