@@ -25,6 +25,7 @@ from autopar.models.hybrids import HYBRIDS
 from autopar.models.image_text_config import ImageTextConfig
 from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
+from autopar.models.mamba_reader import MAMBAS
 from autopar.models.mixtures import MIXTURES
 from autopar.models.wan import WanConfig
 
@@ -281,6 +282,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     **ALIBI,
     **GEMMAS,
     **HYBRIDS,
+    **MAMBAS,
     **MIXTURES,
     **DIFFUSION,
     **ENCODERS,

@@ -273,7 +273,7 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
         ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer=[1, 2]"),
         ("llava", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy='full'"),
         ("llava", {"vision_config": {"model_type": "pixtral"}}, "vision_config with model_type='pixtral'"),
-        ("llava", {"text_config": {"model_type": "mamba"}}, "text_config with model_type='mamba'"),
+        ("llava", {"text_config": {"model_type": "rwkv"}}, "text_config with model_type='rwkv'"),
         ("llava", {"text_config": {"model_type": "t5"}}, "text_config with model_type='t5', which is no decoder"),
         ("gemma3", {"mm_tokens_per_image": 9}, "mm_tokens_per_image=9 of 4 x 4 patches"),
         ("gemma3", {"architectures": ["Gemma3Model"]}, "gemma3 is built as Gemma3ForConditionalGeneration"),

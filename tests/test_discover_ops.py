@@ -335,6 +335,22 @@ FUNCTIONS: list[Case] = [
         "[a,.,b,c],[a,.,b],[b],[a,.,.,.],[a,.,.,.],[b],[b]; "
         "a: sum; b: sum; c: sum; P,R,R,R,R,R,R,R->R,P,P,P,P,P,P; R,R,R,R,R,R,R,P->P,P,P,P,P,P,P",
     ),
+    # Channels (b) share B and C; numbers of state (c) are summed over.
+    (
+        "autopar::SelectiveScan",
+        [*[floats(B, S, C)] * 2, floats(C, K), *[floats(B, S, K)] * 2, *[floats(C)] * 2],
+        1,
+        {},
+        "[a,.,b],[a,.,b],[b,c],[a,.,c],[a,.,c],[b],[b]->[a,.,b]; c: sum, #5 partial; P,R,R,R,R,R,R->P",
+    ),
+    (
+        "autopar::SelectiveScanGrad",
+        [*[floats(2, S, H)] * 2, floats(H, K), *[floats(2, S, K)] * 2, *[floats(H)] * 2, floats(2, S, H)],
+        7,
+        {},
+        "[a,.,b],[a,.,b],[b,.],[a,.,.],[a,.,.],[b],[b],[a,.,b]->[a,.,b],[a,.,b],[b,.],[a,.,.],[a,.,.],[b],[b]; "
+        "a: sum; b: sum; P,R,R,R,R,R,R,R->R,P,P,P,P,P,P; R,R,R,R,R,R,R,P->P,P,P,P,P,P,P",
+    ),
     (
         "autopar::GatedDeltaRule",
         [*[floats(2, S, 4, K)] * 2, floats(2, S, 8, V), *[floats(2, S, 8)] * 2, floats(8), floats(8)],
