@@ -33,13 +33,18 @@ def num_parameters(model: "onnx.ModelProto") -> int:
 def grid_text(grid: Grid) -> str:
     """Return a grid as the metadata of a table has it; `read_grid` is its inverse."""
     sides = grid.height, grid.width, grid.block, grid.first, int(grid.then_text), int(grid.axial)
-    return ",".join(map(str, (*sides, grid.skipped, grid.frames, *grid.coordinates)))
+    window = f"/{grid.window}" if grid.window else ""
+    return ",".join(map(str, (*sides, grid.skipped, grid.frames, *grid.coordinates))) + window
 
 
 def read_grid(text: str) -> Grid:
     """Return a grid that the metadata of a table states."""
-    height, width, block, first, then_text, axial, skipped, frames, *coordinates = map(int, text.split(","))
-    return Grid(height, width, tuple(coordinates), block, first, bool(then_text), bool(axial), skipped, frames)
+    sides, _, window = text.partition("/")
+    height, width, block, first, then_text, axial, skipped, frames, *coordinates = map(int, sides.split(","))
+    return Grid(
+        height, width, tuple(coordinates), block, first, bool(then_text), bool(axial), skipped, frames,
+        int(window or 0),
+    )  # fmt: skip
 
 
 def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
