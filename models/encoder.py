@@ -113,8 +113,8 @@ def embed_flat_patches(w: Writer, pixels: str, part: FlatPatches, name: str) -> 
     g, hidden = w.g, w.config.hidden
     x = w.linear(pixels, f"{name}.patches", part.projection, part.pixels, hidden, bias=part.bias)
     if part.window:
-        order = g.constant(tuple(window_order(part).tolist()))
-        x = g.op("Gather", x, order, name=f"{name}.windows", axis=1)
+        places = g.constant(tuple(window_order(part).tolist()))
+        x = g.op("Gather", x, places, name=f"{name}.windows", axis=1)
     if not part.positions:
         return x
     assert not part.window, "positions of windows are rotary"
