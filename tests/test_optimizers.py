@@ -242,6 +242,56 @@ def test_partitioned_updates_are_those_of_the_model(name: str, optimizer: str, c
             execution.check(solved_plan(execution.folded, rules, configuration, 4))
 
 
+def test_adafactor_keeps_a_number_per_row_and_column(cache_dir: Path) -> None:
+    """And one of the size of each tensor; 10 bytes per parameter, master copy included, where Adam has 18.
+
+    A matrix split by rows sums its columns and its sizes over the devices, and nothing else.
+    """
+    step = step_of("llama3-8b", "adafactor")
+    rules = discover(step_of("llama3-8b", "adafactor", 10), cache_dir=cache_dir)
+
+    moments = {state.input: step.values[state.input].shape for state in step.states if state.role is Role.MOMENT}
+    assert {name: moments[name] for name in moments if name.startswith("layers.0.mlp.up")} == {
+        "layers.0.mlp.up.weight.row": (16, 1), "layers.0.mlp.up.weight.column": (1, 24),
+        "layers.0.mlp.up.weight.length": (),
+    }  # fmt: skip
+    assert {name: moments[name] for name in moments if name.startswith("final_norm")} == {
+        "final_norm.weight.v": (16,), "final_norm.weight.length": ()
+    }  # fmt: skip
+    sizes = MIXED.graph_element_bytes(step)
+    assert [sizes[f"layers.0.mlp.up.weight{end}"] for end in ("", ".grad", ".row")] == [6, 4, 4]
+    by_rows = {
+        "layers.0.mlp.up.weight.rows.update": "S(0) -> S(0),P",
+        "layers.0.mlp.up.weight.row.new.update": "S(0),S(0),R -> S(0),P",
+        "layers.0.mlp.up.weight.moved.update": "S(0),S(0),R,R -> P",
+        "layers.0.mlp.up.weight.update": "S(0),S(0),S(0),R,R,R,R,R -> S(0),P",
+    }
+    assert by_rows.keys() <= rules.by_op.keys()
+    for name, strategy in by_rows.items():
+        assert strategy in map(str, rules.by_op[name].strategies)
+
+
+@pytest.mark.parametrize(("zero", "parameters", "gradients"), [(0, 6, 4), (1, 6, 4), (2, 6, 0.5), (3, 0.75, 0.5)])
+def test_zero_shares_the_update_of_adafactor(zero: int, parameters: float, gradients: float) -> None:
+    """Its moments are nothing; the master copy lies with the parameters. Estimates say so as well."""
+    predictor = Predictor(open_workload("zoo:gpt2", dims=WIDE, optimizer="adafactor"))
+    degrees = Degrees(dp=8, zero=zero, microbatch=2, global_batch=128)
+    count = predictor.workload.folded(16).graph.num_parameters
+
+    found = predictor.predict(degrees, load_cluster("a100"))
+
+    (stage,) = found.program.stages
+    held = {item.category: item.bytes / count for item in stage.resident}
+    assert held[Category.PARAMETERS] == pytest.approx(parameters, rel=1e-3)
+    assert held[Category.GRADIENTS] == pytest.approx(gradients, rel=1e-3)
+    assert held[Category.OPTIMIZER] < 0.01
+    (timed,) = found.timeline.stages
+    assert timed.update_seconds < 4e-4 if zero else timed.update_seconds > 2e-3
+    estimate = Estimator(predictor, load_cluster("a100")).estimate([degrees])
+    assert estimate.step_seconds[0] == pytest.approx(found.timeline.step_seconds, rel=0.04)
+    assert estimate.peak_bytes[0] == pytest.approx(found.timeline.peak_bytes, rel=0.02)
+
+
 WIDE: dict[str, Any] = {"num_layers": 4, "hidden": 2048, "heads": 16, "seq": 512, "vocab": 8192}
 
 

@@ -158,7 +158,7 @@ _ADAFACTOR: Mapping[str, Attr] = {
 }  # fmt: skip
 _STEP = ("learning_rate", "epsilon1", "epsilon2", "clip", "weight_decay", "elements")
 _LENGTH = Part("autopar::AdafactorLength", ("length", "square"), (Moment("length", "number"),), ("elements",))
-_FACTORS = (Moment("row", "rows"), Moment("column", "columns"))
+_ROW, _COLUMN = Moment("row", "rows"), Moment("column", "columns")
 _ESTIMATE = ("row.new", "column.new", "total")
 _ADAFACTOR_VECTORS = Optimizer(
     "autopar::AdafactorVector",
@@ -206,7 +206,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     ),
     "adafactor": Optimizer(
         "autopar::Adafactor",
-        (*_FACTORS, Moment("length", "number")),
+        (_ROW, _COLUMN, Moment("length", "number")),
         counts=True,
         attrs=_ADAFACTOR,
         trains="matrices",
@@ -214,11 +214,12 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         parts=(
             Part("autopar::AdafactorSquares", ("g",), (Moment("rows", "rows"), Moment("columns", "columns"))),
             Part(
-                "autopar::AdafactorFactors",
-                ("row", "column", "rows", "columns", "t"),
-                (*_FACTORS, Moment("total", "matrices")),
-                ("decay_power", "rows", "columns"),
+                "autopar::AdafactorRows",
+                ("row", "rows", "t"),
+                (_ROW, Moment("total", "matrices")),
+                ("decay_power", "columns"),
             ),
+            Part("autopar::AdafactorColumns", ("column", "columns", "t"), (_COLUMN,), ("decay_power", "rows")),
             Part("autopar::AdafactorMoved", ("g", *_ESTIMATE), (Moment("moved", "number"),), ("epsilon1", "rows")),
             Part(
                 "autopar::Adafactor",

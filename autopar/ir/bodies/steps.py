@@ -216,23 +216,28 @@ AdafactorSquares (g) => (rows, columns)
     columns = ReduceSum <keepdims = 1> (squares, before)
 }}
 
-AdafactorFactors <decay_power, rows, columns> (row, column, row_sum, column_sum, step) => (row_next, column_next, total)
+AdafactorRows <decay_power, columns> (row, row_sum, step) => (row_next, total)
 {{{_ADAFACTOR_FRESH}
     fresh = CastLike (fresh_f, row)
-    rows_f = Constant <value_float: float = @rows> ()
-    num_rows = CastLike (rows_f, row)
     columns_f = Constant <value_float: float = @columns> ()
     num_columns = CastLike (columns_f, row)
-    row_mean = Div (row_sum, num_columns)
-    row_change = Sub (row_mean, row)
-    row_step = Mul (fresh, row_change)
-    row_next = Add (row, row_step)
-    column_mean = Div (column_sum, num_rows)
-    column_change = Sub (column_mean, column)
-    column_step = Mul (fresh, column_change)
-    column_next = Add (column, column_step)
+    mean = Div (row_sum, num_columns)
+    change = Sub (mean, row)
+    moved = Mul (fresh, change)
+    row_next = Add (row, moved)
     before = Constant <value_ints = [-2]> ()
     total = ReduceSum <keepdims = 1> (row_next, before)
+}}
+
+AdafactorColumns <decay_power, rows> (column, column_sum, step) => (column_next)
+{{{_ADAFACTOR_FRESH}
+    fresh = CastLike (fresh_f, column)
+    rows_f = Constant <value_float: float = @rows> ()
+    num_rows = CastLike (rows_f, column)
+    mean = Div (column_sum, num_rows)
+    change = Sub (mean, column)
+    moved = Mul (fresh, change)
+    column_next = Add (column, moved)
 }}
 
 AdafactorMoved <epsilon1, rows> (g, row, column, total) => (moved)
