@@ -67,6 +67,8 @@ EXACT = {
     "mamba-2.8b": 2_768_345_600, "falcon-mamba-7b": 7_272_665_088, "jamba-v0.1": 51_570_323_328,
     "bloom-176b": 176_247_271_424, "t5-11b": 11_307_321_344, "flan-t5-xxl": 11_135_332_352,
     "whisper-large": 1_543_304_960 - 1500 * 1280, "whisper-large-v3": 1_543_490_560 - 1500 * 1280,  # fixed positions
+    "dit-xl-2": 675_129_632 - 256 * 1152, "sd3-medium": 2_028_328_000, "sd3.5-medium": 2_243_171_520,
+    "sd3.5-large": 8_056_627_520,  # fixed places of patches left out
     "mlp-xs": 8 * 512**2, "mlp-small": 16 * 8192**2, "mlp-medium": 64 * 16384**2, "mlp-large": 96 * 32768**2,
 }  # fmt: skip
 """Counts of the released checkpoints."""
@@ -74,7 +76,7 @@ EXACT = {
 ROUNDED = {
     "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "kimi-k2": (1026, 0),
     "glm-4.5": (353, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
-    "jamba-1.5-large": (398.6, 1),
+    "jamba-1.5-large": (398.6, 1), "dit-l-2": (0.458, 3),
     "mamba2-2.7b": (2.7, 1), "bamba-9b": (9.78, 2), "nemotron-h-8b": (8.1, 1), "nemotron-h-56b": (56, 0),
     "nemotron3-nano-30b-a3b": (31.6, 1), "qwen3-next-80b-a3b": (80, 0),
     "gpt3-125m": (0.125, 3), "gpt3-350m": (0.36, 2), "gpt3-760m": (0.76, 2), "gpt3-xl": (1.3, 1), "gpt3-2.7b": (2.7, 1),
