@@ -19,6 +19,7 @@ from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.models.decoder_config import DecoderConfig, packed, predicting, unbalanced
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
+from autopar.torch_experts import exports_experts
 from autopar.torch_export import to_onnx
 
 if TYPE_CHECKING:
@@ -182,8 +183,9 @@ def build(
                 hint="correct image_size in its config.json for images of another size",
             )
         return models.build_architecture(str(config["model_type"]), native)
-    _refuse(settings, "a model that PyTorch exports: its sequences are whole, and its experts not known as such")
-    check_dense(config, seq)
+    _refuse(settings, "a model that PyTorch exports: its sequences are whole, and the load of its experts is even")
+    if not exports_experts(str(config["model_type"])):
+        check_dense(config, seq)
     if seq > _MOST_TOKENS:
         raise ModelError(f"seq={seq} is more than PyTorch can trace", hint=f"--set seq={_MOST_TOKENS}, or less")
     _check_exportable(native)
@@ -236,7 +238,7 @@ def _check_exportable(native: models.Unbuilt) -> None:
 
 
 def check_dense(config: Mapping[str, Any], seq: int) -> None:
-    """Refuse mixtures of experts, of which an export does not say how they run.
+    """Refuse mixtures of experts that do not run by transformers' interface: their export does not say how they run.
 
     The form that can be traced gathers the weights of its experts for every token, and the others run each expert on
     all tokens or in a loop over data: time and memory of the graph are not those of any framework.

@@ -26,7 +26,7 @@ class JobRequest:
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
-            "lion" or "muon".
+            "lion", "muon" or "adafactor".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
             each with those of its own samples, as frameworks do by default.
         lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's

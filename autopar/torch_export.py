@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
+from autopar.ir.functions import DOMAIN, function_proto
 from autopar.onnx import load
 from autopar.onnx.roles import FROZEN_KEY
 from autopar.plan import write_atomically
+from autopar.torch_experts import experts_as_ops
 
 if TYPE_CHECKING:
     import onnx
@@ -79,7 +81,9 @@ def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "
     named = isinstance(example_inputs, Mapping)
     args = () if named else tuple(example_inputs)
     kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
-    program = _exported(_without_weights(module).eval(), args, kwargs)
+    stand_in = _without_weights(module).eval()
+    with experts_as_ops(stand_in):
+        program = _exported(stand_in, args, kwargs)
     model = program.model
     weights = _take_weights(model)
     frozen = {name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
@@ -94,6 +98,10 @@ def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "
 
     proto: onnx.ModelProto = onnx_ir.to_proto(model)
     proto.graph.name = type(module).__name__
+    proto.functions.extend(
+        function_proto(f"{DOMAIN}::{kind}")
+        for kind in sorted({node.op_type for node in proto.graph.node if node.domain == DOMAIN})
+    )
     return proto
 
 
@@ -196,11 +204,15 @@ def _turn_weights(model: Any, weights: Set[Any]) -> None:
             continue
         weight = node.inputs[0]
         order = node.attributes.get("perm")
-        if len(weight.shape) != 2 or len(weight.uses()) > 1 or (order and list(order.value) != [1, 0]):
+        turned = [1, 0] if len(weight.shape) == 2 else [0, 2, 1]  # a matrix, or one per expert
+        if len(weight.shape) != len(turned) or len(weight.uses()) > 1:
+            continue
+        if list(order.value) != turned if order else len(turned) > 2:
             continue
         node.outputs[0].replace_all_uses_with(weight)
         model.graph.remove(node)
-        weight.shape = type(weight.shape)(reversed(list(weight.shape)))
+        shape = list(weight.shape)
+        weight.shape = type(weight.shape)(shape[index] for index in turned)
         weight.name += TRANSPOSED
 
 

@@ -18,6 +18,7 @@ from autopar.models import (
     bert,
     decoder,
     deepseek,
+    dit,
     flux,
     gpt,
     llama,
@@ -25,6 +26,7 @@ from autopar.models import (
     mlp,
     published_decoders,
     resnet,
+    sd3,
     unet,
     vit,
     wan,
@@ -63,6 +65,8 @@ FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "unet": unet.build,
     "flux": flux.build,
     "wan": wan.build,
+    "dit": dit.build,
+    "sd3": sd3.build,
     "mlp": mlp.build,
 }
 """Builder of each family; it takes the name of the graph and the family's own `Config`."""
@@ -81,6 +85,8 @@ MODELS: Mapping[str, ModelSpec] = {
         *unet.SPECS,
         *flux.SPECS,
         *wan.SPECS,
+        *dit.SPECS,
+        *sd3.SPECS,
         *mlp.SPECS,
     )
 }

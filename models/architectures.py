@@ -10,11 +10,12 @@ silently.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autopar.models import decoder, encoder, encoder_decoder, flux, image_text, wan
+from autopar.models import decoder, dit, encoder, encoder_decoder, flux, image_text, sd3, wan
 from autopar.models.alibi_reader import ALIBI
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
 from autopar.models.diffusion_reader import DIFFUSION
+from autopar.models.dit import DitConfig
 from autopar.models.encoder_config import EncoderConfig
 from autopar.models.encoder_decoder_config import EncoderDecoderConfig
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
@@ -25,13 +26,24 @@ from autopar.models.hybrids import HYBRIDS
 from autopar.models.image_text_config import ImageTextConfig
 from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.llama_reader import LLAMA, llama, qwen_window, with_windows
+from autopar.models.mamba_reader import MAMBAS
 from autopar.models.mixtures import MIXTURES
+from autopar.models.sd3 import Sd3Config
 from autopar.models.wan import WanConfig
 
 if TYPE_CHECKING:
     import onnx
 
-Architecture = DecoderConfig | EncoderConfig | EncoderDecoderConfig | ImageTextConfig | FluxConfig | WanConfig
+Architecture = (
+    DecoderConfig
+    | EncoderConfig
+    | EncoderDecoderConfig
+    | ImageTextConfig
+    | DitConfig
+    | FluxConfig
+    | Sd3Config
+    | WanConfig
+)
 """What a reader makes of a configuration."""
 
 
@@ -281,6 +293,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     **ALIBI,
     **GEMMAS,
     **HYBRIDS,
+    **MAMBAS,
     **MIXTURES,
     **DIFFUSION,
     **ENCODERS,
@@ -296,6 +309,8 @@ BUILDERS: "Mapping[type, Callable[[str, Any], onnx.ModelProto]]" = {
     ImageTextConfig: image_text.build,
     FluxConfig: flux.build,
     WanConfig: wan.build,
+    DitConfig: dit.build,
+    Sd3Config: sd3.build,
 }
 """What writes the graph of each kind of record; it takes the name of the graph and the record."""
 

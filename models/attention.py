@@ -108,12 +108,26 @@ def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Atte
     if not limits and not part.softcap and not part.sinks:
         given = {} if part.scale is None else {"scale": part.scale}
         return w.g.op("Attention", q, k, v, name=name, is_causal=int(part.causal), **given)
-    assert part.causal, "windows, chunks, soft caps and sinks are those of causal attention"
+    if not part.causal and set(limits) == {"chunk"} and not part.softcap and not part.sinks:
+        return _within_chunks(w, q, k, v, name, part)
+    assert part.causal, "windows, soft caps and sinks are those of causal attention"
     given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
     if not part.sinks:
         return w.g.op("autopar::CausalAttention", q, k, v, name=name, **given)
     sinks = w.g.parameter(f"{weights}.self_attn.sinks", (part.heads,), "constant 0")
     return w.g.op("autopar::SinkAttention", q, k, v, sinks, name=name, **given)
+
+
+def _within_chunks(w: Writer, q: str, k: str, v: str, name: str, part: Attention) -> str:
+    """Return attention of tokens to all others of their chunk, each chunk of a head a head of its own."""
+    g, seq, count = w.g, w.config.seq, w.config.seq // part.chunk
+    assert part.kv_heads == part.heads, "each head has keys of its own"
+    assert count * part.chunk == seq, "chunks are of one length"
+    cut = g.constant((0, part.heads * count, part.chunk, part.size))
+    chunks = (g.op("Reshape", x, cut, name=f"{name}.{which}.chunks") for which, x in (("q", q), ("k", k), ("v", v)))
+    given = {} if part.scale is None else {"scale": part.scale}
+    y = g.op("Attention", *chunks, name=f"{name}.of_chunks", is_causal=0, **given)
+    return g.op("Reshape", y, g.constant((0, part.heads, seq, part.size)), name=name)
 
 
 def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: LatentAttention) -> str:

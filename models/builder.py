@@ -29,7 +29,7 @@ INIT_KEY = "autopar.init"
 radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, behind which `:GRID` may
 state the places of patches (`values.grid_text`), or `temperature STEP:GROWTH`, or `sinusoids LONGEST`, sines and
 cosines of positions at wavelengths of up to 2 pi LONGEST, or `distances SLOPE,...`, a row per slope of slope times
-distance, 0 in the middle."""
+distance, 0 in the middle, or `places FIRST:SPACING:COLUMNS`, sines and cosines of columns and rows of patches."""
 
 Dims = Sequence[int | str]
 """A shape; a string names a dynamic dim."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from autopar.models import layers
 from autopar.models.attention import grouped_attention, latent_attention
-from autopar.models.decoder_config import Block, DecoderConfig, DeltaRule, Experts, LatentAttention, StateSpace
+from autopar.models.decoder_config import Block, DecoderConfig, Experts, LatentAttention, Scan
 from autopar.models.experts import experts, mlp
-from autopar.models.scans import delta_rule, state_space
+from autopar.models.scans import scan
 from autopar.models.writer import Writer
 
 if TYPE_CHECKING:
@@ -135,10 +135,8 @@ def transformer_block(w: Writer, x: str, name: str, weights: str, block: Block) 
         return w.g.op("Add", value, w.scaled(term, config.residual_scale), name=f"{name}.{part}")
 
     def attend(value: str) -> str:
-        if isinstance(block.attention, StateSpace):
-            return state_space(w, value, f"{name}.scan", f"{weights}.{names.scan}", block.attention)
-        if isinstance(block.attention, DeltaRule):
-            return delta_rule(w, value, f"{name}.scan", f"{weights}.{names.scan}", block.attention)
+        if isinstance(block.attention, Scan):
+            return scan(w, value, f"{name}.scan", f"{weights}.{names.scan}", block.attention)
         if isinstance(block.attention, LatentAttention):
             return latent_attention(w, value, f"{name}.attn", weights, block.attention)
         assert block.attention is not None, "only blocks with attention attend"

@@ -177,6 +177,34 @@ class StateSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectiveScan:
+    """Mamba's mixer, in the place of attention (Gu and Dao 2023).
+
+    Attributes:
+        channels: Channels of the scan.
+        state: Numbers of state per channel.
+        rank: Elements of the vector that the steps of all channels are made of.
+        kernel: Tokens of the convolution before the scan.
+        kernel_bias: Whether the convolution has a bias.
+        bias: Whether the projections from and to the model width have one.
+        activation: Nonlinearity behind the convolution.
+        norm: Whether what steps are made of, and what writes and reads states, are divided by their root mean squares:
+            not at all, or without or with a trained scale.
+        norm_epsilon: Added to these mean squares.
+    """
+
+    channels: int
+    state: int
+    rank: int
+    kernel: int
+    kernel_bias: bool = True
+    bias: bool = False
+    activation: Activation = "silu"
+    norm: Literal["", "unit", "scaled"] = ""
+    norm_epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaRule:
     """A gated delta net, in the place of attention (Yang et al. 2024, Gated Delta Networks).
 
@@ -202,6 +230,10 @@ class DeltaRule:
                 f"{self.heads} value heads of the delta rule are not divisible by its {self.key_heads} key heads",
                 hint="linear_num_key_heads has to divide linear_num_value_heads",
             )
+
+
+Scan = StateSpace | SelectiveScan | DeltaRule
+"""What stands in the place of attention and passes states from token to token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +337,7 @@ class Block:
         mlp: Its MLP; None in a block without.
     """
 
-    attention: Attention | LatentAttention | StateSpace | DeltaRule | None
+    attention: Attention | LatentAttention | Scan | None
     mlp: Mlp | Experts | None
 
     @property
@@ -444,7 +476,7 @@ class DecoderConfig:
 
 
 def uniform(
-    num_layers: int, attention: Attention | LatentAttention | StateSpace, mlp: Mlp | Experts | None, **parts: Any
+    num_layers: int, attention: Attention | LatentAttention | Scan, mlp: Mlp | Experts | None, **parts: Any
 ) -> DecoderConfig:
     """Return a decoder of equal blocks; `parts` are the other fields of `DecoderConfig`."""
     return DecoderConfig((Block(attention, mlp),) * num_layers, **parts)
@@ -462,7 +494,7 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
     length = -(-decoder.seq // documents)
     blocks = []
     for own in decoder.blocks:
-        if isinstance(own.attention, StateSpace | DeltaRule):
+        if isinstance(own.attention, Scan):
             raise ModelError(
                 f"{documents} documents per sequence cannot be kept apart by a scan",
                 hint="leave docs_per_sequence at 1, and state the length of a document as seq",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autopar.errors import ModelError
 from autopar.models import layers
 from autopar.models.builder import Builder
 from autopar.models.decoder_config import TRANSPOSED
@@ -48,17 +49,20 @@ def feed_forward(g: Builder, x: str, name: str, weight: str, hidden: int, inner:
     return linear(g, x, f"{name}.down", f"{weight}.net.2", inner, hidden)
 
 
-def waves(g: Builder, step_B: str, rows: int) -> str:
+def waves(g: Builder, step_B: str, rows: int, *, spread: bool = False) -> str:
     """Return cosines and sines of whole numbers [B, 256], by rows of a table.
 
     Args:
         g: The graph.
         step_B: The numbers, int64.
         rows: How many there may be.
+        spread: Whether frequencies reach down to 1 / 10000 itself, so that steps between them are a little larger.
     """
-    found = []
+    count, found = _WAVES // 2, []
+    frequencies = _THETA ** (-np.arange(count) / (count - 1))
+    kind, text = ("angles", f"1.0:{','.join(map(repr, frequencies.tolist()))}") if spread else ("rope", f"{_THETA:g}")
     for part in ("cos", "sin"):
-        table = g.buffer(f"{step_B}.{part}.table", (1, rows, _WAVES // 2), f"rope-{part} 10000")
+        table = g.buffer(f"{step_B}.{part}.table", (1, rows, count), f"{kind}-{part} {text}")
         wave = g.op("Gather", table, step_B, name=f"{step_B}.{part}", axis=1)
         found.append(g.op("Squeeze", wave, g.constant((0,)), name=f"{step_B}.{part}.row"))
     return g.op("Concat", *found, name=f"{step_B}.waves", axis=1)
@@ -66,7 +70,61 @@ def waves(g: Builder, step_B: str, rows: int) -> str:
 
 def step_features(g: Builder, step_B: str, rows: int, weight: str, hidden: int) -> str:
     """Return features of whole numbers [B, d]: their waves through an MLP."""
-    return two_layers(g, waves(g, step_B, rows), f"{step_B}.features", weight, _WAVES, hidden)
+    return features(g, waves(g, step_B, rows), f"{step_B}.features", weight, hidden)
+
+
+def features(g: Builder, waves_BW: str, name: str, weight: str, hidden: int) -> str:
+    """Return what an MLP makes of waves, [B, d]."""
+    return two_layers(g, waves_BW, name, weight, _WAVES, hidden)
+
+
+def check_patches(image_size: int, hidden: int) -> None:
+    """Check that an image divides into patches of 2 x 2 pixels, and the width into sines and cosines of two places.
+
+    Raises:
+        ModelError: If one does not.
+    """
+    if image_size % 2:
+        raise ModelError(f"{image_size} latent pixels do not divide into patches of 2", hint="give an even image_size")
+    if hidden % 4:
+        raise ModelError(
+            f"places of patches have no sines and cosines in a width of {hidden}", hint="give a multiple of 4"
+        )
+
+
+def cut(g: Builder, images: str, channels: int, side: int) -> str:
+    """Return the patches of 2 x 2 pixels of images as rows of their pixels [B, N, 4 channels]."""
+    x = g.op("Reshape", images, g.constant((0, channels, side, 2, side, 2)), name="patches.cut")
+    x = g.op("Transpose", x, name="patches.rows", perm=(0, 2, 4, 1, 3, 5))
+    return g.op("Reshape", x, g.constant((0, side**2, 4 * channels)), name="patches")
+
+
+def patches(g: Builder, images: str, weight: str, channels: int, side: int, hidden: int) -> str:
+    """Return the embedded patches of 2 x 2 pixels of images [B, N, d]."""
+    return linear(g, cut(g, images, channels, side), "embed.image", f"{weight}.proj", 4 * channels, hidden)
+
+
+def placed(g: Builder, x: str, side: int, hidden: int, *, first: float = 0.0, spacing: float = 1.0) -> str:
+    """Return patches [B, N, d] plus sines and cosines of their columns and rows.
+
+    Args:
+        g: The graph.
+        x: The patches, row by row.
+        side: Patches of a side.
+        hidden: Model width.
+        first: Column and row of the first patch.
+        spacing: Distance of neighbours.
+    """
+    table = g.buffer("places", (1, side**2, hidden), f"places {first!r}:{spacing!r}:{side}")
+    return g.op("Add", x, table, name="embed.placed")
+
+
+def unpatched(g: Builder, x: str, weight: str, channels: int, side: int, hidden: int, output: str) -> None:
+    """Write the images [B, channels, 2 side, 2 side] that patches become by a projection."""
+    x = linear(g, x, "head", weight, hidden, 4 * channels)
+    x = g.op("Reshape", x, g.constant((0, side, side, 2, 2, channels)), name="head.cut")
+    x = g.op("Transpose", x, name="head.rows", perm=(0, 5, 1, 3, 2, 4))
+    g.op("Reshape", x, g.constant((0, channels, 2 * side, 2 * side)), name=output)
 
 
 def column(g: Builder, x_Bd: str, name: str) -> str:
@@ -74,9 +132,11 @@ def column(g: Builder, x_Bd: str, name: str) -> str:
     return g.op("Unsqueeze", x_Bd, g.constant((1,)), name=name)
 
 
-def modulated(g: Builder, x: str, name: str, hidden: int, shift_B1d: str, scale_B1d: str) -> str:
+def modulated(
+    g: Builder, x: str, name: str, hidden: int, shift_B1d: str, scale_B1d: str, *, epsilon: float = _EPSILON
+) -> str:
     """Return a layer norm of `x` without weights, times `1 + scale`, plus `shift`."""
-    normed = g.op("LayerNormalization", x, ones(g, hidden), name=f"{name}.norm", axis=-1, epsilon=_EPSILON)
+    normed = g.op("LayerNormalization", x, ones(g, hidden), name=f"{name}.norm", axis=-1, epsilon=epsilon)
     factor = g.op("Add", scale_B1d, g.scales((1.0,)), name=f"{name}.factor")
     return g.op("Add", g.op("Mul", normed, factor, name=f"{name}.scaled"), shift_B1d, name=name)
 

@@ -7,7 +7,9 @@ Sizes of images, videos and texts are no part of such a configuration: they are 
 from collections.abc import Callable, Mapping
 
 from autopar.models.config_fields import Fields, UnknownError
+from autopar.models.dit import DitConfig
 from autopar.models.flux import FluxConfig
+from autopar.models.sd3 import Sd3Config
 from autopar.models.wan import WanConfig
 
 _PATCH = [1, 2, 2]
@@ -57,6 +59,51 @@ def _wan(fields: Fields, seq: int) -> WanConfig:
     return found
 
 
+def _dit(fields: Fields, seq: int) -> DitConfig:
+    heads, size = fields.size("num_attention_heads", default=16), fields.size("attention_head_dim", default=72)
+    for name, known in (
+        ("patch_size", 2), ("attention_bias", True), ("activation_fn", "gelu-approximate"),
+        ("norm_type", "ada_norm_zero"), ("norm_elementwise_affine", False), ("norm_eps", 1e-5),
+        ("upcast_attention", False),
+    ):  # fmt: skip
+        if fields.get(name, default=known) != known:
+            raise UnknownError(f"{name}={fields.get(name)!r}")
+    for name in ("norm_num_groups", "dropout"):  # of no norm, and of training alone
+        fields.get(name)
+    channels = fields.size("in_channels", default=4)
+    found = DitConfig(
+        fields.size("num_layers", default=28), heads * size, heads,
+        fields.size("image_size", "sample_size", default=32), channels, fields.size("out_channels", default=channels),
+        fields.size("num_embeds_ada_norm", default=1000), shared=False,
+    )  # fmt: skip
+    _check_all_read(fields)
+    return found
+
+
+def _sd3(fields: Fields, seq: int) -> Sd3Config:
+    heads, size = fields.size("num_attention_heads", default=18), fields.size("attention_head_dim", default=64)
+    channels, norm = fields.size("in_channels", default=16), fields.get("qk_norm")
+    dual = fields.get("dual_attention_layers", default=[])
+    for name, known in (
+        ("patch_size", 2), ("out_channels", channels), ("caption_projection_dim", heads * size)
+    ):  # fmt: skip
+        if fields.get(name, default=known) != known:
+            raise UnknownError(f"{name}={fields.get(name)!r}")
+    if norm not in (None, "rms_norm"):
+        raise UnknownError(f"qk_norm={norm!r}")
+    if not isinstance(dual, list | tuple) or list(dual) != list(range(len(dual))):
+        raise UnknownError(f"dual_attention_layers={dual!r}")
+    base = fields.size("sample_size", default=128)
+    found = Sd3Config(
+        fields.size("num_layers", default=18), heads * size, heads, len(dual), norm is not None, channels,
+        fields.size("image_size", default=base), base, fields.size("pos_embed_max_size", default=96),
+        fields.size("tokens", default=333), fields.size("joint_attention_dim", default=4096),
+        fields.size("pooled_projection_dim", default=2048),
+    )  # fmt: skip
+    _check_all_read(fields)
+    return found
+
+
 def _check_all_read(fields: Fields) -> None:
     """Check that the configuration has no field that the builder does not know.
 
@@ -68,8 +115,10 @@ def _check_all_read(fields: Fields) -> None:
             raise UnknownError(f"{name}={value!r}")
 
 
-DIFFUSION: Mapping[str, Callable[[Fields, int], FluxConfig | WanConfig]] = {
+DIFFUSION: Mapping[str, Callable[[Fields, int], DitConfig | FluxConfig | Sd3Config | WanConfig]] = {
+    "DiTTransformer2DModel": _dit,
     "FluxTransformer2DModel": _flux,
+    "SD3Transformer2DModel": _sd3,
     "WanTransformer3DModel": _wan,
 }
 """Reader of each `_class_name`, which stands for a `model_type`."""

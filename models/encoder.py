@@ -5,6 +5,9 @@ What the parts are, an `EncoderConfig` says. Dims: B batch, S sequence, d model 
 
 from typing import TYPE_CHECKING, assert_never
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.models import layers
 from autopar.models.decoder import transformer_block
 from autopar.models.decoder_config import TRANSPOSED
@@ -99,6 +102,8 @@ def embed_patches(w: Writer, pixels: str, part: Patches, name: str) -> str:
 def embed_flat_patches(w: Writer, pixels: str, part: FlatPatches, name: str) -> str:
     """Return rows of pixels [B, S, P] as a sequence [B, S, d], placed where the model has a table of positions.
 
+    Patches go window by window where the model has windows.
+
     Args:
         w: Where to write.
         pixels: The rows.
@@ -107,14 +112,30 @@ def embed_flat_patches(w: Writer, pixels: str, part: FlatPatches, name: str) -> 
     """
     g, hidden = w.g, w.config.hidden
     x = w.linear(pixels, f"{name}.patches", part.projection, part.pixels, hidden, bias=part.bias)
+    if part.window:
+        places = g.constant(tuple(window_order(part).tolist()))
+        x = g.op("Gather", x, places, name=f"{name}.windows", axis=1)
     if not part.positions:
         return x
+    assert not part.window, "positions of windows are rotary"
     rows, columns = Grid(*part.grid, (), part.block).coordinates_of().T
     order = tuple((rows * part.grid[1] + columns).tolist())
     table = g.parameter(f"{part.positions}.weight", (part.seq, hidden))
     return g.op(
         "Add", x, g.op("Gather", table, g.constant(order), name=f"{name}.places", axis=0), name=f"{name}.placed"
     )
+
+
+def window_order(part: FlatPatches) -> NDArray[np.int64]:
+    """Return the places of patches without windows in the order that they have in windows: (patches,)."""
+    columns = part.grid[1]
+    plain, windowed = (
+        Grid(*part.grid, (), part.block, window=window).coordinates_of() @ np.array([columns, 1])
+        for window in (0, part.window)
+    )
+    place = np.argsort(plain)
+    found: NDArray[np.int64] = place[windowed]
+    return found
 
 
 def _head(w: Writer, x_BSd: str, config: EncoderConfig) -> dict[str, tuple[int | str, ...]]:

@@ -88,6 +88,7 @@ class FlatPatches:
         projection: Name of the projection.
         bias: Whether it has one.
         positions: Name of a square table of positions, with one row per patch of an image of its size; "" without.
+        window: Side of the windows, in patches, that blocks see the patches in; 0 without windows.
     """
 
     pixels: int
@@ -96,6 +97,7 @@ class FlatPatches:
     projection: str
     bias: bool
     positions: str = ""
+    window: int = 0
 
     def __post_init__(self) -> None:
         if any(side % self.block for side in self.grid):

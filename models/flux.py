@@ -14,6 +14,7 @@ from autopar.models import diffusion, layers
 from autopar.models.builder import Builder
 from autopar.models.rotary import Grid
 from autopar.models.spec import ModelSpec
+from autopar.models.streams import IMAGE, Stream, Streams
 
 if TYPE_CHECKING:
     import onnx
@@ -88,85 +89,30 @@ class _Net:
     """
 
     def __init__(self, g: Builder, config: FluxConfig, moment_Bd: str, data: str) -> None:
-        self.g, self.config, self.moment = g, config, moment_Bd
+        self.g, self.config = g, config
         self.seq = config.tokens + config.patches
         side = config.image_size // 2
         coordinates = tuple(axis for axis, size in enumerate(config.axes) for _ in range(size // 2))
         grid = Grid(side, side, coordinates, skipped=config.tokens)
-        self.tables = diffusion.rotary_tables(g, self.seq, grid, config.axes)
-        self.batch = g.batch_shape(data, 3)
+        tables, batch = diffusion.rotary_tables(g, self.seq, grid, config.axes), g.batch_shape(data, 3)
 
-    def modulation(self, name: str, weight: str, count: int) -> list[str]:
-        """Return shifts, scales and gates [B, 1, d] of a block or of the head."""
-        hidden, found = self.config.hidden, []
-        for number in range(count):
-            part = diffusion.linear(self.g, self.moment, f"{name}.{number}", weight, hidden, hidden, part=f".{number}")
-            found.append(diffusion.column(self.g, part, f"{name}.{number}.column"))
-        return found
-
-    def heads(self, x: str, name: str, weights: str, names: tuple[str, ...], seq: int) -> list[str]:
-        """Return queries, keys and values; `names` are those of projections, then of the norms of queries and keys."""
-        g, hidden, count = self.g, self.config.hidden, self.config.heads
-        found = []
-        for which, projection in zip("qkv", names[:3], strict=True):
-            flat = diffusion.linear(g, x, f"{name}.{which}", f"{weights}.{projection}", hidden, hidden)
-            found.append(layers.split_heads(g, flat, f"{name}.{which}", seq, count, hidden // count))
-        for index, norm in enumerate(names[3:]):
-            found[index] = diffusion.rms_norm(
-                g, found[index], f"{name}.{'qk'[index]}_norm", f"{weights}.{norm}", hidden // count
+        def turned(q: str, k: str, name: str) -> tuple[str, str]:
+            return (
+                diffusion.rotated(g, q, f"{name}.q", tables, batch),
+                diffusion.rotated(g, k, f"{name}.k", tables, batch),
             )
-        return found
 
-    def attended(self, q: str, k: str, v: str, name: str) -> str:
-        """Return joint attention [B, S, d]."""
-        q, k = (
-            diffusion.rotated(self.g, value, f"{name}.{which}", self.tables, self.batch)
-            for which, value in (("q", q), ("k", k))
-        )
-        return diffusion.attend(self.g, q, k, v, f"{name}.core", self.seq, self.config.hidden)
-
-    def double(self, text: str, image: str, index: int) -> tuple[str, str]:
-        """Return both streams behind a block of two."""
-        g, config, name, weights = self.g, self.config, f"layers.{index}", f"transformer_blocks.{index}"
-        hidden = config.hidden
-        lengths = {"text": config.tokens, "image": config.patches}
-        streams = {"text": text, "image": image}
-        changes = {
-            "text": self.modulation(f"{name}.text.mod", f"{weights}.norm1_context.linear", 6),
-            "image": self.modulation(f"{name}.image.mod", f"{weights}.norm1.linear", 6),
-        }
-        parts = []
-        for stream, names in (("text", _TEXT), ("image", _IMAGE)):
-            shift, scale = changes[stream][:2]
-            own = f"{name}.{stream}"
-            normed = diffusion.modulated(g, streams[stream], f"{own}.attn_in", hidden, shift, scale)
-            parts.append(self.heads(normed, f"{own}.attn", f"{weights}.attn", names, lengths[stream]))
-        q, k, v = (
-            g.op("Concat", *pair, name=f"{name}.attn.{which}.joined", axis=2)
-            for which, pair in zip("qkv", zip(*parts, strict=True), strict=True)
-        )
-        y = self.attended(q, k, v, f"{name}.attn")
-        first, axis = 0, g.constant((1,))
-        for stream, out, fed in (("text", "to_add_out", "ff_context"), ("image", "to_out.0", "ff")):
-            own, last = f"{name}.{stream}", first + lengths[stream]
-            mine = g.op("Slice", y, g.constant((first,)), g.constant((last,)), axis, name=f"{own}.attn.part")
-            first = last
-            _, _, gate, shift, scale, gate_mlp = changes[stream]
-            mine = diffusion.linear(g, mine, f"{own}.attn.out", f"{weights}.attn.{out}", hidden, hidden)
-            x = diffusion.gated(g, streams[stream], f"{own}.attn_residual", mine, gate)
-            normed = diffusion.modulated(g, x, f"{own}.mlp_in", hidden, shift, scale)
-            y_mlp = diffusion.feed_forward(g, normed, f"{own}.mlp", f"{weights}.{fed}", hidden, 4 * hidden)
-            streams[stream] = diffusion.gated(g, x, f"{own}.mlp_residual", y_mlp, gate_mlp)
-        return streams["text"], streams["image"]
+        lengths: dict[Stream, int] = {"text": config.tokens, "image": config.patches}
+        self.streams = Streams(g, config.hidden, config.heads, lengths, moment_Bd, normed=True, turned=turned)
 
     def single(self, x: str, index: int) -> str:
         """Return the joined stream behind a block of one."""
         g, name, weights = self.g, f"single.{index}", f"single_transformer_blocks.{index}"
         hidden = self.config.hidden
-        shift, scale, gate = self.modulation(f"{name}.mod", f"{weights}.norm.linear", 3)
+        shift, scale, gate = self.streams.modulation(f"{name}.mod", f"{weights}.norm.linear", 3)
         normed = diffusion.modulated(g, x, f"{name}.in", hidden, shift, scale)
-        q, k, v = self.heads(normed, f"{name}.attn", f"{weights}.attn", _IMAGE, self.seq)
-        y = self.attended(q, k, v, f"{name}.attn")
+        q, k, v = self.streams.heads(normed, f"{name}.attn", f"{weights}.attn", IMAGE, self.seq)
+        y = self.streams.attended(q, k, v, f"{name}.attn")
         inner = diffusion.linear(g, normed, f"{name}.mlp.up", f"{weights}.proj_mlp", hidden, 4 * hidden)
         inner = g.op("Gelu", inner, name=f"{name}.mlp.gelu", approximate="tanh")
         of_attention = g.parameter(f"{weights}.proj_out.weight.attn.T", (hidden, hidden), "normal 0.01")
@@ -174,10 +120,6 @@ class _Net:
         fed = diffusion.linear(g, inner, f"{name}.mlp.out", f"{weights}.proj_out", 4 * hidden, hidden, part=".mlp")
         y = g.op("Add", y, fed, name=f"{name}.out")
         return diffusion.gated(g, x, f"{name}.residual", y, gate)
-
-
-_IMAGE = ("to_q", "to_k", "to_v", "norm_q", "norm_k")
-_TEXT = ("add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k")
 
 
 def build(name: str, config: FluxConfig) -> "onnx.ModelProto":
@@ -203,19 +145,18 @@ def build(name: str, config: FluxConfig) -> "onnx.ModelProto":
     features = diffusion.two_layers(g, pooled, "pooled.features", f"{of}.text_embedder", config.pooled, hidden)
     moment = diffusion.silu(g, g.op("Add", moment, features, name="moment"), "moment.swish")
     net = _Net(g, config, moment, images)
-    x = g.op("Reshape", images, g.constant((0, config.latent, side, 2, side, 2)), name="patches.cut")
-    x = g.op("Transpose", x, name="patches.rows", perm=(0, 2, 4, 1, 3, 5))
-    x = g.op("Reshape", x, g.constant((0, config.patches, channels)), name="patches")
-    x = diffusion.linear(g, x, "embed.image", "x_embedder", channels, hidden)
+    x = diffusion.linear(
+        g, diffusion.cut(g, images, config.latent, side), "embed.image", "x_embedder", channels, hidden
+    )
     y = diffusion.linear(g, text, "embed.text", "context_embedder", config.context, hidden)
     for index in range(config.num_layers):
-        y, x = net.double(y, x, index)
+        y, x = net.streams.block(y, x, index)
     joined = g.op("Concat", y, x, name="single.joined", axis=1)
     for index in range(config.single_layers):
         joined = net.single(joined, index)
     ends = g.constant((config.tokens,)), g.constant((net.seq,)), g.constant((1,))
     x = g.op("Slice", joined, *ends, name="image")
-    scale, shift = net.modulation("head.mod", "norm_out.linear", 2)
+    scale, shift = net.streams.modulation("head.mod", "norm_out.linear", 2)
     x = diffusion.modulated(g, x, "head.in", hidden, shift, scale)
     x = diffusion.linear(g, x, "head", "proj_out", hidden, channels)
     x = g.op("Reshape", x, g.constant((0, side, side, config.latent, 2, 2)), name="head.cut")

@@ -19,6 +19,7 @@ from autopar.models.decoder_config import (
     uniform,
 )
 from autopar.models.llama_reader import LLAMA, llama
+from autopar.models.mamba_reader import mixers
 from autopar.models.mixtures import QWEN_SHARED, qwen_moe, sigmoid_experts
 
 
@@ -37,16 +38,7 @@ def _mamba2(fields: Fields, seq: int) -> DecoderConfig:
         fields.size("num_hidden_layers", default=64), mixer, None, hidden=hidden, seq=seq,
         vocab=fields.size("vocab_size", default=32768),
         norm=Norm("rms", fields.number("layer_norm_epsilon", default=1e-5)), arrangement="pre",
-        names=_mixers("backbone"), tied=fields.flag("tie_word_embeddings", False),
-    )  # fmt: skip
-
-
-def _mixers(model: str) -> Names:
-    """Return the names of a model whose blocks are a norm and something called `mixer`."""
-    return Names(
-        f"{model}.embeddings", f"{model}.layers.{{}}", "norm", "norm",
-        ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"), "mixer.o_proj", ("mixer.up_proj", "mixer.down_proj"),
-        f"{model}.norm_f",
+        names=mixers("backbone"), tied=fields.flag("tie_word_embeddings", False),
     )  # fmt: skip
 
 
@@ -142,7 +134,7 @@ def _nemotron_h(fields: Fields, seq: int) -> DecoderConfig:
         tuple(block for kind in kinds if (block := blocks[kind]) is not None), hidden=hidden, seq=seq,
         vocab=fields.size("vocab_size", default=131072),
         norm=Norm("rms", fields.number("layer_norm_epsilon", "norm_eps", default=1e-5)), arrangement="pre",
-        names=_mixers("model"), tied=fields.flag("tie_word_embeddings", False),
+        names=mixers("model"), tied=fields.flag("tie_word_embeddings", False),
     )  # fmt: skip
 
 

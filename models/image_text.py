@@ -7,8 +7,10 @@ B batch, S sequence, T text, N tokens of an image, d model width.
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
+import numpy as np
+
 from autopar.models.decoder import transformer_block, write_decoder
-from autopar.models.encoder import embed_flat_patches, embed_patches
+from autopar.models.encoder import embed_flat_patches, embed_patches, window_order
 from autopar.models.encoder_config import FlatPatches, Patches
 from autopar.models.image_text_config import ImageTextConfig, Merger, PixelShuffle, Pooled, Projector
 from autopar.models.writer import Writer
@@ -52,9 +54,11 @@ def build(name: str, config: ImageTextConfig) -> "onnx.ModelProto":
         ends = g.constant((first,)), g.constant((first + tower.seq - 1,)), g.constant((1,))
         x = g.op("Slice", x, *ends, name="vision.patches")
     tokens = g.input("input_ids", ("batch", config.text), "int64")
-    return write_decoder(
-        Writer(g, decoder), tokens, decoder, before=_projected(w, x, config), added=added, num_before=config.patches
-    )
+    image = _projected(w, x, config)
+    if isinstance(tower.embedding, FlatPatches) and tower.embedding.window:
+        squares = window_order(tower.embedding)[:: tower.embedding.block**2] // tower.embedding.block**2
+        image = g.op("Gather", image, g.constant(tuple(np.argsort(squares).tolist())), name="vision.unwindowed", axis=1)
+    return write_decoder(Writer(g, decoder), tokens, decoder, before=image, added=added, num_before=config.patches)
 
 
 def _projected(w: Writer, x_BSd: str, config: ImageTextConfig) -> str:

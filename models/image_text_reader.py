@@ -1,9 +1,9 @@
-"""Configurations of decoders of images and text: LLaVA, Gemma 3, Llama 4, Qwen2-VL and Qwen3-VL."""
+"""Configurations of decoders of images and text: LLaVA, Gemma 3, Llama 4, Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isqrt
-from typing import Any
+from typing import Any, Literal
 
 from autopar.errors import ModelError
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation
@@ -143,18 +143,92 @@ def _qwen2_vl(fields: Fields, seq: int, read: Read) -> ImageTextConfig:
         of_vision, hidden, heads, Mlp(int(width), activation(of_vision, "hidden_act", default="quick_gelu"),
         gated=False, bias=True), patch=14, image=448, depth=32, bias=False, projections=("mlp.fc1", "mlp.fc2"),
     )  # fmt: skip
+    return _with_qwen2(fields, seq, read, of_vision, tower, "hidden_size")
+
+
+def _qwen2_5_vl(fields: Fields, seq: int, read: Read) -> ImageTextConfig:
+    """Read Qwen2.5-VL (Bai et al. 2025, section 2.1.1), with an image of `image_size` pixels on each side.
+
+    Blocks of the tower but for a few see the patches of their window alone.
+    """
+    built_as(fields, "Qwen2_5_VLForConditionalGeneration")
+    of_vision = _vision(fields, "qwen2_5_vl_vision", {}, "qwen2_5_vl")
+    hidden, heads = of_vision.size("hidden_size", default=3584), of_vision.size("num_heads", default=16)
+    mlp = Mlp(
+        of_vision.size("intermediate_size", default=3420), activation(of_vision, "hidden_act", default="silu"),
+        bias=True,
+    )  # fmt: skip
+    tower = _qwen_tower(
+        of_vision, hidden, heads, mlp, patch=14, image=448, depth=32, bias=False,
+        projections=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), norm="rms",
+    )  # fmt: skip
+    return _with_qwen2(fields, seq, read, of_vision, _windowed(of_vision, tower), "out_hidden_size")
+
+
+def _windowed(fields: Fields, tower: EncoderConfig) -> EncoderConfig:
+    """Return the tower of a Qwen2.5-VL with windows, which go to the sequence one after the other.
+
+    Raises:
+        UnknownError: If windows are not alike, or no multiple of the squares that become tokens.
+        ModelError: If the blocks without windows are no list.
+    """
+    patches, whole = tower.embedding, fields.get("fullatt_block_indexes", default=[7, 15, 23, 31])
+    assert isinstance(patches, FlatPatches), "Qwen-VL embeds rows of pixels"
+    if not isinstance(whole, list | tuple) or not all(type(layer) is int for layer in whole):
+        raise ModelError(
+            f"fullatt_block_indexes of the configuration is {whole!r}, not a list of layers", hint="correct it"
+        )
+    pixels, patch = fields.size("window_size", default=112), fields.size("patch_size", default=14)
+    window = pixels // patch // patches.block * patches.block
+    if not window:
+        raise UnknownError(f"window_size={pixels} below the {patches.block * patch} pixels of a token")
+    if max(patches.grid) <= window:
+        return tower
+    if any(side % window for side in patches.grid):
+        raise UnknownError(
+            f"an image of {patches.grid[0]} x {patches.grid[1]} patches, whose windows of {window} x {window} are not "
+            "alike"
+        )
+    blocks = []
+    for index, block in enumerate(tower.blocks):
+        attention = block.attention
+        assert isinstance(attention, Attention), "Qwen-VL has grouped attention"
+        assert attention.rope is not None, "Qwen-VL has rotary positions"
+        assert attention.rope.grid is not None, "which are those of patches"
+        rope = replace(attention.rope, grid=replace(attention.rope.grid, window=window))
+        chunk = 0 if index in whole else window**2
+        blocks.append(replace(block, attention=replace(attention, rope=rope, chunk=chunk)))
+    return replace(tower, blocks=tuple(blocks), embedding=replace(patches, window=window))
+
+
+def _with_qwen2(
+    fields: Fields, seq: int, read: Read, of_vision: Fields, tower: EncoderConfig, width: str
+) -> ImageTextConfig:
+    """Return a Qwen2-VL or Qwen2.5-VL of its tower.
+
+    Args:
+        fields: The configuration.
+        seq: Tokens per sequence.
+        read: Reads the decoder.
+        of_vision: The configuration of the tower.
+        tower: The tower.
+        width: Field of that configuration that states the width of the decoder.
+    """
     usual = {
         "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
         "max_window_layers": 80,
     }  # fmt: skip
     side = of_vision.size("spatial_merge_size", default=2)
-    text = {**usual, **_without_sections(_text(fields, "qwen2", "qwen2_vl", "qwen2_vl_text"))}
+    kinds = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+    text = {**usual, **_without_sections(_text(fields, "qwen2", *kinds))}
     sections = _sections(fields, [16, 24, 24])
     coordinates = tuple(axis % 3 for axis, size in enumerate(sections) for _ in range(size))
     decoder = _placed(_decoder(text, seq, read), tower, coordinates, side)
-    if of_vision.size("hidden_size") != decoder.hidden:
-        raise UnknownError("vision_config with a hidden_size unlike that of the decoder")
+    if of_vision.size(width, default=3584) != decoder.hidden:
+        raise UnknownError(
+            f"vision_config with {'an' if width[0] in 'aeiou' else 'a'} {width} unlike that of the decoder"
+        )
     projector = Merger(
         side, "model.visual.merger.ln_q", False, ("model.visual.merger.mlp.0", "model.visual.merger.mlp.2")
     )
@@ -230,7 +304,7 @@ def _qwen3_vl(fields: Fields, seq: int, read: Read, mixture: bool = False) -> Im
 
 def _qwen_tower(
     fields: Fields, hidden: int, heads: int, mlp: Mlp, *, patch: int, image: int, depth: int, bias: bool,
-    projections: tuple[str, str], positions: str = "",
+    projections: tuple[str, ...], positions: str = "", norm: Literal["rms", "layer"] = "layer",
 ) -> EncoderConfig:  # fmt: skip
     """Read the vision tower of a Qwen-VL.
 
@@ -245,6 +319,7 @@ def _qwen_tower(
         bias: Whether the embedding of patches has a bias.
         projections: Names of the MLP's projections.
         positions: Name of the table of positions; "" without.
+        norm: Every norm.
     """
     patch = fields.size("patch_size", default=patch)
     moments = fields.size("temporal_patch_size", default=2)
@@ -267,7 +342,7 @@ def _qwen_tower(
     )  # fmt: skip
     return EncoderConfig(
         patches, (Block(attention, mlp),) * fields.size("depth", default=depth), hidden, patches.seq,
-        Norm("layer", 1e-6), "pre",
+        Norm(norm, 1e-6), "pre",
         Names("", "model.visual.blocks.{}", "norm1", "norm2", ("attn.qkv",), "attn.proj", projections, ""), _NO_HEAD,
     )  # fmt: skip
 
@@ -425,6 +500,7 @@ IMAGE_TEXT: Mapping[str, Callable[[Fields, int, Read], ImageTextConfig]] = {
     "gemma3": _gemma3,
     "llama4": _llama4,
     "llava": _llava,
+    "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,

@@ -93,6 +93,11 @@ _NEMOTRON_H = {
     "model_type": "nemotron_h", "vocab_size": 131072, "num_key_value_heads": 8, "head_dim": 128, "mamba_head_dim": 64,
     "n_groups": 8, "conv_kernel": 4, "mlp_hidden_act": "relu2",
 }  # fmt: skip
+_JAMBA = {
+    "model_type": "jamba", "vocab_size": 65536, "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4,
+    "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+}  # fmt: skip
 _FIVE_PAIRS = "M-M-M-M-M*-"
 """Five blocks of each kind and an attention, the period of Nemotron-H."""
 
@@ -191,6 +196,20 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "mamba2-2.7b": {
         "model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50288, "num_heads": 80,
         "head_dim": 64, "state_size": 128, "n_groups": 1, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True,
+    },
+    "mamba-2.8b": {
+        "model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280, "state_size": 16,
+        "expand": 2, "conv_kernel": 4,
+    },
+    "falcon-mamba-7b": {
+        "model_type": "falcon_mamba", "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024,
+        "state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": False,
+    },
+    "jamba-v0.1": {
+        **_JAMBA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    },
+    "jamba-1.5-large": {
+        **_JAMBA, "hidden_size": 8192, "intermediate_size": 24576, "num_hidden_layers": 72, "num_attention_heads": 64,
     },
     "bamba-9b": {
         "model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -474,6 +493,10 @@ SPECS = (
     _spec("gemma3-27b", 27_009_346_304, 1024, 4096, "google/gemma-3-27b-pt, without its vision tower"),
     _spec("nemotron4-15b", 15_628_775_424, 1024, 4096, "Parmar et al. 2024 (Nemotron-4 15B), Table 1"),
     _spec("mamba2-2.7b", 2_702_599_680, 512, 2048, "state-spaces/mamba2-2.7b"),
+    _spec("mamba-2.8b", 2_768_345_600, 512, 2048, "state-spaces/mamba-2.8b"),
+    _spec("falcon-mamba-7b", 7_272_665_088, 2048, 8192, "tiiuae/falcon-mamba-7b"),
+    _spec("jamba-v0.1", 51_570_323_328, 1024, 4096, "ai21labs/Jamba-v0.1"),
+    _spec("jamba-1.5-large", 398_555_145_696, 1024, 4096, "ai21labs/AI21-Jamba-1.5-Large"),
     _spec("bamba-9b", 9_780_235_392, 1024, 4096, "ibm-ai-platform/Bamba-9B"),
     _spec("nemotron-h-8b", 8_100_852_736, 768, 8192, "nvidia/Nemotron-H-8B-Base-8K"),
     _spec("nemotron-h-56b", 56_324_350_464, 768, 8192, "nvidia/Nemotron-H-56B-Base-8K"),

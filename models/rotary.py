@@ -30,6 +30,7 @@ class Grid:
         axial: Whether rows and columns have the same frequencies, those of half the dims.
         skipped: Elements of the sequence before the image, which are not turned.
         frames: Images of a video, one after the other.
+        window: Side of the windows, in patches, whose squares follow each other; 0 without windows.
     """
 
     height: int
@@ -41,12 +42,17 @@ class Grid:
     axial: bool = False
     skipped: int = 0
     frames: int = 1
+    window: int = 0
 
     def coordinates_of(self) -> NDArray[np.int64]:
         """Return row and column of each patch in the order of the sequence: (patches, 2)."""
-        shape = (self.height // self.block, self.block, self.width // self.block, self.block)
+        window, block = self.window or self.height, self.block
+        across = self.window or self.width
+        shape = (
+            self.height // window, window // block, block, self.width // across, across // block, block
+        )  # fmt: skip
         sides = np.indices((self.height, self.width)).reshape(2, *shape)
-        found: NDArray[np.int64] = sides.transpose(0, 1, 3, 2, 4).reshape(2, -1).T
+        found: NDArray[np.int64] = sides.transpose(0, 1, 4, 2, 5, 3, 6).reshape(2, -1).T
         return found
 
     def positions(self, seq: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Scans of decoders in the place of attention: the mixer of Mamba 2, and the gated delta net of Qwen3-Next.
+"""Scans of decoders in the place of attention: mixers of Mamba and Mamba 2, and the gated delta net of Qwen3-Next.
 
 Dims: B batch, S sequence, d model width, H heads, P channels of a head, C any channels.
 
@@ -6,23 +6,34 @@ What a checkpoint holds in one matrix is split by what it makes, as in attention
 before a scan, which goes over each channel by itself.
 """
 
-from autopar.models.decoder_config import Activation, DeltaRule, StateSpace
+from autopar.models.decoder_config import Activation, DeltaRule, Scan, SelectiveScan, StateSpace
 from autopar.models.writer import Writer
 
 _USUAL_STEP = -4.6
 """Start value of a bias of steps: its softplus is 0.01, within the 0.001 to 0.1 that Mamba draws steps from."""
 
 
-def state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace) -> str:
-    """Return Mamba 2's mixer of `x`, its projections included (Dao and Gu 2024, section 7).
+def scan(w: Writer, x_BSd: str, name: str, weights: str, part: Scan) -> str:
+    """Return what a scan makes of `x`, its projections included.
 
     Args:
         w: Where to write.
         x_BSd: What is mixed.
         name: Prefix of all ops.
         weights: Prefix of all weights.
-        part: The mixer.
+        part: The scan.
     """
+    match part:
+        case StateSpace():
+            return _state_space(w, x_BSd, name, weights, part)
+        case SelectiveScan():
+            return _selective_scan(w, x_BSd, name, weights, part)
+        case DeltaRule():
+            return _delta_rule(w, x_BSd, name, weights, part)
+
+
+def _state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace) -> str:
+    """Return Mamba 2's mixer of `x` (Dao and Gu 2024, section 7)."""
     g, hidden, seq = w.g, w.config.hidden, w.config.seq
     inner = part.heads * part.size
 
@@ -32,10 +43,11 @@ def state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace
 
     def convolved(which: str, heads: int, size: int) -> str:
         of = f"{weights}.conv1d"
-        return _convolved(
-            w, project(which, heads * size), f"{name}.{which}", of, heads, size, part.kernel, part.activation,
+        x_BSC = _convolved(
+            w, project(which, heads * size), f"{name}.{which}", of, heads * size, part.kernel, part.activation,
             bias=part.kernel_bias, part=f".{which}",
         )  # fmt: skip
+        return _heads(w, x_BSC, f"{name}.{which}", heads, size)
 
     gate = project("gate", inner)
     x = convolved("x", part.heads, part.size)
@@ -56,11 +68,41 @@ def state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpace
     return w.linear(y, f"{name}.out", f"{weights}.out_proj", inner, hidden, bias=part.bias)
 
 
-def delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule) -> str:
-    """Return the gated delta net of `x`, its projections included; arguments as above.
+def _selective_scan(w: Writer, x_BSd: str, name: str, weights: str, part: SelectiveScan) -> str:
+    """Return Mamba's mixer of `x` (Gu and Dao 2023, section 3.4 and appendix C)."""
+    g, hidden, channels = w.g, w.config.hidden, part.channels
 
-    Source: Yang et al. 2024 (Gated Delta Networks), section 3.4, as in Qwen3-Next.
-    """
+    def project(which: str) -> str:
+        of = f"{weights}.in_proj"
+        return w.linear(x_BSd, f"{name}.{which}", of, hidden, channels, bias=part.bias, part=f".{which}")
+
+    x = _convolved(
+        w, project("x"), f"{name}.x", f"{weights}.conv1d", channels, part.kernel, part.activation,
+        bias=part.kernel_bias,
+    )  # fmt: skip
+
+    def selected(which: str, norm: str, size: int) -> str:
+        y = w.linear(x, f"{name}.{which}", f"{weights}.x_proj", channels, size, part=f".{which}")
+        if not part.norm:
+            return y
+        scale = g.scales((1.0,))
+        if part.norm == "scaled":
+            scale = g.parameter(f"{weights}.{norm}.weight", (size,), "constant 1")
+        return g.op("RMSNormalization", y, scale, name=f"{name}.{which}.norm", axis=-1, epsilon=part.norm_epsilon)
+
+    latent = selected("latent", "dt_layernorm", part.rank)
+    step = w.linear(latent, f"{name}.step", f"{weights}.dt_proj", part.rank, channels)
+    b, c = (selected(which, f"{which}_layernorm", part.state) for which in "bc")
+    rate = g.parameter(f"{weights}.A_log", (channels, part.state), "constant 0")
+    passed = g.parameter(f"{weights}.D", (channels,), "constant 1")
+    bias = g.parameter(f"{weights}.dt_proj.bias", (channels,), f"constant {_USUAL_STEP}")
+    y = g.op("autopar::SelectiveScan", x, step, rate, b, c, passed, bias, name=f"{name}.core")
+    y = g.op("Mul", y, w.activated(project("gate"), f"{name}.gate", "silu"), name=f"{name}.gated")
+    return w.linear(y, f"{name}.out", f"{weights}.out_proj", channels, hidden, bias=part.bias)
+
+
+def _delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule) -> str:
+    """Return the gated delta net of `x` (Yang et al. 2024, Gated Delta Networks, section 3.4), as in Qwen3-Next."""
     g, hidden, seq = w.g, w.config.hidden, w.config.seq
     width = part.heads * part.size
 
@@ -70,9 +112,10 @@ def delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule) 
     def convolved(which: str, heads: int, size: int) -> str:
         x = project(which, "in_proj_qkvz", heads * size)
         of = f"{weights}.conv1d"
-        return _convolved(
-            w, x, f"{name}.{which}", of, heads, size, part.kernel, part.activation, bias=False, part=f".{which}"
+        x_BSC = _convolved(
+            w, x, f"{name}.{which}", of, heads * size, part.kernel, part.activation, bias=False, part=f".{which}"
         )
+        return _heads(w, x_BSC, f"{name}.{which}", heads, size)
 
     q, k = (convolved(which, part.key_heads, part.key_size) for which in "qk")
     v = convolved("v", part.heads, part.size)
@@ -92,16 +135,15 @@ def _convolved(
     x_BSC: str,
     name: str,
     weight: str,
-    heads: int,
-    size: int,
+    channels: int,
     kernel: int,
     activation: Activation,
     *,
     bias: bool,
-    part: str,
+    part: str = "",
 ) -> str:
-    """Return `x` behind a causal convolution of each channel and a nonlinearity, as [B, S, heads, size]."""
-    g, channels = w.g, heads * size
+    """Return `x` behind a causal convolution of each channel and a nonlinearity."""
+    g = w.g
     x_BCS = g.op("Transpose", x_BSC, name=f"{name}.channels", perm=(0, 2, 1))
     taps = g.parameter(f"{weight}.weight{part}", (channels, 1, kernel), f"normal {kernel**-0.5:.6g}")
     biases = (g.parameter(f"{weight}.bias{part}", (channels,), "constant 0"),) if bias else ()
@@ -109,8 +151,12 @@ def _convolved(
         "Conv", x_BCS, taps, *biases, name=f"{name}.conv", group=channels, kernel_shape=(kernel,), pads=(kernel - 1, 0)
     )
     y_BSC = g.op("Transpose", y_BCS, name=f"{name}.tokens", perm=(0, 2, 1))
-    active = w.activated(y_BSC, name, activation)
-    return g.op("Reshape", active, g.constant((0, w.config.seq, heads, size)), name=f"{name}.heads")
+    return w.activated(y_BSC, name, activation)
+
+
+def _heads(w: Writer, x_BSC: str, name: str, heads: int, size: int) -> str:
+    """Return `x` as [B, S, heads, size]."""
+    return w.g.op("Reshape", x_BSC, w.g.constant((0, w.config.seq, heads, size)), name=f"{name}.heads")
 
 
 def _decays(w: Writer, weights: str, heads: int) -> tuple[str, str]:

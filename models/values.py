@@ -33,13 +33,18 @@ def num_parameters(model: "onnx.ModelProto") -> int:
 def grid_text(grid: Grid) -> str:
     """Return a grid as the metadata of a table has it; `read_grid` is its inverse."""
     sides = grid.height, grid.width, grid.block, grid.first, int(grid.then_text), int(grid.axial)
-    return ",".join(map(str, (*sides, grid.skipped, grid.frames, *grid.coordinates)))
+    window = f"/{grid.window}" if grid.window else ""
+    return ",".join(map(str, (*sides, grid.skipped, grid.frames, *grid.coordinates))) + window
 
 
 def read_grid(text: str) -> Grid:
     """Return a grid that the metadata of a table states."""
-    height, width, block, first, then_text, axial, skipped, frames, *coordinates = map(int, text.split(","))
-    return Grid(height, width, tuple(coordinates), block, first, bool(then_text), bool(axial), skipped, frames)
+    sides, _, window = text.partition("/")
+    height, width, block, first, then_text, axial, skipped, frames, *coordinates = map(int, sides.split(","))
+    return Grid(
+        height, width, tuple(coordinates), block, first, bool(then_text), bool(axial), skipped, frames,
+        int(window or 0),
+    )  # fmt: skip
 
 
 def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -77,6 +82,22 @@ def _sinusoids(longest: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
+def _places(text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a table [1, S, d] of the patches of an image: sines and cosines of the column, then those of the row.
+
+    Args:
+        text: Place of the first patch, distance of neighbours, and patches of a row.
+        shape: Of the table.
+    """
+    first, spacing, columns = (float(number) for number in text.split(":"))
+    index, quarter = np.arange(shape[1]), shape[2] // 4
+    rows, places = np.divmod(index, int(columns))
+    angles = [
+        np.multiply.outer(first + spacing * side, 1e4 ** (-np.arange(quarter) / quarter)) for side in (places, rows)
+    ]
+    return np.concatenate([part(side) for side in angles for part in (np.sin, np.cos)], axis=1)[None]
+
+
 def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Return start values for every weight and buffer of a zoo model, in memory: for models that fit there.
 
@@ -102,6 +123,8 @@ def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray
                 array = np.multiply.outer(slopes, np.arange(shape[1]) - shape[1] // 2)
             case "sinusoids":
                 array = _sinusoids(float(text), shape)
+            case "places":
+                array = _places(text, shape)
             case _:
                 raise AssertionError(f"weight {tensor.name} has the unknown initialisation {kind!r}")
         values[tensor.name] = array.astype(np.float32)

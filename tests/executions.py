@@ -70,6 +70,11 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "mamba2-2.7b": {
         "num_layers": 2, "hidden": 16, "seq": 4, "vocab": 24, "scan_heads": 8, "head": 4, "scan_groups": 4, "state": 4,
     },
+    "mamba-2.8b": {"num_layers": 2, "hidden": 16, "seq": 4, "vocab": 24, "state": 4},
+    "jamba-v0.1": {
+        "num_layers": 8, "hidden": 16, "heads": 4, "kv_heads": 4, "ffn": 24, "seq": 4, "vocab": 24, "experts": 4,
+        "top_k": 2, "state": 4,
+    },
     "nemotron-h-8b": {
         "num_layers": 8, "hidden": 16, "heads": 4, "kv_heads": 4, "head": 4, "ffn": 24, "seq": 4, "vocab": 24,
         "scan_heads": 4, "scan_head": 4, "scan_groups": 4, "state": 4,

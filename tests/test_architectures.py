@@ -21,9 +21,10 @@ from autopar.models.decoder_config import (
     Attention,
     Block,
     DecoderConfig,
-    DeltaRule,
     Experts,
     LatentAttention,
+    Scan,
+    SelectiveScan,
     StateSpace,
     packed,
     predicting,
@@ -144,6 +145,20 @@ TINY: dict[str, dict[str, Any]] = {
         **_TINY, "num_key_value_heads": 2, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 6,
         "mamba_n_groups": 2, "mamba_chunk_size": 4,
     },
+    "mamba": {**_SCAN, "state_size": 6},
+    "mamba, biases": {
+        **_SCAN, "state_size": 6, "expand": 3, "time_step_rank": 5, "use_bias": True, "use_conv_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "falcon_mamba": {**_SCAN, "state_size": 6, "intermediate_size": 48, "tie_word_embeddings": False},
+    "jamba": {
+        **_TINY, "num_hidden_layers": 4, "num_key_value_heads": 2, "attn_layer_period": 4, "attn_layer_offset": 2,
+        "num_experts": 4, "mamba_d_state": 6,
+    },
+    "jamba, dense, biases": {
+        **_TINY, "num_key_value_heads": 2, "num_experts": 1, "attn_layer_period": 2, "attn_layer_offset": 0,
+        "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_proj_bias": True, "mamba_conv_bias": False,
+    },
     "qwen3_next": {
         **_MOE, "num_experts": 6, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
         "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 6,
@@ -176,7 +191,7 @@ def part_of_weight(weight: Array, name: str, config: DecoderConfig) -> Array:
     """Return the rows of a fused weight [..., out, in] that a weight of ours stands for, `name` ending in its part."""
     part, block = name.rpartition(".")[2], block_of(name, config)
     attention, mlp = block.attention, block.mlp
-    if isinstance(attention, StateSpace | DeltaRule) and ("in_proj" in name or "conv1d" in name):
+    if isinstance(attention, Scan) and any(of in name for of in ("in_proj", "x_proj", "conv1d")):
         return part_of_scan(weight, name, attention)
     if isinstance(mlp, Experts) and mlp.interleaved:
         return weight[..., ["gate", "up"].index(part) :: 2]
@@ -210,7 +225,7 @@ def block_of(name: str, config: DecoderConfig) -> Block:
     return config.blocks[int(number.group(1))]
 
 
-def part_of_scan(weight: Array, name: str, mixer: StateSpace | DeltaRule) -> Array:
+def part_of_scan(weight: Array, name: str, mixer: Scan) -> Array:
     """Return the rows of the projections or of the convolution of a scan that a weight of ours stands for."""
     part, rows = name.rpartition(".")[2], weight
     if isinstance(mixer, StateSpace):
@@ -218,6 +233,10 @@ def part_of_scan(weight: Array, name: str, mixer: StateSpace | DeltaRule) -> Arr
         sizes = {"gate": inner, "x": inner, "b": shared, "c": shared, "step": mixer.heads}
         if "conv1d" in name:
             sizes = {key: sizes[key] for key in "xbc"}
+    elif isinstance(mixer, SelectiveScan):
+        sizes = {"x": mixer.channels, "gate": mixer.channels}
+        if "x_proj" in name:
+            sizes = {"latent": mixer.rank, "b": mixer.state, "c": mixer.state}
     else:
         members = mixer.heads // mixer.key_heads
         sizes = {"q": mixer.key_size, "k": mixer.key_size, "v": members * mixer.size, "gate": members * mixer.size}
@@ -596,6 +615,9 @@ LLAMA = {"model_type": "llama", **_TINY}
         ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "clip_qkv=6"),
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm=True"),
+        ({"model_type": "mamba", "rms_norm": False}, "rms_norm=False"),
+        ({"model_type": "jamba", "num_key_value_heads": 2, "attention_bias": True}, "attention_bias=True"),
+        ({"model_type": "jamba", "mlp_bias": True}, "mlp_bias=True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
     ],
 )
@@ -618,6 +640,15 @@ def test_what_a_builder_does_not_know_is_said(change: dict[str, Any], reason: st
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps of the configuration is nan"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings of the configuration is 'no'"),
         ({"rope_scaling": 3}, "rope_scaling of the configuration is 3, not a table"),
+        (
+            {"model_type": "jamba", "num_key_value_heads": 2, "attn_layer_offset": 8},
+            "attn_layer_offset of the configuration is 8, not a layer of",
+        ),
+        (
+            {"model_type": "jamba", "num_key_value_heads": 2, "expert_layer_offset": "1"},
+            "expert_layer_offset of the configuration is '1', not a",
+        ),
+        ({"model_type": "mamba", "time_step_rank": 0}, "time_step_rank of the configuration is 0"),
         ({"model_type": "gpt2", "n_positions": 8}, "learned positions for 8 tokens, fewer than the 12"),
     ],
 )

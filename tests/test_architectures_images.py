@@ -74,6 +74,14 @@ TINY: dict[str, dict[str, Any]] = {
         "text_config": {**_QWEN_TEXT, "rope_parameters": _SECTIONS, "rms_norm_eps": 1e-6},
         "vision_config": {**_QWEN_TOWER, "embed_dim": 24, "hidden_size": 32, "mlp_ratio": 2, "image_size": 8},
     },
+    "qwen2_5_vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {**_QWEN_TEXT, "rope_parameters": _SECTIONS, "rms_norm_eps": 1e-6},
+        "vision_config": {
+            **_QWEN_TOWER, "hidden_size": 24, "intermediate_size": 20, "out_hidden_size": 32, "image_size": 16,
+            "window_size": 8, "fullatt_block_indexes": [1],
+        },
+    },
     "qwen3_vl": {
         "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True,
         "text_config": {**_QWEN_TEXT, "head_dim": 16, "rope_parameters": _WIDER},
@@ -88,7 +96,7 @@ TINY: dict[str, dict[str, Any]] = {
         "vision_config": _QWEN3_TOWER,
     },
 }  # fmt: skip
-"""Small configurations, `model_type` first; `image_size` of Qwen2-VL is a field of our own."""
+"""Small configurations, `model_type` first; `image_size` of Qwen2-VL and Qwen2.5-VL is a field of our own."""
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -235,6 +243,22 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (
+        8_292_166_656,
+        {
+            "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "max_position_embeddings": 128000, "max_window_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 32768,
+            "use_sliding_window": False, "vocab_size": 152064,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "vision_config": {
+                "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+                "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+                "spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+                "tokens_per_second": 2, "temporal_patch_size": 2,
+            },
+        },
+    ),
     "Qwen/Qwen3-VL-8B-Instruct": (
         8_767_123_696,
         {
@@ -273,7 +297,7 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
         ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer=[1, 2]"),
         ("llava", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy='full'"),
         ("llava", {"vision_config": {"model_type": "pixtral"}}, "vision_config with model_type='pixtral'"),
-        ("llava", {"text_config": {"model_type": "mamba"}}, "text_config with model_type='mamba'"),
+        ("llava", {"text_config": {"model_type": "rwkv"}}, "text_config with model_type='rwkv'"),
         ("llava", {"text_config": {"model_type": "t5"}}, "text_config with model_type='t5', which is no decoder"),
         ("gemma3", {"mm_tokens_per_image": 9}, "mm_tokens_per_image=9 of 4 x 4 patches"),
         ("gemma3", {"architectures": ["Gemma3Model"]}, "gemma3 is built as Gemma3ForConditionalGeneration"),
@@ -286,6 +310,16 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
             "qwen2_vl",
             {"vision_config": {**TINY["qwen2_vl"]["vision_config"], "hidden_size": 40}},
             "a hidden_size unlike that of the decoder",
+        ),
+        (
+            "qwen2_5_vl",
+            {"vision_config": {**TINY["qwen2_5_vl"]["vision_config"], "image_size": 12}},
+            "an image of 6 x 6 patches, whose windows of 4 x 4 are not alike",
+        ),
+        (
+            "qwen2_5_vl",
+            {"vision_config": {**TINY["qwen2_5_vl"]["vision_config"], "window_size": 3}},
+            "window_size=3 below the 4 pixels of a token",
         ),
         ("qwen2_vl", {"rope_scaling": {"type": "mrope", "mrope_section": 3}, "text_config": {}}, "mrope_section=3"),
         (
@@ -324,6 +358,11 @@ def test_what_a_builder_does_not_know_is_said(name: str, change: dict[str, Any],
             "deepstack_visual_indexes of the configuration is 5, not a list of layers",
         ),
         (
+            "qwen2_5_vl",
+            {"vision_config": {**TINY["qwen2_5_vl"]["vision_config"], "fullatt_block_indexes": 1}},
+            "fullatt_block_indexes of the configuration is 1, not a list of layers",
+        ),
+        (
             "llama4",
             {"vision_config": {**TINY["llama4"]["vision_config"], "num_attention_heads": 5}},
             "hidden_size 24 of vision_config is not a multiple of 4 for each of its 5 heads",
@@ -346,6 +385,17 @@ def test_places_of_patches_go_square_by_square() -> None:
     assert places[:, 1].tolist() == [1, 1, 2, 2, 1, 1, 2, 2, 4, 5]
     assert places[:, 2].tolist() == [1, 2, 1, 2, 3, 4, 3, 4, 4, 5]
     assert places[:, 3].tolist() == places[:, 1].tolist()
+    assert read_grid(grid_text(grid)) == grid
+
+
+def test_places_of_windows_go_window_by_window() -> None:
+    """Of 4 x 4 patches in windows of 2 x 2, of squares of one patch."""
+    grid = Grid(4, 4, (1, 2), window=2)
+
+    rows, columns = grid.positions(16).T.tolist()
+
+    assert rows == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+    assert columns == [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3]
     assert read_grid(grid_text(grid)) == grid
 
 

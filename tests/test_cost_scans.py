@@ -1,6 +1,7 @@
-"""Scans as chunked kernels: what is multiplied, moved and kept, by hand; depthwise convolutions."""
+"""Scans as the kernels of their authors: what is computed, moved and kept, by hand; depthwise convolutions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ B, S, H, G, P, N = 2, 1024, 8, 2, 64, 128
 """Samples, tokens, heads, groups, channels of a head, size of a state."""
 NAMES = {
     "StateSpaceScan": ("x", "dt", "a_log", "b", "c", "d", "dt_bias"),
+    "SelectiveScan": ("x", "dt", "a_log", "b", "c", "d", "dt_bias"),
     "GatedDeltaRule": ("q", "k", "v", "a", "b", "a_log", "dt_bias"),
 }
 Shapes = list[np.ndarray]
@@ -28,10 +30,17 @@ def op_of(kind: str) -> Op:
 
 
 def shapes_of(kind: str, tokens: int = S, heads: int = H, groups: int = G) -> tuple[Shapes, Shapes]:
-    """Return the shapes of the inputs and outputs; keys are as long as states of the state-space scan."""
-    data, per_token = (B, tokens, heads, P), (B, tokens, heads)
-    shared = (B, tokens, groups, N)
-    if kind.startswith("State"):
+    """Return the shapes of the inputs and outputs; keys are as long as states of the state-space scan.
+
+    A selective scan has as many channels as all heads together, and one group.
+    """
+    data: tuple[int, ...] = (B, tokens, heads, P)
+    per_token, shared = (B, tokens, heads), (B, tokens, groups, N)
+    if kind.startswith("Selective"):
+        channels = heads * P
+        data = B, tokens, channels
+        inputs: list[tuple[int, ...]] = [data, data, (channels, N), *[(B, tokens, N)] * 2, (channels,), (channels,)]
+    elif kind.startswith("State"):
         inputs = [data, per_token, (heads,), shared, shared, (heads,), (heads,)]
     else:
         inputs = [shared, shared, data, per_token, per_token, (heads,), (heads,)]
@@ -68,16 +77,49 @@ def test_products_of_a_delta_rule_are_those_of_chunks_of_64_tokens() -> None:
     assert flops("GatedDeltaRuleGrad") == pytest.approx(B * S * H * backward)
 
 
-@pytest.mark.parametrize("kind", ["StateSpaceScan", "StateSpaceScanGrad", "GatedDeltaRule", "GatedDeltaRuleGrad"])
+@pytest.mark.parametrize("kind", [f"{kind}{phase}" for kind in NAMES for phase in ("", "Grad")])
 def test_work_grows_with_the_tokens_and_is_divided_by_the_heads(kind: str) -> None:
-    """Not with the square of the tokens; half the heads, and groups, have half the work and half the bytes of data."""
+    """Not with the square of the tokens; half the heads, and groups, have half the work and half the bytes of data.
+
+    But for the states' B and C, which channels of a selective scan all read.
+    """
     assert flops(kind, tokens=2 * S) == pytest.approx(2 * flops(kind))
     assert flops(kind, heads=H // 2, groups=G // 2) == pytest.approx(flops(kind) / 2)
     op = op_of(kind)
     whole, half = (
         op_bytes(op, *shapes_of(kind, heads=H // part, groups=G // part), elements(op))[0] for part in (1, 2)
     )
-    assert half == pytest.approx(whole / 2)
+    shared = 2 * 2 * B * S * N * (2 if kind.endswith("Grad") else 1) * kind.startswith("Selective")
+    assert half == pytest.approx((whole + shared) / 2)
+
+
+def test_a_selective_scan_takes_vector_units_longer_than_its_bytes_take() -> None:
+    """9 FLOPs per number of state and token, in the time of 16 multiply-adds at 67 TFLOP/s; its gradient thrice."""
+    op, (inputs, outputs) = op_of("SelectiveScan"), shapes_of("SelectiveScan")
+    numbers, device = B * S * H * P * N, COSTS.cluster.device
+    moved = op_bytes(op, inputs, outputs, elements(op))[0]
+
+    seconds = COSTS.op_seconds(op, inputs, outputs, elements(op))[0]
+
+    assert flops("SelectiveScan") == 9 * numbers
+    assert flops("SelectiveScanGrad") == 18 * numbers
+    computed = 2 * 16 * numbers / 67e12
+    read = moved / (device.memory_bandwidth * device.bandwidth_efficiency)
+    assert seconds == pytest.approx(device.launch + (computed**4 + read**4) ** 0.25)
+    assert moved == 2 * (3 * B * S * H * P + 2 * B * S * N + H * P * N + 2 * H * P)
+    assert COSTS.least_compute_seconds(op, inputs, outputs) == pytest.approx(computed)
+    gradient = op_of("SelectiveScanGrad")
+    assert COSTS.least_compute_seconds(gradient, *shapes_of("SelectiveScanGrad")) == pytest.approx(3 * computed)
+
+
+def test_a_device_without_a_peak_of_vector_units_has_an_eighth_of_its_matrix_units() -> None:
+    """A cluster file may state peaks of half precision alone."""
+    op, (inputs, outputs) = op_of("SelectiveScan"), shapes_of("SelectiveScan")
+    device = replace(COSTS.cluster.device, peaks=(("half", 8 * 67e12),), efficiencies=())
+
+    seconds = replace(COSTS, cluster=replace(COSTS.cluster, device=device)).least_compute_seconds(op, inputs, outputs)
+
+    assert seconds == pytest.approx(COSTS.least_compute_seconds(op, inputs, outputs))
 
 
 def test_a_sequence_shorter_than_a_chunk_is_one_chunk() -> None:
@@ -96,8 +138,14 @@ def test_kernels_of_a_scan_hand_states_to_each_other() -> None:
 
 
 def test_a_delta_rule_keeps_64_numbers_per_token_and_head() -> None:
-    """The inverses of its triangular matrices; a state-space scan keeps nothing but its operands."""
-    for kind, kept in (("GatedDeltaRule", 2 * B * S * H * 64), ("GatedDeltaRuleGrad", 0), ("StateSpaceScan", 0)):
+    """The inverses of its triangular matrices; a state-space scan keeps nothing but its operands.
+
+    A selective scan keeps two float32 per number of state and 2048 tokens.
+    """
+    for kind, kept in (
+        ("GatedDeltaRule", 2 * B * S * H * 64), ("GatedDeltaRuleGrad", 0), ("StateSpaceScan", 0),
+        ("SelectiveScan", 8 * B * H * P * N), ("SelectiveScanGrad", 0),
+    ):  # fmt: skip
         op = op_of(kind)
         assert COSTS.kept_bytes(op, *shapes_of(kind), elements(op)) == [kept]
 

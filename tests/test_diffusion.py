@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from autopar import models
 from autopar.errors import ModelError
 from autopar.execute import run_graph
 from autopar.models.decoder_config import TRANSPOSED
+from autopar.models.dit import DitConfig
 from autopar.models.flux import FluxConfig
+from autopar.models.sd3 import Sd3Config
 from autopar.models.wan import WanConfig
 from autopar.onnx import load
 from autopar.training import training_step
@@ -33,6 +36,11 @@ FLUX = FluxConfig(
 )  # fmt: skip
 WAN = WanConfig(
     num_layers=2, hidden=32, heads=2, ffn=40, latent=3, frames=2, height=4, width=6, tokens=5, context=12
+)  # fmt: skip
+
+DIT = DitConfig(num_layers=2, hidden=32, heads=2, image_size=6, latent=3, outputs=6, classes=7)
+SD3 = Sd3Config(
+    num_layers=3, hidden=32, heads=2, latent=3, image_size=6, base_size=8, places=5, tokens=5, context=12, pooled=7
 )  # fmt: skip
 
 
@@ -65,16 +73,17 @@ def check(module: Any, family: str, config: Any, inputs: dict[str, Array], run: 
         torch.nn.init.normal_(parameter, std=0.2)
     model = models.build_config(family, config)
     assert models.num_parameters(model) == sum(parameter.numel() for parameter in module.parameters())
+    (output,) = (item.name for item in model.graph.output)
     graph = as_float64(load(model, batch=2))
     step = training_step(graph, loss="auto", optimizer="sgd")
     weights = {key: tensor.detach().numpy() for key, tensor in module.state_dict().items()}
     trained = [value.name for value in step.parameters]
     tables = {key: value.astype(np.float64) for key, value in models.initial_values(model).items()}
     given = {**tables, **{key: weight_of(weights, key, config.hidden) for key in trained}}
-    targets = np.random.default_rng(1).normal(size=graph.values["flow"].shape)
+    targets = np.random.default_rng(1).normal(size=graph.values[output].shape)
 
     found = gradients(step, feeds_of(step, {**given, **inputs, "targets": targets}))
-    result = run_graph(graph, {**given, **inputs})["flow"]
+    result = run_graph(graph, {**given, **inputs})[output]
 
     expected = run(module)
     torch.nn.functional.mse_loss(expected, torch.tensor(targets)).backward()
@@ -151,11 +160,73 @@ def test_wan_is_that_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
     check(module, "wan", WAN, inputs, run)
 
 
+@needs_diffusers
+@pytest.mark.slow
+@pytest.mark.parametrize(("dual", "normed"), [(0, False), (2, True)])
+def test_stable_diffusion_3_is_that_of_diffusers(dual: int, normed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 3 and 3.5; an image of fewer patches than there are places has those in the middle."""
+    import torch
+    from diffusers import SD3Transformer2DModel
+
+    module = SD3Transformer2DModel(
+        sample_size=8, in_channels=3, out_channels=3, num_layers=3, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=12, caption_projection_dim=32, pooled_projection_dim=7, pos_embed_max_size=5,
+        dual_attention_layers=tuple(range(dual)), qk_norm="rms_norm" if normed else None,
+    ).double()  # fmt: skip
+    rng = np.random.default_rng(0)
+    inputs: dict[str, Array] = {
+        "images": rng.normal(size=(2, 3, 6, 6)), "text": rng.normal(size=(2, 5, 12)), "pooled": rng.normal(size=(2, 7)),
+        "step": np.array([3, 700]),
+    }  # fmt: skip
+
+    def run(module: Any) -> Any:
+        monkeypatch.setattr(torch, "float32", torch.float64)
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        return module(
+            hidden_states=torch.tensor(inputs["images"]), encoder_hidden_states=torch.tensor(inputs["text"]),
+            pooled_projections=torch.tensor(inputs["pooled"]), timestep=torch.tensor(inputs["step"]),
+        ).sample  # fmt: skip
+
+    check(module, "sd3", replace(SD3, dual=dual, qk_norm=normed), inputs, run)
+
+
+@needs_diffusers
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_dit_is_that_of_diffusers(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As published, where all blocks embed step and class by the same weights, and with weights of their own."""
+    import torch
+    from diffusers import DiTTransformer2DModel
+
+    module = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=3, out_channels=6, num_layers=2, sample_size=6,
+        num_embeds_ada_norm=7,
+    ).double().eval()  # fmt: skip
+    if shared:
+        module.transformer_blocks[1].norm1.emb = module.transformer_blocks[0].norm1.emb
+    rng = np.random.default_rng(0)
+    inputs: dict[str, Array] = {
+        "images": rng.normal(size=(2, 3, 6, 6)), "step": np.array([3, 700]), "label": np.array([2, 7])
+    }  # fmt: skip
+
+    def run(module: Any) -> Any:
+        monkeypatch.setattr(torch, "float32", torch.float64)
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        given = {key: torch.tensor(inputs[key]) for key in ("images", "step", "label")}
+        return module(given["images"], timestep=given["step"], class_labels=given["label"]).sample
+
+    check(module, "dit", replace(DIT, shared=shared), inputs, run)
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
         ("flux-12b", {"axes": (16, 56, 54)}, r"axes \(16, 56, 54\) do not make a head of 128 elements"),
         ("flux-12b", {"image_size": 5}, "5 latent pixels do not divide into patches of 2"),
+        ("sd3-medium", {"image_size": 400}, "200 patches a side has more than the model's 192 places"),
+        ("sd3-medium", {"dual": 25}, "25 of 24 blocks cannot attend twice"),
+        ("dit-xl-2", {"image_size": 31}, "31 latent pixels do not divide into patches of 2"),
+        ("dit-xl-2", {"hidden": 1150, "heads": 2}, "no sines and cosines in a width of 1150"),
         ("wan-14b", {"heads": 1280}, "cannot turn a head of 4 elements"),
         ("wan-14b", {"width": 105}, "60 x 105 latent pixels do not divide into patches of 2 x 2"),
     ],
@@ -187,7 +258,31 @@ _WAN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "name"), [(_FLUX_DEV, "flux-12b"), (_WAN, "wan-14b")])
+_SD3 = {
+    "_class_name": "SD3Transformer2DModel", "attention_head_dim": 64, "caption_projection_dim": 1536,
+    "dual_attention_layers": list(range(13)), "in_channels": 16, "joint_attention_dim": 4096,
+    "num_attention_heads": 24, "num_layers": 24, "out_channels": 16, "patch_size": 2, "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 384, "qk_norm": "rms_norm", "sample_size": 128,
+}  # fmt: skip
+_DIT = {
+    "_class_name": "DiTTransformer2DModel", "activation_fn": "gelu-approximate", "attention_bias": True,
+    "attention_head_dim": 72, "dropout": 0.0, "in_channels": 4, "norm_elementwise_affine": False, "norm_eps": 1e-05,
+    "norm_num_groups": 32, "norm_type": "ada_norm_zero", "num_attention_heads": 16, "num_embeds_ada_norm": 1000,
+    "num_layers": 28, "out_channels": 8, "patch_size": 2, "sample_size": 32, "upcast_attention": False,
+}  # fmt: skip
+
+
+def test_dit_of_diffusers_embeds_step_and_class_in_every_block(tmp_path: Path) -> None:
+    """27 embedders more than published: two projections of the step's waves and a row per class."""
+    native = models.read_architecture({**_DIT, "model_type": _DIT["_class_name"]}, 64)
+
+    assert native == replace(models.spec("dit-xl-2").config, shared=False)
+    embedder = 256 * 1152 + 1152 + 1152**2 + 1152 + 1001 * 1152
+    count = models.num_parameters(models.build_architecture("dit", native))
+    assert count == models.spec("dit-xl-2").num_parameters + 27 * embedder
+
+
+@pytest.mark.parametrize(("config", "name"), [(_FLUX_DEV, "flux-12b"), (_WAN, "wan-14b"), (_SD3, "sd3.5-medium")])
 def test_a_configuration_of_diffusers_is_that_of_the_zoo(config: dict[str, Any], name: str, tmp_path: Path) -> None:
     """`hf:` takes it, without diffusers."""
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -204,6 +299,11 @@ def test_a_configuration_of_diffusers_is_that_of_the_zoo(config: dict[str, Any],
         (_FLUX_DEV, {"axes_dims_rope": [16, 112]}, "axes_dims_rope=[16, 112]"),
         (_FLUX_DEV, {"patch_size": 2}, "in_channels=64 that are not 2 x 2 pixels"),
         (_FLUX_DEV, {"attention_bias": True}, "attention_bias=True"),
+        (_SD3, {"dual_attention_layers": [1, 2]}, "dual_attention_layers=[1, 2]"),
+        (_SD3, {"caption_projection_dim": 1152}, "caption_projection_dim=1152"),
+        (_SD3, {"qk_norm": "layer_norm"}, "qk_norm='layer_norm'"),
+        (_DIT, {"norm_type": "layer_norm"}, "norm_type='layer_norm'"),
+        (_DIT, {"attention_type": "gated"}, "attention_type='gated'"),
         (_WAN, {"added_kv_proj_dim": 5120}, "added_kv_proj_dim=5120"),
         (_WAN, {"qk_norm": "rms_norm"}, "qk_norm='rms_norm'"),
         (_WAN, {"rope_max_seq_len": 16}, "rope_max_seq_len=16"),

@@ -110,6 +110,18 @@ CASES: list[Callable[[Sizes], Case]] = [
         {"least": 0.1},
     ),
     lambda z: (
+        "autopar::SelectiveScanGrad",
+        [
+            *[floats(z.b, z.s, z.d)] * 2,
+            floats(z.d, z.k),
+            *[floats(z.b, z.s, z.k)] * 2,
+            *[floats(z.d)] * 2,
+            floats(z.b, z.s, z.d),
+        ],
+        7,
+        {},
+    ),
+    lambda z: (
         "autopar::GatedDeltaRuleGrad",
         [
             *[floats(z.b, z.s, z.h, z.k)] * 2,

@@ -218,6 +218,16 @@ SHAPES: list[Case] = [
     ),
     ("Reshape", [floats(B, S, H, K), ints(0, 0, -1)], 1, {}, "[a,b,c,d],_->[a,b,c|d/12]; P,R->P"),
     ("Reshape", [floats(B, S, D), ints(-1, D)], 1, {}, "[a,b,c],_->[a|b/8,c]; c: scales #1[1]; P,R->P"),
+    # Six common factors, the patches of an image: proxies are used for several, and no dim is split in chunks.
+    (
+        "Reshape",
+        [floats(B, 6, 6, C, 2, 2), ints(0, 36, 4 * C)],
+        1,
+        {},
+        "[a,b,.,c,.,.],_->[a,b,c]; b: scales #1[1]; c: scales #1[2]; P,R->P",
+    ),
+    # Parts whose sizes have nothing in common: two streams that attend together.
+    ("Split", [floats(B, 4, 37, K), ints(5, 32)], 2, {"axis": 2}, "[a,b,.,c],_->[a,b,.,c],[a,b,.,c]; P,R->P,P"),
     ("Flatten", [floats(B, C, 3, 3)], 1, {"axis": 1}, "[a,b,c,d]->[a,b|c/16|d/48]; P->P"),
     ("Unsqueeze", [floats(B, S, D), ints(2)], 1, {}, "[a,b,c],_->[a,b,.,c]; P,R->P"),
     ("Squeeze", [floats(B, 1, D), ints(1)], 1, {}, "[a,.,b],_->[a,b]; P,R->P"),
@@ -334,6 +344,22 @@ FUNCTIONS: list[Case] = [
         "[a,.,b,c],[a,.,b],[b],[a,.,.,.],[a,.,.,.],[b],[b],[a,.,b,c]->"
         "[a,.,b,c],[a,.,b],[b],[a,.,.,.],[a,.,.,.],[b],[b]; "
         "a: sum; b: sum; c: sum; P,R,R,R,R,R,R,R->R,P,P,P,P,P,P; R,R,R,R,R,R,R,P->P,P,P,P,P,P,P",
+    ),
+    # Channels (b) share B and C; numbers of state (c) are summed over.
+    (
+        "autopar::SelectiveScan",
+        [*[floats(B, S, C)] * 2, floats(C, K), *[floats(B, S, K)] * 2, *[floats(C)] * 2],
+        1,
+        {},
+        "[a,.,b],[a,.,b],[b,c],[a,.,c],[a,.,c],[b],[b]->[a,.,b]; c: sum, #5 partial; P,R,R,R,R,R,R->P",
+    ),
+    (
+        "autopar::SelectiveScanGrad",
+        [*[floats(2, S, H)] * 2, floats(H, K), *[floats(2, S, K)] * 2, *[floats(H)] * 2, floats(2, S, H)],
+        7,
+        {},
+        "[a,.,b],[a,.,b],[b,.],[a,.,.],[a,.,.],[b],[b],[a,.,b]->[a,.,b],[a,.,b],[b,.],[a,.,.],[a,.,.],[b],[b]; "
+        "a: sum; b: sum; P,R,R,R,R,R,R,R->R,P,P,P,P,P,P; R,R,R,R,R,R,R,P->P,P,P,P,P,P,P",
     ),
     (
         "autopar::GatedDeltaRule",

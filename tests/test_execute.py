@@ -65,6 +65,16 @@ def test_convolution_over_groups_is_one_convolution_per_group() -> None:
     np.testing.assert_allclose(result, np.concatenate(halves, axis=1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("sides", [(9,), (4, 5), (4, 3, 2)], ids=str)
+def test_a_global_maximum_is_that_of_all_spatial_dims(sides: tuple[int, ...]) -> None:
+    """Of sound, images and volumes: `onnx.reference` has it of images alone."""
+    x = np.random.default_rng(0).standard_normal((2, 3, *sides))
+
+    (result,) = Executor().run(Op("op", "GlobalMaxPool", ("x",), ("y",)), [x], opset=22)
+
+    np.testing.assert_array_equal(result, x.reshape(2, 3, -1).max(axis=2).reshape(2, 3, *len(sides) * (1,)))
+
+
 def test_indices_of_max_pool_point_at_the_maxima() -> None:
     """The second output numbers the elements of the whole input."""
     x = np.random.default_rng(0).standard_normal((2, 3, 6, 6))

@@ -8,6 +8,8 @@ from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
+from autopar.prediction import predict
+from tests.executions import TINY
 
 LLAMA = (
     "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
@@ -53,6 +55,24 @@ def test_grouped_queries_without_a_number_are_one_group() -> None:
 def test_arguments_without_a_precision_run_in_float32() -> None:
     assert read(LLAMA).precision == "mixed"
     assert read(LLAMA.replace("--bf16 ", "")).precision == "fp32"
+
+
+def test_further_tokens_are_predicted_by_a_model_that_is_given(cache_dir: Path) -> None:
+    """--mtp-num-layers is `mtp` of the model; none of the models that arguments state by themselves has it."""
+    text = "--mtp-num-layers 2 --micro-batch-size 1 --global-batch-size 8 --bf16 --pipeline-model-parallel-size 2"
+
+    found = parse_configuration(text, "megatron", gpus=4, model="zoo:deepseek-v3")
+
+    assert (found.model, found.dims) == ("zoo:deepseek-v3", {"mtp": 2})
+    assert "--mtp-num-layers 2" in found.understood
+    assert parse_configuration(text.replace("--mtp-num-layers 2 ", ""), "megatron", gpus=4, model="zoo:gpt2").dims == {}
+    predicted = predict(found.model, found.degrees, dims={**TINY["deepseek-v3"], **found.dims}, cache_dir=cache_dir)
+    assert {op.op.split(".")[1] for block in predicted.plan.blocks for op in block.ops if op.op.startswith("mtp")} == {
+        "0", "1"
+    }  # fmt: skip
+    with pytest.raises(ExportError, match="--mtp-num-layers makes a model that is not in the zoo") as error:
+        read(LLAMA + "--mtp-num-layers 1")
+    assert "--model, such as zoo:deepseek-v3" in str(error.value)
 
 
 def test_layers_that_embedding_and_loss_count_among() -> None:

@@ -1,4 +1,4 @@
-"""Plans of decoders with scans: heads split over devices, layers over stages, nothing taken for experts."""
+"""Plans of decoders with scans: heads or channels split over devices, layers over stages, nothing taken for experts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +17,21 @@ from tests.executions import TINY, Execution, model_graph, model_rules
 from tests.named_plans import Task, Tensor, check_kind, named_plan
 from tests.shares import some
 
-HYBRIDS = ("mamba2-2.7b", "nemotron-h-8b", "qwen3-next-80b-a3b")
+HYBRIDS = ("mamba2-2.7b", "mamba-2.8b", "jamba-v0.1", "nemotron-h-8b", "qwen3-next-80b-a3b")
 SAMPLES = 4
-_DATA = {"autopar::StateSpaceScan": 0, "autopar::GatedDeltaRule": 2}
-"""Input of a scan that holds the data of its heads."""
+_DATA = {"autopar::StateSpaceScan": 0, "autopar::SelectiveScan": 0, "autopar::GatedDeltaRule": 2}
+"""Input of a scan that holds the data of its heads or channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Scans split by their heads."""
+    """Scans split by their heads or channels."""
 
     def __str__(self) -> str:
         return "heads"
 
     def wants(self, tensor: Tensor) -> tuple[Placement, ...]:
-        """Return the heads of the data of a scan and of its results."""
+        """Return the heads or channels of the data of a scan and of its results."""
         if tensor.op is None or tensor.op.kind not in _DATA:
             return ()
         is_data = tensor.output or tensor.name == tensor.op.inputs[_DATA[tensor.op.kind]]
@@ -42,7 +42,7 @@ class Heads:
         return bool(self.wants(tensor))
 
 
-@pytest.mark.parametrize("model", some(HYBRIDS, lambda name: name == "mamba2-2.7b"))
+@pytest.mark.parametrize("model", some(HYBRIDS, lambda name: name.startswith("mamba")))
 @pytest.mark.parametrize("stages", [1, 2])
 def test_scans_split_by_heads_train_like_the_model(model: str, stages: int, cache_dir: Path) -> None:
     """In one stage, and in two whose layers have four devices each."""
@@ -61,10 +61,11 @@ def test_parameters_of_scans_are_no_experts(model: str) -> None:
     """The kernel of a convolution has three dims, and is no matrix per expert."""
     found = experts_of(fold(model_graph(model, 10)))
 
-    expected = {"experts.gate_up_proj", "experts.down_proj"} if model.startswith("qwen") else set()
+    expected = {"experts.gate_up_proj", "experts.down_proj"} if model.startswith(("qwen", "jamba")) else set()
     assert {".".join(name.split(".")[4:6]) for name in found} == expected
 
 
+@pytest.mark.parametrize("model", ["mamba2-2.7b", "mamba-2.8b"])
 @pytest.mark.parametrize(
     ("degrees", "split"),
     [
@@ -75,9 +76,9 @@ def test_parameters_of_scans_are_no_experts(model: str) -> None:
     ],
     ids=str,
 )
-def test_mamba_is_predicted_by_degrees(degrees: Degrees, split: str, cache_dir: Path) -> None:
-    """Data, tensor and pipeline parallelism; tensor parallelism splits the scans of all layers by their heads."""
-    prediction = predict("zoo:mamba2-2.7b", degrees, dims=dict(TINY["mamba2-2.7b"]), cache_dir=cache_dir)
+def test_mamba_is_predicted_by_degrees(model: str, degrees: Degrees, split: str, cache_dir: Path) -> None:
+    """Data, tensor and pipeline parallelism; tensor parallelism splits the scans of all layers by heads or channels."""
+    prediction = predict(f"zoo:{model}", degrees, dims=dict(TINY[model]), cache_dir=cache_dir)
 
     scans = [op for block in prediction.plan.blocks for op in block.ops if op.op.endswith("scan.core")]
     assert scans

@@ -64,8 +64,11 @@ EXACT = {
     "deepseek-v2": 235_741_434_880, "deepseek-v3": 671_026_404_352, "glm-4.5-air": 106_852_245_504,
     "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320, "gemma3-12b": 11_766_034_176, "gemma3-27b": 27_009_346_304,
+    "mamba-2.8b": 2_768_345_600, "falcon-mamba-7b": 7_272_665_088, "jamba-v0.1": 51_570_323_328,
     "bloom-176b": 176_247_271_424, "t5-11b": 11_307_321_344, "flan-t5-xxl": 11_135_332_352,
     "whisper-large": 1_543_304_960 - 1500 * 1280, "whisper-large-v3": 1_543_490_560 - 1500 * 1280,  # fixed positions
+    "dit-xl-2": 675_129_632 - 256 * 1152, "sd3-medium": 2_028_328_000, "sd3.5-medium": 2_243_171_520,
+    "sd3.5-large": 8_056_627_520,  # fixed places of patches left out
     "mlp-xs": 8 * 512**2, "mlp-small": 16 * 8192**2, "mlp-medium": 64 * 16384**2, "mlp-large": 96 * 32768**2,
 }  # fmt: skip
 """Counts of the released checkpoints."""
@@ -73,6 +76,7 @@ EXACT = {
 ROUNDED = {
     "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "kimi-k2": (1026, 0),
     "glm-4.5": (353, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
+    "jamba-1.5-large": (398.6, 1), "dit-l-2": (0.458, 3),
     "mamba2-2.7b": (2.7, 1), "bamba-9b": (9.78, 2), "nemotron-h-8b": (8.1, 1), "nemotron-h-56b": (56, 0),
     "nemotron3-nano-30b-a3b": (31.6, 1), "qwen3-next-80b-a3b": (80, 0),
     "gpt3-125m": (0.125, 3), "gpt3-350m": (0.36, 2), "gpt3-760m": (0.76, 2), "gpt3-xl": (1.3, 1), "gpt3-2.7b": (2.7, 1),
@@ -84,7 +88,8 @@ ROUNDED = {
     "wide-resnet-4b": (4.0, 1), "wide-resnet-6.8b": (6.7, 1), "wide-resnet-13b": (13, 0),
 }  # fmt: skip
 """Published only rounded: billions and decimals. (GPT-3 names its second model 350M; its table's shape gives 356M.
-Grok-1 is called 314B; its shapes give 315.7 of the 316.5 billion of the PyTorch port, which holds the embedding twice.)
+Grok-1 is called 314B; its shapes give 315.7 of the 316.5 billion of the PyTorch port, which holds the embedding twice.
+Jamba 1.5 Large is called 398B.)
 """
 
 

@@ -121,6 +121,13 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
         model([node("LayerNormalization", ["x", "s"], ["y"])], weights=[tensor("s", np.ones(5))]),
         r"input 1 cannot be broadcast to \[2, 6\]",
     ),
+    "updates of another number than indices": (
+        model(
+            [node("ScatterElements", ["x", "i", "u"], ["y"])],
+            weights=[tensor("i", [[0, 1, 0]], np.int64), tensor("u", [[1.0, 2.0]])],
+        ),
+        "there is not one update per index",
+    ),
     "more elements than can be counted": (model([node("Relu", ["x"], ["y"])], shape=(2**31, 2**31)), "4.61e\\+18"),
     "a result of more elements": (
         model([node("MatMul", ["x", "z"], ["y"])], shape=(2**40, 1), weights=[

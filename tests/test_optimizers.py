@@ -1,5 +1,6 @@
 """What the optimizers compute, keep and cost, and which of their updates devices can share."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.estimates import Estimator
 from autopar.ir.blocks import find_blocks
-from autopar.ir.graph import Graph, Op, Phase, Role
+from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.onnx import load
 from autopar.prediction import Predictor
 from autopar.program.records import Category
 from autopar.sharding import Mesh, Shard
-from autopar.training import OPTIMIZERS, training_step
+from autopar.training import OPTIMIZERS, Optimizer, training_step
 from autopar.workload import open_workload
 from tests.executions import EXECUTOR, TINY, Execution, model_feeds, random_feeds, random_plan, solved_plan
 from tests.gradients import as_float64
@@ -87,6 +88,46 @@ def test_muon_is_that_of_pytorch(shape: tuple[int, int]) -> None:
     (found, _) = update("muon", p, m, g)
     change = p - weight.detach().numpy()
     assert np.abs(p - found - change).max() < 0.05 * np.abs(change).max()
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (12,), (3, 4, 6)], ids=str)
+def test_adafactor_is_that_of_pytorch(shape: tuple[int, ...]) -> None:
+    """Three steps in float64, with decay, small and large gradients; the parameter and all moments."""
+    torch = pytest.importorskip("torch")
+    method = OPTIMIZERS["adafactor"]
+    value = Value("w", shape, "float64")
+    if not method.takes(value, frozenset()):
+        assert method.others is not None
+        method = method.others
+    method = replace(method, attrs={**method.attrs, "weight_decay": 0.1})
+    weight = torch.nn.Parameter(torch.tensor(random(*shape)))
+    optimizer = torch.optim.Adafactor([weight], eps=(2.0**-23, 1e-3), weight_decay=0.1, foreach=False)
+    known = {"p": weight.detach().numpy().copy(), "length": np.sqrt(np.mean(random(*shape) ** 2))}
+    known |= {moment.suffix: np.zeros(moment.of(value)[0]) for moment in method.moments if moment.suffix != "length"}
+
+    for step, size in enumerate((1.0, 30.0, 1e-3), 1):
+        gradient = size * np.random.default_rng(step).normal(size=shape)
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        known = run_update(method, value, {**known, "g": gradient, "t": np.asarray(float(step))})
+
+        np.testing.assert_allclose(known["p"], weight.detach().numpy(), rtol=1e-6, atol=1e-8)
+        for ours, theirs in (("row", "row_var"), ("column", "col_var"), ("v", "variance")):
+            if ours in known:
+                np.testing.assert_allclose(known[ours], optimizer.state[weight][theirs].numpy(), rtol=1e-6)
+
+
+def run_update(method: Optimizer, value: Value, known: dict[str, Array]) -> dict[str, Array]:
+    """Run the ops of an update; return the new parameter and moments by name."""
+    states = {"p", *(moment.suffix for moment in method.moments)}
+    made = dict(known)
+    for part in method.update(value):
+        inputs = [made[name] for name in part.reads]
+        outputs = tuple(f"{out.suffix}.new" if out.suffix in states else out.suffix for out in part.makes)
+        attrs = tuple(sorted(method.attributes(part, value).items()))
+        op = Op("op", part.kind, tuple(f"x{index}" for index in range(len(inputs))), outputs, attrs, Phase.UPDATE)
+        made |= zip(outputs, map(np.asarray, EXECUTOR.run(op, inputs, 24)), strict=True)
+    return {name: made[f"{name}.new"] for name in states}
 
 
 def test_muon_trains_the_matrices_of_layers_and_adamw_the_rest() -> None:
@@ -187,7 +228,7 @@ def test_an_update_is_shared_as_discovery_finds(name: str, cache_dir: Path) -> N
             assert found == (set(range(rank - 2)) if whole else set(range(rank))), op.name
 
 
-@pytest.mark.parametrize("optimizer", ["lion", "muon", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "lion", "muon", "sgd"])
 @pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b"])
 def test_partitioned_updates_are_those_of_the_model(name: str, optimizer: str, cache_dir: Path) -> None:
     """Random plans, and the best of a cluster on which splitting pays."""
@@ -199,6 +240,56 @@ def test_partitioned_updates_are_those_of_the_model(name: str, optimizer: str, c
         execution.check(random_plan(execution.folded, rules, configuration, 4, seed))
         if not seed:
             execution.check(solved_plan(execution.folded, rules, configuration, 4))
+
+
+def test_adafactor_keeps_a_number_per_row_and_column(cache_dir: Path) -> None:
+    """And one of the size of each tensor; 10 bytes per parameter, master copy included, where Adam has 18.
+
+    A matrix split by rows sums its columns and its sizes over the devices, and nothing else.
+    """
+    step = step_of("llama3-8b", "adafactor")
+    rules = discover(step_of("llama3-8b", "adafactor", 10), cache_dir=cache_dir)
+
+    moments = {state.input: step.values[state.input].shape for state in step.states if state.role is Role.MOMENT}
+    assert {name: moments[name] for name in moments if name.startswith("layers.0.mlp.up")} == {
+        "layers.0.mlp.up.weight.row": (16, 1), "layers.0.mlp.up.weight.column": (1, 24),
+        "layers.0.mlp.up.weight.length": (),
+    }  # fmt: skip
+    assert {name: moments[name] for name in moments if name.startswith("final_norm")} == {
+        "final_norm.weight.v": (16,), "final_norm.weight.length": ()
+    }  # fmt: skip
+    sizes = MIXED.graph_element_bytes(step)
+    assert [sizes[f"layers.0.mlp.up.weight{end}"] for end in ("", ".grad", ".row")] == [6, 4, 4]
+    by_rows = {
+        "layers.0.mlp.up.weight.rows.update": "S(0) -> S(0),P",
+        "layers.0.mlp.up.weight.row.new.update": "S(0),S(0),R -> S(0),P",
+        "layers.0.mlp.up.weight.moved.update": "S(0),S(0),R,R -> P",
+        "layers.0.mlp.up.weight.update": "S(0),S(0),S(0),R,R,R,R,R -> S(0),P",
+    }
+    assert by_rows.keys() <= rules.by_op.keys()
+    for name, strategy in by_rows.items():
+        assert strategy in map(str, rules.by_op[name].strategies)
+
+
+@pytest.mark.parametrize(("zero", "parameters", "gradients"), [(0, 6, 4), (1, 6, 4), (2, 6, 0.5), (3, 0.75, 0.5)])
+def test_zero_shares_the_update_of_adafactor(zero: int, parameters: float, gradients: float) -> None:
+    """Its moments are nothing; the master copy lies with the parameters. Estimates say so as well."""
+    predictor = Predictor(open_workload("zoo:gpt2", dims=WIDE, optimizer="adafactor"))
+    degrees = Degrees(dp=8, zero=zero, microbatch=2, global_batch=128)
+    count = predictor.workload.folded(16).graph.num_parameters
+
+    found = predictor.predict(degrees, load_cluster("a100"))
+
+    (stage,) = found.program.stages
+    held = {item.category: item.bytes / count for item in stage.resident}
+    assert held[Category.PARAMETERS] == pytest.approx(parameters, rel=1e-3)
+    assert held[Category.GRADIENTS] == pytest.approx(gradients, rel=1e-3)
+    assert held[Category.OPTIMIZER] < 0.01
+    (timed,) = found.timeline.stages
+    assert timed.update_seconds < 4e-4 if zero else timed.update_seconds > 2e-3
+    estimate = Estimator(predictor, load_cluster("a100")).estimate([degrees])
+    assert estimate.step_seconds[0] == pytest.approx(found.timeline.step_seconds, rel=0.04)
+    assert estimate.peak_bytes[0] == pytest.approx(found.timeline.peak_bytes, rel=0.02)
 
 
 WIDE: dict[str, Any] = {"num_layers": 4, "hidden": 2048, "heads": 16, "seq": 512, "vocab": 8192}

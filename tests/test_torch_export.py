@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from autopar import huggingface, torch_export
 from autopar.cli import main
 from autopar.errors import ModelError
 from autopar.execute import run_graph
+from autopar.folding.expert_parameters import experts_of
+from autopar.folding.fold import fold
 from autopar.huggingface import check_dense
 from autopar.ir.blocks import block_kinds, find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
+from autopar.training import training_step
 from autopar.workload import open_workload
 
 needs_torch = pytest.mark.skipif(
@@ -123,7 +127,7 @@ def _run(graph: Graph, module: Any, data: np.ndarray[Any, Any]) -> Any:
     given: dict[str, Any] = {graph.inputs[0]: data}
     for state in graph.states:
         name = state.input.removesuffix(torch_export.TRANSPOSED)
-        given[state.input] = weights[name].T if name != state.input else weights[name]
+        given[state.input] = np.swapaxes(weights[name], -1, -2) if name != state.input else weights[name]
     return run_graph(graph, given)[graph.outputs[0]]
 
 
@@ -145,6 +149,72 @@ def test_exported_models_compute_the_same(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = module(input_ids=torch.tensor(tokens)).logits.numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "granitemoe": {**DECODER, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "flex_olmo": {**DECODER, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
+}
+"""Mixtures of experts that no builder of ours makes."""
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERTS)
+def test_exported_experts_run_as_grouped_products(name: str, tmp_path: Path) -> None:
+    """As transformers' loop over experts, of other numbers of samples too; trained, and dealt out as experts."""
+    import torch
+    import transformers
+
+    config = {**EXPERTS[name], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **config}))
+    known = transformers.AutoConfig.for_model(name, **config)
+    known._experts_implementation = "eager"
+    module = transformers.AutoModelForCausalLM.from_config(known).eval()
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (3, SEQ))
+
+    graph = open_workload(f"hf:{tmp_path}", cache_dir=tmp_path).forward(3)
+
+    kinds = [op.kind for op in graph.ops if op.kind.startswith("autopar::")]
+    assert Counter(kinds) == {
+        "autopar::ExpertDispatch": LAYERS, "autopar::GroupedMatMul": 2 * LAYERS, "autopar::ExpertCombine": LAYERS
+    }  # fmt: skip
+    assert {op.attr("fill") for op in graph.ops if op.kind == "autopar::GroupedMatMul"} == {0.5}
+    with torch.no_grad():
+        expected = module(input_ids=torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(_run(graph, module, tokens), expected, rtol=1e-3, atol=1e-5)
+    assert graph.num_parameters == module.num_parameters()
+    step = training_step(find_blocks(graph))
+    assert {owner.split(".")[4] for owner in experts_of(fold(step))} == {"experts"}
+    assert len(experts_of(fold(step))) == 2 * LAYERS
+    assert "autopar" not in transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS
+
+
+@needs_torch
+@pytest.mark.slow
+def test_experts_of_a_module_are_exported_and_left_as_they_are(tmp_path: Path) -> None:
+    """Biases, and gates that gpt-oss clips, are the module's own."""
+    import torch
+    import transformers
+
+    known = transformers.AutoConfig.for_model(
+        "gpt_oss", **DECODER, num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2
+    )
+    known._experts_implementation = "eager"
+    experts = transformers.models.gpt_oss.modeling_gpt_oss.GptOssMLP(known).eval()
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    data = np.random.default_rng(0).normal(size=(3, SEQ, 32)).astype(np.float32)
+
+    graph = load(autopar.from_torch(experts, (torch.zeros(2, SEQ, 32),), tmp_path / "model.onnx"), batch=3)
+
+    assert [op.kind for op in graph.ops if op.kind.startswith("autopar::")] == [
+        "autopar::ExpertDispatch", "autopar::GroupedMatMul", "autopar::GroupedMatMul", "autopar::ExpertCombine"
+    ]  # fmt: skip
+    assert known._experts_implementation == "eager"
+    with torch.no_grad():
+        expected = experts(torch.tensor(data))[0].numpy()
+    np.testing.assert_allclose(_run(graph, experts, data), expected, rtol=1e-3, atol=1e-5)
 
 
 @needs_torch

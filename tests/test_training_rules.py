@@ -89,6 +89,12 @@ def state_space(heads: int, groups: int) -> list[Array]:
     return [x, dt, per_head[0], *shared, *per_head[1:]]
 
 
+def selective() -> list[Array]:
+    """Return the inputs of a selective scan of 4 channels over 5 tokens: x, dt, a_log, b, c, d, dt_bias."""
+    shared = _random(2, 5, 3, seed=1), _random(2, 5, 3, seed=2)
+    return [_random(2, 5, 4), _random(2, 5, 4, seed=3), _random(4, 3), *shared, _random(4), _random(4, seed=1)]
+
+
 def gated_delta(heads: int, groups: int) -> list[Array]:
     """Return the inputs of a gated delta rule over 5 tokens: q, k, v, a, b, a_log, dt_bias."""
     q, k, v = _random(2, 5, groups, 3), _random(2, 5, groups, 3, seed=1), _random(2, 5, heads, 2)
@@ -339,6 +345,7 @@ CASES = [
     Case("autopar::SinkAttention", [Q, K, W, _random(4)], {"scale": 0.3, "window": 2}, note="window"),
     Case("autopar::StateSpaceScan", state_space(heads=4, groups=2), note="groups"),
     Case("autopar::StateSpaceScan", state_space(heads=3, groups=1), {"least": 0.5, "most": 1.5}, note="one-group"),
+    Case("autopar::SelectiveScan", selective()),
     Case("autopar::GatedDeltaRule", gated_delta(heads=4, groups=2), {"scale": 0.6}, note="groups"),
     Case("autopar::GatedDeltaRule", gated_delta(heads=2, groups=2), {"scale": 0.6}, note="heads"),
     Case("autopar::RelativeAttention", [Q, K, W, _random(4, 5)], {"scale": 0.3}, note="all-keys"),

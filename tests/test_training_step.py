@@ -374,7 +374,9 @@ def test_unknown_requests_are_refused() -> None:
     """The hint lists what there is."""
     with pytest.raises(JobError, match=r"(?s)no loss 'hinge'.*auto, cross-entropy, mse, mean"):
         training_step(_linear(), loss="hinge")
-    with pytest.raises(JobError, match=r"(?s)no optimizer 'shampoo'.*adam, adamw, adamw-8bit, sgd, lion, muon"):
+    with pytest.raises(
+        JobError, match=r"(?s)no optimizer 'shampoo'.*adam, adamw, adamw-8bit, sgd, lion, muon, adafactor"
+    ):
         training_step(_linear(), optimizer="shampoo")
 
 

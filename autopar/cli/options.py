@@ -105,7 +105,7 @@ training_options = together(
         default="adam",
         show_default=True,
         metavar="NAME",
-        help="adam, adamw, adamw-8bit, sgd, lion or muon.",
+        help="adam, adamw, adamw-8bit, sgd, lion, muon or adafactor.",
     ),
     click.option(
         "--sync-batchnorm",

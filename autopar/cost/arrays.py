@@ -30,7 +30,7 @@ class Product:
         m: Rows of each result.
         n: Columns of each result.
         k: Terms of each element.
-        on_vectors: Whether vector units compute it, behind the memory traffic.
+        on_vectors: Whether vector units compute it, so that it takes matrix units no time.
     """
 
     batch: FloatArray

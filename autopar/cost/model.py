@@ -32,7 +32,7 @@ from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, group
 from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, op_products
-from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes
+from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes, scan_vector_seconds
 from autopar.cost.stack import IDEAL, Stack
 from autopar.cost.traffic import (
     LOGIT_BYTES,
@@ -179,7 +179,7 @@ class CostModel:
     def least_compute_seconds(
         self, op: Op, inputs: Sequence[IntArray | None], outputs: Sequence[IntArray | None]
     ) -> FloatArray:
-        """Return seconds on the matrix units, (n,), that no sharding of an op needs less of, over all its devices."""
+        """Return seconds of computing, (n,), that no sharding of an op needs less of, over all its devices."""
         device = self.cluster.device
         numbers = self._numbers(op)
         peak = device.peak(numbers)
@@ -189,7 +189,7 @@ class CostModel:
             best = fused if self.stack.attention == "fused" else batched
             return attention_work(op, inputs, outputs).flops / (peak * best)
         best = max(device.efficiency(numbers) * self.stack["gemm_efficiency"], batched)
-        total: FloatArray = np.zeros(1)
+        total: FloatArray = np.zeros(1) + scan_vector_seconds(op, inputs, device)
         for product in op_products(op, inputs, outputs):
             if not product.on_vectors:
                 total = total + least_seconds(product, device, peak * best)
@@ -221,6 +221,7 @@ class CostModel:
         products = op_products(op, inputs, outputs)
         compute = self._products_seconds(products, numbers, batches=op.kind not in GROUPED_KINDS)
         if op.kind not in GROUPED_KINDS:
+            compute = compute + scan_vector_seconds(op, inputs, self.cluster.device)
             return overlapped(compute, nbytes / self._bandwidth)
         written, sums = outputs[0], op.kind == GROUPED_WEIGHT and self.stack.fusion == "chains"
         if sums and written is not None:

@@ -1,4 +1,6 @@
-"""Scans over tokens on local shapes, as the kernels of their authors compute them: chunks of tokens at a time.
+"""Scans over tokens on local shapes, as the kernels of their authors compute them.
+
+Those whose states decay by a number per token and head are computed by chunks of tokens.
 
 Within a chunk of c tokens the scan is products of chunk by chunk, as attention is; between chunks states are handed on,
 made and read by products of chunk by state. Tensors between the kernels of one op go through memory.
@@ -17,6 +19,13 @@ Gated delta rule (`autopar::GatedDeltaRule`, Yang et al. 2024, Gated Delta Netwo
 `chunk_gated_delta_rule` of fla-org/flash-linear-attention), c = 64, for heads of K and V channels, keys repeated for
 each head: products of whole chunks, as a chunk is one tile; the inverse of a triangular matrix counts a third of a
 product of its size.
+
+Selective scan (`autopar::SelectiveScan`, Gu and Dao 2023, section 3.3.2; kernels `selective_scan_fwd_kernel` and
+`selective_scan_bwd_kernel` of state-spaces/mamba): each number of a state has a decay of its own, so that there are no
+matrix products. One kernel reads its inputs, keeps states on chip and computes on vector units; it keeps the state
+behind every 2048 tokens. Per number of state and token, forward: 9 FLOPs, in the time of 16 multiply-adds, of which the
+exponential takes 8 and the products and the parallel scan the others. The gradient computes the states again and takes
+three times as long.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,18 +33,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.arrays import FloatArray, Product, Shapes, shape_of
+from autopar.cluster.records import Device
+from autopar.cost.arrays import FloatArray, Product, Shapes, num_elements, shape_of
 from autopar.ir.graph import Op
 
 STATE_SPACE_CHUNK = 256.0  # tokens; default of state-spaces/mamba and of its models
 DELTA_CHUNK = 64.0  # tokens; fixed in flash-linear-attention
+SELECTIVE_CHUNK = 2048.0  # tokens between states that selective_scan_fwd_kernel keeps
 FLOAT32 = 4.0
-_STATE_SPACE, _DELTA = "autopar::StateSpaceScan", "autopar::GatedDeltaRule"
-_STATE_SPACE_GRAD, _DELTA_GRAD = f"{_STATE_SPACE}Grad", f"{_DELTA}Grad"
+_STATE_SPACE, _DELTA, _SELECTIVE = "autopar::StateSpaceScan", "autopar::GatedDeltaRule", "autopar::SelectiveScan"
+_STATE_SPACE_GRAD, _DELTA_GRAD, _SELECTIVE_GRAD = (f"{kind}Grad" for kind in (_STATE_SPACE, _DELTA, _SELECTIVE))
 
-SCAN_KERNELS: Mapping[str, int] = {_STATE_SPACE: 5, _STATE_SPACE_GRAD: 14, _DELTA: 8, _DELTA_GRAD: 11}
+SCAN_KERNELS: Mapping[str, int] = {
+    _STATE_SPACE: 5, _STATE_SPACE_GRAD: 14, _DELTA: 8, _DELTA_GRAD: 11, _SELECTIVE: 1, _SELECTIVE_GRAD: 1
+}  # fmt: skip
 """Kernels of each op: cumulated decays, states, their passing on, C B^T, results; their gradients and recomputation.
 For the delta rule: norms of queries and keys, decays, K K^T, its inverse, its products, states, results; and so on."""
+_SELECTIVE_FLOPS: Mapping[str, float] = {_SELECTIVE: 9.0, _SELECTIVE_GRAD: 18.0}
+"""Per number of state and token: the forward as its authors count (state-spaces/mamba, issue 110), twice the gradient.
+"""
+_SELECTIVE_SLOTS: Mapping[str, float] = {_SELECTIVE: 16.0, _SELECTIVE_GRAD: 48.0}
+"""Multiply-adds that take as long, per number of state and token; read off the kernels, not fitted to timings. An
+exponential takes 8: units of special functions are an eighth of those of float32 (NVIDIA H100 whitepaper)."""
+_HALF_BY_SINGLE = 8.0
+"""Peak of matrix units in the fewest FLOP/s by that of vector units, of devices that do not state the latter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +116,33 @@ def _state_space_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     ]  # fmt: skip
 
 
+def _numbers_of_states(inputs: Shapes) -> FloatArray:
+    """Return tokens times numbers of state of a selective scan, of all channels."""
+    return num_elements(shape_of(inputs, 0)) * shape_of(inputs, 2)[:, 1]
+
+
+def _selective(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """What vector units do, as a product of so many FLOPs."""
+    one = np.ones(len(shape_of(inputs, 0)))
+    return [Product(_numbers_of_states(inputs), one, one, _SELECTIVE_FLOPS[op.kind] / 2 * one, on_vectors=True)]
+
+
+def scan_vector_seconds(op: Op, inputs: Shapes, device: Device) -> FloatArray | float:
+    """Return the seconds that vector units need for a selective scan or its gradient, (n,); 0 for other ops.
+
+    Args:
+        op: The operation.
+        inputs: Local shape arrays of its inputs.
+        device: What computes it.
+    """
+    slots = _SELECTIVE_SLOTS.get(op.kind)
+    if slots is None:
+        return 0.0
+    peaks = dict(device.peaks)
+    rate = peaks.get("single", min(peaks.values()) / _HALF_BY_SINGLE)
+    return 2.0 * slots * _numbers_of_states(inputs) / rate
+
+
 def _delta(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     s = _sizes_of(op, inputs)
     inverse = [Product(s.chunks, s.chunk, s.chunk, s.chunk / 3)]
@@ -152,8 +200,10 @@ SCAN_PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     _STATE_SPACE_GRAD: _state_space_grad,
     _DELTA: _delta,
     _DELTA_GRAD: _delta_grad,
+    _SELECTIVE: _selective,
+    _SELECTIVE_GRAD: _selective,
 }
-"""Matrix products of each op."""
+"""Products of each op."""
 
 
 def scan_traffic(op: Op, inputs: Shapes, element: float) -> FloatArray:
@@ -161,13 +211,15 @@ def scan_traffic(op: Op, inputs: Shapes, element: float) -> FloatArray:
 
     State-space scan: states and C B^T are made in float32 and, but for those of the gradient that are passed on,
     read in elements of `element` bytes. Delta rule: the triangular matrix is made in float32, states, keys and values
-    behind its inverse are not.
+    behind its inverse are not. Selective scan: one kernel, which hands nothing on.
 
     Args:
         op: The operation.
         inputs: Local shape arrays of its inputs.
         element: Bytes of an element of its data.
     """
+    if op.kind in _SELECTIVE_FLOPS:
+        return np.zeros(len(shape_of(inputs, 0)))
     s = _sizes_of(op, inputs)
     states = s.chunks * s.rows * s.columns
     if op.kind in (_STATE_SPACE, _STATE_SPACE_GRAD):
@@ -182,6 +234,14 @@ def scan_traffic(op: Op, inputs: Shapes, element: float) -> FloatArray:
 
 
 def scan_kept_bytes(op: Op, inputs: Shapes, element: float) -> FloatArray:
-    """Return the bytes an op of `SCAN_KERNELS` keeps for its gradient besides its operands: inverses of delta rules."""
+    """Return the bytes an op of `SCAN_KERNELS` keeps for its gradient besides its operands.
+
+    Delta rule: inverses of triangular matrices. Selective scan: two float32 per number of state and chunk.
+    """
+    if op.kind in _SELECTIVE_FLOPS:
+        x = shape_of(inputs, 0).astype(np.float64)
+        chunks = np.ceil(x[:, 1] / SELECTIVE_CHUNK)
+        states = x[:, 0] * chunks * num_elements(shape_of(inputs, 2))
+        return 2.0 * FLOAT32 * states * (op.kind == _SELECTIVE)
     s = _sizes_of(op, inputs)
     return element * s.chunks * s.chunk * s.chunk * (op.kind == _DELTA)

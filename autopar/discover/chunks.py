@@ -39,6 +39,8 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
     dims = _dims(real, even, triple)
     made = [(dim, size) for dim, size in dims if size.real in new]
     regroups = refinement(real) is not None
+    if regroups and _has_equal_factors(even):
+        return ()  # a product of factors could be another one
     if regroups:
         found = [size for _, size in dims]
         found += [ratio for _, one in made for _, other in dims for ratio in _ratios(one, other)]
@@ -60,6 +62,13 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
             if min(count.even, count.triple, count.real) > 1 and (regroups or count.even == count.triple == count.real)
         )
     )
+
+
+def _has_equal_factors(sketch: Sketch) -> bool:
+    """Whether two common factors of the dims before and after a reshape are equal."""
+    refined = refinement(sketch)
+    factors = [factor for dim in refined[0] for factor in dim if factor > 1] if refined is not None else []
+    return len(set(factors)) < len(factors)
 
 
 def _dims(real: Sketch, even: Sketch, triple: Sketch) -> list[tuple[int, Count]]:

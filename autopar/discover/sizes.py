@@ -44,6 +44,7 @@ class Step:
         multiples: Pairs of a size and a smaller one: the size stays the same multiple of it.
         loose: Instead, it becomes twice or three times it.
         ordered: A larger size has a larger proxy, so that the end of a slice stays inside.
+        summed: A size that the op splits by a constant is the sum of its parts.
     """
 
     keep_small: bool = False
@@ -56,6 +57,7 @@ class Step:
     multiples: tuple[tuple[int, int], ...] = ()
     loose: bool = False
     ordered: bool = False
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
     # 256 heads of a scan in 8 groups: as many times a proxy would be too large.
     for pair in _ratios(sketch, max(sizes_of(sketch), default=1)):
         yield from (Step(keep_small, multiples=(pair,), loose=True) for keep_small in (False, True))
+    if _parts(sketch) is not None:  # parts that have no ratio
+        yield from (Step(keep_small, summed=True) for keep_small in (False, True))
 
 
 def _ratios(sketch: Sketch, most: int) -> Iterator[tuple[int, int]]:
@@ -281,7 +285,29 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
                 fresh(size, proxies)
         if len(set(proxies.values())) == len(proxies):
             break
-    return Assignment(proxies, counts)
+    return Assignment(_summed(sketch, proxies) if step.summed else proxies, counts)
+
+
+def _summed(sketch: Sketch, proxies: dict[int, int]) -> dict[int, int]:
+    """Return proxies in which a size that the op splits has the sum of its parts, unless another size has that."""
+    found = _parts(sketch)
+    if found is None:
+        return proxies
+    whole, parts = found
+    total = sum(proxies.get(part, part) for part in parts)
+    others = [proxy for size, proxy in proxies.items() if size != whole]
+    return proxies if whole in parts or whole not in proxies or total in others else {**proxies, whole: total}
+
+
+def _parts(sketch: Sketch) -> tuple[int, tuple[int, ...]] | None:
+    """Return the size that an op splits by a constant, and the sizes of its parts."""
+    if sketch.kind != "Split" or len(sketch.inputs) != 2:
+        return None
+    data, parts = sketch.inputs
+    axis = dict(sketch.attrs).get("axis", 0)
+    if data is None or parts is None or not parts.is_shape_like or not isinstance(axis, int):
+        return None
+    return (data.shape[axis], content(sketch, 1)) if -len(data.shape) <= axis < len(data.shape) else None
 
 
 def _count_proxies(counted: Mapping[str, int], palette: Palette) -> dict[str, int]:
@@ -419,14 +445,15 @@ def refinement(sketch: Sketch) -> tuple[list[list[int]], list[list[int]]] | None
 def refined_shapes(sketch: Sketch, palette: Palette, max_elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the proxy shapes of a reshape before and after it: each common factor gets a proxy of its own.
 
-    If that makes more than `max_elements`, proxies are used twice.
+    If that makes more than `max_elements`, proxies are used twice, or one is used for all factors.
     """
     refined = refinement(sketch)
     assert refined is not None, "only called for reshapes"
     num_factors = sum(factor > 1 for dim in refined[0] for factor in dim)
     pool = [palette.start + palette.step * i for i in range(num_factors)]
-    if prod(pool) > max_elements:
-        pool = [palette.start + palette.step * (i % 2) for i in range(num_factors)]
+    for different in (2, 1):
+        if prod(pool) > max_elements:
+            pool = [palette.start + palette.step * (i % different) for i in range(num_factors)]
 
     def shape(side: list[list[int]]) -> tuple[int, ...]:
         rest = iter(pool)

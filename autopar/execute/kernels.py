@@ -102,6 +102,12 @@ def max_pool(
     return y, indices.astype(np.int64)
 
 
+def global_max_pool(x: Array, *, num_outputs: int) -> tuple[Array, ...]:
+    """Return the maxima over all spatial dims; `onnx.reference` takes every input for an image."""
+    assert num_outputs == 1, "GlobalMaxPool has one output"
+    return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
 def average_pool(
     x: Array,
     *,
@@ -347,6 +353,7 @@ KERNELS = {
     "LRN": lrn,
     "LpNormalization": lp_normalization,
     "Split": split,
+    "GlobalMaxPool": global_max_pool,
     "MaxPool": max_pool,
     "AveragePool": average_pool,
     "LpPool": lp_pool,

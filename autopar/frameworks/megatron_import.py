@@ -74,7 +74,9 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         layers=layers,
     )
     source, dims = (
-        (model, {}) if model is not None else read_model(arguments, vocabulary_multiple(arguments, tp), assumed)
+        (model, _predictions(arguments))
+        if model is not None
+        else read_model(arguments, vocabulary_multiple(arguments, tp), assumed)
     )
     _communication(arguments, degrees, assumed)
     precision = _stated_precision(arguments)
@@ -88,6 +90,12 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tuple(assumed),
         first_layers,
     )
+
+
+def _predictions(arguments: "Taken") -> dict[str, int]:
+    """Return the further tokens that a given model is trained to predict, by the name of that size; none by default."""
+    depth = arguments.whole("--mtp-num-layers")
+    return {} if depth is None else {"mtp": depth}
 
 
 def _stated_precision(arguments: "Taken") -> str:

@@ -113,7 +113,10 @@ def _check_kind(arguments: Stated, hidden: int, heads: int) -> None:
     for name in _OTHER_MODELS:
         value = arguments.peek(name)
         if value is not None and not (name == "--moe-layer-freq" and value == "1"):
-            raise ExportError(f"{name} makes a model that is not in the zoo", hint=_EXPORT)
+            raise ExportError(
+                f"{name} makes a model that is not in the zoo",
+                hint=_EXPORT if name != "--mtp-num-layers" else "give --model, such as zoo:deepseek-v3",
+            )
     size = arguments.whole("--kv-channels")
     if size is not None and size * heads != hidden:
         raise ExportError(

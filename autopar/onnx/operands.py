@@ -60,6 +60,12 @@ def _per_channel(draft: Draft, shapes: _Shapes, result: _Shape | None) -> str:
     return "" if all(shape in (None, channels) for shape in shapes[1:]) else "scale and bias are not one per channel"
 
 
+def _alike(draft: Draft, shapes: _Shapes, result: _Shape | None) -> str:
+    """Check that there is an update for each index."""
+    indices, updates = shapes[1:3]
+    return "" if indices == updates else "there is not one update per index"
+
+
 def _broadcast(slots: Sequence[int]) -> "_Check":
     """Return the check that some inputs can be repeated to the shape of the result."""
 
@@ -91,4 +97,5 @@ _CHECKS: Mapping[str, _Check] = {
     "RMSNormalization": _broadcast((1,)),
     "PRelu": _broadcast((1,)),
     "Gemm": _broadcast((2,)),
+    "ScatterElements": _alike,
 }

@@ -116,6 +116,19 @@ def _state_space(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return ((x.shape, x.dtype),)
 
 
+def _selective_scan(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    x, dt, a_log, b, c, d, dt_bias = inputs
+    _require(x.is_float and len(x.shape) == 3, "data are float [samples, positions, channels]")
+    _require(all(value.dtype == x.dtype for value in inputs), "all inputs are of one type")
+    samples, positions, channels = x.shape
+    _require(len(a_log.shape) == 2 and a_log.shape[0] == channels, "rates of decay are [channels, numbers of state]")
+    shared = (samples, positions, a_log.shape[1])
+    _require(b.shape == shared and c.shape == shared, "channels share a number per token and number of state")
+    _require(dt.shape == x.shape, "there is a number per token and channel")
+    _require(d.shape == (channels,) and dt_bias.shape == (channels,), "there is a number per channel")
+    return ((x.shape, x.dtype),)
+
+
 def _gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
     q, k, v, a, b, a_log, dt_bias = inputs
     _scan_heads(v, (q, k), (a, b), (a_log, dt_bias))
@@ -143,6 +156,7 @@ _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::ExpertSum": _sum,
     f"{DOMAIN}::GatedDeltaRule": _gated_delta,
     f"{DOMAIN}::GroupedMatMul": _grouped,
+    f"{DOMAIN}::SelectiveScan": _selective_scan,
     f"{DOMAIN}::StateSpaceScan": _state_space,
 }
 

@@ -446,14 +446,20 @@ class Applier:
                 dim = self._padded_dim(parameter.value, own, axis)
             if len(parameter.value.shape) < tactic.min_dims or dim is None:
                 continue
-            sums = own.get(Role.GRADIENT, [])
-            wanted = [*own.get(Role.MOMENT, []), *([name] if tactic.stage == 3 else [])]
+            sums, size = own.get(Role.GRADIENT, []), parameter.value.shape[dim]
+            moments = [moment for moment in own.get(Role.MOMENT, []) if self._size(moment, dim) == size]
+            wanted = [*moments, *([name] if tactic.stage == 3 else [])]
             if tactic.stage == 1:
                 for total in sums:
                     self.state.decide(total, axis, PINNED, number)
             else:
                 wanted = [*sums, *wanted]
             self._shard_all([(value, dim) for value in wanted], axis, number)
+
+    def _size(self, name: str, dim: int) -> int:
+        """Return the size of a dim of a value; 0 without such a dim."""
+        shape = self.graph.values[name].shape
+        return shape[dim] if dim < len(shape) else 0
 
     def _free_dim(self, value: Value, axis: int) -> int | None:
         """Return the first dim that an axis can split and no other axis does; else the first it can split."""

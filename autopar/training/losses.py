@@ -117,8 +117,8 @@ def choose_loss(graph: Graph, name: str) -> tuple[str, Callable[[Tape, str], Los
     """Return the output of the model to train, and the loss to write for it.
 
     "auto" is the cross-entropy of the first float output with two dims or more. If that is a Softmax over its classes,
-    what enters the Softmax are the logits. If it is an image of the shape of one that goes in, as the noise that a
-    denoiser finds, "auto" is the mean squared error.
+    what enters the Softmax are the logits. If it is an image as large as one that goes in, of as many channels or a
+    multiple of them, as the noise (and its variances) that a denoiser finds, "auto" is the mean squared error.
 
     Raises:
         JobError: If there is no such loss, or no output it applies to.
@@ -139,10 +139,16 @@ def choose_loss(graph: Graph, name: str) -> tuple[str, Callable[[Tape, str], Los
 
 
 def _makes_images(graph: Graph) -> bool:
-    """Whether the first float output is an image of the shape of a float input."""
-    floats = [value for value in map(graph.values.__getitem__, graph.outputs) if value.is_float]
+    """Whether the first float output is an image as large as a float input, of a multiple of its channels."""
+    floats = [value.shape for value in map(graph.values.__getitem__, graph.outputs) if value.is_float]
     data = [value.shape for value in map(graph.values.__getitem__, graph.inputs) if value.is_float]
-    return bool(floats) and len(floats[0].shape) >= _IMAGE_RANK and floats[0].shape in data
+    if not floats or len(floats[0]) < _IMAGE_RANK:
+        return False
+    batch, channels, *sides = floats[0]
+    return any(
+        shape[0] == batch and list(shape[2:]) == sides and shape[1] and channels % shape[1] == 0
+        for shape in data if len(shape) >= _IMAGE_RANK
+    )  # fmt: skip
 
 
 def _logits(graph: Graph, output: Value) -> str:

@@ -12,7 +12,7 @@ from autopar.training.experts import check_experts
 from autopar.training.fused_again import compute_again
 from autopar.training.layer_weights import in_layers, product_weights
 from autopar.training.losses import LOSS_SCALE, choose_loss
-from autopar.training.optimizers import OPTIMIZERS
+from autopar.training.optimizers import OPTIMIZERS, Moment, Optimizer
 from autopar.training.tape import Tape
 
 STEP = "optimizer.step"
@@ -120,32 +120,52 @@ def _update(
     """Write the update ops; return the states of the step and the inputs the updates read."""
     chosen = OPTIMIZERS[optimizer]
     methods = {
-        parameter: chosen if chosen.takes(tape.values[parameter], matrices) else OPTIMIZERS[chosen.others]
-        for parameter in blocks
+        parameter: chosen if chosen.takes(tape.values[parameter], matrices) else chosen.others for parameter in blocks
     }
     updated: list[State] = []
     added: list[State] = []
-    count = [tape.define(tape.fresh(STEP), (), "float32")] if any(own.counts for own in methods.values()) else []
+    counts = any(own is not None and own.counts for own in methods.values())
+    count = [tape.define(tape.fresh(STEP), (), "float32")] if counts else []
     for state in states:
         parameter = state.input
         if parameter not in blocks:
             updated.append(state)
             continue
-        value, method = tape.values[parameter], methods[parameter]
+        method = methods[parameter]
+        assert method is not None, "an optimizer trains every parameter, or names another one that does"
         moments = [f"{parameter}.{moment.suffix}" for moment in method.moments]
-        outputs = [f"{name}.new" for name in (parameter, *moments)]
-        types = [moment.of(value) for moment in method.moments]
-        for name, (shape, dtype) in zip(
-            (*moments, *outputs), (*types, (value.shape, value.dtype), *types), strict=True
-        ):
-            tape.define(name, shape, dtype)
+        for moment, name in zip(method.moments, moments, strict=True):
+            tape.define(name, *moment.of(tape.values[parameter]))
         tape.write_for(Phase.UPDATE, blocks[parameter], stem=parameter, origin=parameter)
-        inputs = [parameter, *moments, f"{parameter}.grad.sum", *(count if method.counts else ())]
-        tape.append(method.kind, inputs, outputs, f"{parameter}.update", **method.attrs)
-        updated.append(replace(state, output=outputs[0]))
+        _write_update(tape, parameter, method, *count)
+        updated.append(replace(state, output=f"{parameter}.new"))
         added.append(State(f"{parameter}.grad", f"{parameter}.grad.sum", Role.GRADIENT, parameter))
-        added += [State(moment, new, Role.MOMENT, parameter) for moment, new in zip(moments, outputs[1:], strict=True)]
+        added += [State(moment, f"{moment}.new", Role.MOMENT, parameter) for moment in moments]
     return (*updated, *added), tuple(count)
+
+
+def _write_update(tape: Tape, parameter: str, method: Optimizer, count: str = "") -> None:
+    """Write the ops of the update of a parameter.
+
+    Args:
+        tape: Where to write.
+        parameter: The parameter.
+        method: Its optimizer.
+        count: Number of the step.
+    """
+    value = tape.values[parameter]
+    states = {"p", *(moment.suffix for moment in method.moments)}
+    names = {"p": parameter, "g": f"{parameter}.grad.sum", "t": count}
+    parts = method.update(value)
+    for part in parts:
+        outputs = []
+        for made in part.makes:
+            name = parameter if made.suffix == "p" else f"{parameter}.{made.suffix}"
+            outputs.append(f"{name}.new" if made.suffix in states else name)
+            tape.define(outputs[-1], *(Moment("").of(value) if made.suffix == "p" else made.of(value)))
+        inputs = [names.get(read, f"{parameter}.{read}") for read in part.reads]
+        name = f"{parameter}.update" if "p" in {made.suffix for made in part.makes} else f"{outputs[0]}.update"
+        tape.append(part.kind, inputs, outputs, name, **method.attributes(part, value))
 
 
 def _used_for(graph: Graph, output: str) -> Graph:

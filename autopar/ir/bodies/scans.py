@@ -1,4 +1,4 @@
-"""Scans over the tokens of a sequence: state spaces of Mamba 2, the gated delta rule, and their gradients.
+"""Scans over the tokens of a sequence: state spaces of Mamba and Mamba 2, the gated delta rule, and their gradients.
 
 `StateSpaceScan` is the selective state-space scan of Mamba 2 (Dao and Gu 2024, section 5). Each head has a state
 h [P, N], zeros before the first token, that decays by a number per token:
@@ -12,6 +12,15 @@ products of the decays between two tokens. Inputs are
     x [B, S, H, P], dt [B, S, H], a_log [H], b [B, S, G, N], c [B, S, G, N], d [H], dt_bias [H], with G a divisor of H,
 
 and attributes the least step and the most, 0 for none.
+
+`SelectiveScan` is the scan of Mamba (Gu and Dao 2023, equation 2 with the discretisation of its section 3.6). Each
+channel has a state h [N], zeros before the first token, and each number of the state decays at its own rate:
+
+    step_t = softplus(dt_t + dt_bias)
+    h_t = exp(-step_t exp(a_log)) h_(t-1) + step_t x_t b_t        y_t = h_t . c_t + d x_t
+
+Inputs are x [B, S, C], dt [B, S, C], a_log [C, N], b [B, S, N], c [B, S, N], d [C], dt_bias [C]. Its body goes from
+token to token, and its gradient back over the states, which it computes again.
 
 `GatedDeltaRule` is linear attention that overwrites what the state holds for a key (Yang et al. 2024, Gated Delta
 Networks, equation 10). Each head has a state s [K, V] that maps keys to values:
@@ -29,7 +38,7 @@ again.
 What makes steps, rates and decays is part of the ops, as it is of kernels: whatever their inputs, states decay.
 
 Names: B samples, S positions, H heads, G groups of heads that share two of the inputs, M heads of a group, T source
-positions, P channels of a head, N size of the state, K and V channels of keys and values.
+positions, P channels of a head, C channels, N size of the state, K and V channels of keys and values.
 """
 
 _DECAYS = """
@@ -133,6 +142,38 @@ StateSpaceScanGrad <least: float = 0.0, most: float = 0.0> (x, dt, a_log, b, c, 
 }}
 """
 
+_SELECTIVE = """
+    axis_1 = Constant <value_ints = [1]> ()
+    axis_2 = Constant <value_ints = [2]> ()
+    zero_f = Constant <value_float = 0.0> ()
+    batch = Shape <start = 0, end = 1> (x)
+    of_state = Shape (a_log)
+    state_shape = Concat <axis = 0> (batch, of_state)
+    zero = CastLike (zero_f, x)
+    start = Expand (zero, state_shape)
+    raw_step = Add (dt, dt_bias)
+    step = Softplus (raw_step)
+    exp_a = Exp (a_log)
+    a = Neg (exp_a)
+    written = Mul (step, x)
+    step_S = Transpose <perm = [1, 0, 2]> (step)
+    written_S = Transpose <perm = [1, 0, 2]> (written)
+    b_S = Transpose <perm = [1, 0, 2]> (b)
+    c_S = Transpose <perm = [1, 0, 2]> (c)
+"""
+
+_SELECTIVE_STEP = """
+            step_BC1 = Unsqueeze (step_t, axis_2)
+            rate = Mul (step_BC1, a)
+            decay = Exp (rate)
+            kept = Mul (decay, state)
+            written_BC1 = Unsqueeze (written_t, axis_2)
+            b_B1N = Unsqueeze (b_t, axis_1)
+            added = Mul (written_BC1, b_B1N)
+            next = Add (kept, added)
+"""
+"""From the state before a token to the state behind it."""
+
 _DELTA = """
     three = Constant <value_ints = [3]> ()
     four = Constant <value_ints = [3, 4]> ()
@@ -200,6 +241,69 @@ _LAST_TO_FIRST = "Slice ({}, last, before, first, last)"
 def _turned(name: str) -> str:
     return f"    {name}_back = {_LAST_TO_FIRST.format(name)}\n"
 
+
+_SELECTIVE_SCAN = f"""
+SelectiveScan (x, dt, a_log, b, c, d, dt_bias) => (y)
+{{{_SELECTIVE}
+    end, shown_S = Scan <num_scan_inputs = 4, body = forward
+        (state, step_t, written_t, b_t, c_t) => (next, shown) {{{_SELECTIVE_STEP}
+            shown = Einsum <equation = "bcn,bn->bc"> (next, c_t)
+        }}> (start, step_S, written_S, b_S, c_S)
+    shown_BSC = Transpose <perm = [1, 0, 2]> (shown_S)
+    passed = Mul (d, x)
+    y = Add (shown_BSC, passed)
+}}
+
+SelectiveScanGrad (x, dt, a_log, b, c, d, dt_bias, dy) => (dx, ddt, da_log, db, dc, dd, ddt_bias)
+{{{_SELECTIVE}
+    first = Constant <value_ints = [0]> ()
+    last = Constant <value_ints = [-1]> ()
+    before = Constant <value_ints = [-9223372036854775807]> ()
+    dy_S = Transpose <perm = [1, 0, 2]> (dy)
+    end, next_S, kept_S, decay_S = Scan <num_scan_inputs = 3, body = forward
+        (state, step_t, written_t, b_t) => (next, next_kept, kept_kept, decay_kept) {{{_SELECTIVE_STEP}
+            next_kept = Identity (next)
+            kept_kept = Identity (kept)
+            decay_kept = Identity (decay)
+        }}> (start, step_S, written_S, b_S)
+{"".join(map(_turned, ("step_S", "written_S", "b_S", "c_S", "dy_S", "next_S", "kept_S", "decay_S")))}
+    zero_rates = Sub (a_log, a_log)
+    dstart, da, dstep_turned, dwritten_turned, db_turned, dc_turned = Scan <num_scan_inputs = 8, body = backward
+        (dstate, da_before, step_t, written_t, b_t, c_t, dshown, next, kept, decay)
+        => (dbefore, da_behind, dstep_t, dwritten_t, db_t, dc_t) {{
+            dc_t = Einsum <equation = "bcn,bc->bn"> (next, dshown)
+            dnext_shown = Einsum <equation = "bc,bn->bcn"> (dshown, c_t)
+            dnext = Add (dstate, dnext_shown)
+            dwritten_t = Einsum <equation = "bcn,bn->bc"> (dnext, b_t)
+            db_t = Einsum <equation = "bcn,bc->bn"> (dnext, written_t)
+            drate = Mul (dnext, kept)
+            dstep_t = Einsum <equation = "bcn,cn->bc"> (drate, a)
+            da_t = Einsum <equation = "bcn,bc->cn"> (drate, step_t)
+            da_behind = Add (da_before, da_t)
+            dbefore = Mul (dnext, decay)
+        }}> (start, zero_rates, step_S_back, written_S_back, b_S_back, c_S_back, dy_S_back, next_S_back, kept_S_back,
+             decay_S_back)
+    dstep_S = {_LAST_TO_FIRST.format("dstep_turned")}
+    dwritten_S = {_LAST_TO_FIRST.format("dwritten_turned")}
+    db_S = {_LAST_TO_FIRST.format("db_turned")}
+    dc_S = {_LAST_TO_FIRST.format("dc_turned")}
+    dstep_rate = Transpose <perm = [1, 0, 2]> (dstep_S)
+    dwritten = Transpose <perm = [1, 0, 2]> (dwritten_S)
+    db = Transpose <perm = [1, 0, 2]> (db_S)
+    dc = Transpose <perm = [1, 0, 2]> (dc_S)
+    dstep_x = Mul (dwritten, x)
+    dstep = Add (dstep_rate, dstep_x)
+    slope = Sigmoid (raw_step)
+    ddt = Mul (dstep, slope)
+    of_tokens = Constant <value_ints = [0, 1]> ()
+    ddt_bias = ReduceSum <keepdims = 0> (ddt, of_tokens)
+    da_log = Mul (da, a)
+    dx_written = Mul (dwritten, step)
+    dx_passed = Mul (d, dy)
+    dx = Add (dx_written, dx_passed)
+    dd = Einsum <equation = "bsc,bsc->c"> (dy, x)
+}}
+"""
 
 _GATED_DELTA = f"""
 GatedDeltaRule <scale> (q, k, v, a, b, a_log, dt_bias) => (y)
@@ -280,4 +384,4 @@ GatedDeltaRuleGrad <scale> (q, k, v, a, b, a_log, dt_bias, dy) => (dq, dk, dv, d
 }}
 """
 
-SCANS = _STATE_SPACE + _GATED_DELTA
+SCANS = _STATE_SPACE + _SELECTIVE_SCAN + _GATED_DELTA

@@ -145,7 +145,142 @@ _ADAM = """
     change = Mul (rate, full)
     p_next = Sub (p, change)"""
 
-OPTIMIZERS = f"""
+_ADAFACTOR_DIRECTION = """
+    epsilon1_f = Constant <value_float: float = @epsilon1> ()
+    epsilon1 = CastLike (epsilon1_f, g)
+    rows_f = Constant <value_float: float = @rows> ()
+    rows = CastLike (rows_f, g)
+    mean = Div (total, rows)
+    mean_1 = Max (mean, epsilon1)
+    outer = Mul (row, column)
+    variance = Div (outer, mean_1)"""
+"""The second moment that row and column sums stand for."""
+
+_ADAFACTOR_VECTOR_DIRECTION = """
+    epsilon1_f = Constant <value_float: float = @epsilon1> ()
+    epsilon1 = CastLike (epsilon1_f, g)
+    variance = Identity (v)"""
+
+_ADAFACTOR_MOVE = """
+    least = Mul (epsilon1, epsilon1)
+    spread = Max (variance, least)
+    root = Sqrt (spread)
+    direction = Div (g, root)"""
+"""The step before it is scaled."""
+
+_ADAFACTOR_STEP = """
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, p)
+    rate_f = Constant <value_float: float = @learning_rate> ()
+    rate = CastLike (rate_f, p)
+    epsilon2_f = Constant <value_float: float = @epsilon2> ()
+    epsilon2 = CastLike (epsilon2_f, p)
+    clip_f = Constant <value_float: float = @clip> ()
+    clip = CastLike (clip_f, p)
+    decay_f = Constant <value_float: float = @weight_decay> ()
+    decay = CastLike (decay_f, p)
+    elements_f = Constant <value_float: float = @elements> ()
+    elements = CastLike (elements_f, p)
+    t = CastLike (step, p)
+    t_root = Sqrt (t)
+    falling = Div (one, t_root)
+    relative = Min (rate, falling)
+    least_length = Max (length, epsilon2)
+    alpha = Mul (relative, least_length)
+    mean_moved = Div (moved, elements)
+    moved_root = Sqrt (mean_moved)
+    over = Div (moved_root, clip)
+    denominator = Max (one, over)
+    factor = Div (alpha, denominator)
+    change = Mul (factor, direction)
+    shrunk = Mul (rate, decay)
+    left = Sub (one, shrunk)
+    kept = Mul (left, p)
+    p_next = Sub (kept, change)
+    squares = Mul (p_next, p_next)
+    square = ReduceSum <keepdims = 0> (squares)"""
+
+_ADAFACTOR_FRESH = """
+    power_f = Constant <value_float: float = @decay_power> ()
+    power = CastLike (power_f, step)
+    fresh_f = Pow (step, power)"""
+"""Weight of a new square in a moment."""
+
+_ADAFACTOR = f"""
+AdafactorSquares (g) => (rows, columns)
+{{
+    last = Constant <value_ints = [-1]> ()
+    before = Constant <value_ints = [-2]> ()
+    squares = Mul (g, g)
+    rows = ReduceSum <keepdims = 1> (squares, last)
+    columns = ReduceSum <keepdims = 1> (squares, before)
+}}
+
+AdafactorRows <decay_power, columns> (row, row_sum, step) => (row_next, total)
+{{{_ADAFACTOR_FRESH}
+    fresh = CastLike (fresh_f, row)
+    columns_f = Constant <value_float: float = @columns> ()
+    num_columns = CastLike (columns_f, row)
+    mean = Div (row_sum, num_columns)
+    change = Sub (mean, row)
+    moved = Mul (fresh, change)
+    row_next = Add (row, moved)
+    before = Constant <value_ints = [-2]> ()
+    total = ReduceSum <keepdims = 1> (row_next, before)
+}}
+
+AdafactorColumns <decay_power, rows> (column, column_sum, step) => (column_next)
+{{{_ADAFACTOR_FRESH}
+    fresh = CastLike (fresh_f, column)
+    rows_f = Constant <value_float: float = @rows> ()
+    num_rows = CastLike (rows_f, column)
+    mean = Div (column_sum, num_rows)
+    change = Sub (mean, column)
+    moved = Mul (fresh, change)
+    column_next = Add (column, moved)
+}}
+
+AdafactorMoved <epsilon1, rows> (g, row, column, total) => (moved)
+{{{_ADAFACTOR_DIRECTION}{_ADAFACTOR_MOVE}
+    squares = Mul (direction, direction)
+    moved = ReduceSum <keepdims = 0> (squares)
+}}
+
+Adafactor <learning_rate, epsilon1, epsilon2, clip, weight_decay, elements, rows>
+(p, g, row, column, total, moved, length, step) => (p_next, square)
+{{{_ADAFACTOR_DIRECTION}{_ADAFACTOR_MOVE}{_ADAFACTOR_STEP}
+}}
+
+AdafactorVariance <decay_power> (v, g, step) => (v_next)
+{{{_ADAFACTOR_FRESH}
+    fresh = CastLike (fresh_f, v)
+    squares = Mul (g, g)
+    v_change = Sub (squares, v)
+    v_step = Mul (fresh, v_change)
+    v_next = Add (v, v_step)
+}}
+
+AdafactorVectorMoved <epsilon1> (g, v) => (moved)
+{{{_ADAFACTOR_VECTOR_DIRECTION}{_ADAFACTOR_MOVE}
+    squares = Mul (direction, direction)
+    moved = ReduceSum <keepdims = 0> (squares)
+}}
+
+AdafactorVector <learning_rate, epsilon1, epsilon2, clip, weight_decay, elements> (p, g, v, moved, length, step)
+    => (p_next, square)
+{{{_ADAFACTOR_VECTOR_DIRECTION}{_ADAFACTOR_MOVE}{_ADAFACTOR_STEP}
+}}
+
+AdafactorLength <elements> (length, square) => (length_next)
+{{
+    elements_f = Constant <value_float: float = @elements> ()
+    elements = CastLike (elements_f, length)
+    mean = Div (square, elements)
+    length_next = Sqrt (mean)
+}}
+"""
+
+OPTIMIZERS = f"""{_ADAFACTOR}
 Adam <learning_rate, beta1, beta2, epsilon, weight_decay> (p, m, v, g, step) => (p_next, m_next, v_next)
 {{{_ADAM}
 }}

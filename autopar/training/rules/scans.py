@@ -13,5 +13,7 @@ def _scan(t: Tape, op: Op, grads: Grads) -> Grads:
     return t.emit_all(f"{op.kind}Grad", [*op.inputs, grad_of(grads)], shapes, t.dtype(op.inputs[0]), **dict(op.attrs))
 
 
-SCANS: Mapping[str, Rule] = {"autopar::StateSpaceScan": _scan, "autopar::GatedDeltaRule": _scan}
+SCANS: Mapping[str, Rule] = dict.fromkeys(
+    ("autopar::StateSpaceScan", "autopar::SelectiveScan", "autopar::GatedDeltaRule"), _scan
+)
 """Rules by kind."""
