@@ -3,11 +3,20 @@
 from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
-from autopar.report.parts import time_parts
-from autopar.report.summary import assumptions, fullest_stage, headline, notes, occupied
-from autopar.report.text import format_entries, format_share, format_table, heading
+from autopar.report.summary import (
+    assumptions,
+    fullest_stage,
+    headline,
+    notes,
+    occupied,
+    price,
+    spent,
+    step_band,
+    throughput,
+)
+from autopar.report.text import format_entries, format_table, heading
 from autopar.report.timeline import format_host, format_timeline
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # the simulator is not needed to read its result
     from autopar.simulate.timeline import Timeline
@@ -18,7 +27,6 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
     assert plan.simulated is not None, "a predicted plan is simulated"
     step = timeline.step_seconds
     _, fullest, limit = fullest_stage(plan, plan.simulated)
-    spent = ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in time_parts(plan.simulated))
     over = sum(stage.peak > own for stage, own in zip(plan.simulated.stages, plan.stage_limits, strict=True))
     fits = f"fits: peak {format_bytes(fullest.peak)} of {format_bytes(limit)}"
     if over:
@@ -28,13 +36,13 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         )
     entries = [
         ("plan", plan.summary),
-        ("step time", format_seconds(step)),
-        ("spent on", spent),
-        ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
-        ("MFU", f"{100 * plan.simulated.mfu:.1f} %"),
+        ("step time", f"{format_seconds(step)}{step_band(plan, plan.simulated)}"),
+        ("throughput", f"{throughput(plan, step)}, MFU {100 * plan.simulated.mfu:.1f} %"),
+        *price(plan, plan.simulated),
         ("memory", fits),
         *occupied(plan, plan.simulated),
         *format_host(timeline),
+        ("spent on", spent(plan.simulated)),
         *assumptions(plan),
         *notes(plan.simulated, without="fit"),  # the line above has it
     ]
