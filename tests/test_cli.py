@@ -780,6 +780,20 @@ def test_a_model_that_does_not_exist_is_named_with_what_may_be_meant(
     assert hint in told
 
 
+def test_names_of_files_are_escaped_where_they_are_told(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name may hold ends of lines, which would look like lines of ours."""
+    monkeypatch.chdir(tmp_path)
+
+    main(["model", "mlp-xs", "--set", "num_layers=2", "-o", "a\nINJECTED b.onnx"])
+    main(["solve", "zoo:gpt2", "--gpus", "8", "-o", "a\nINJECTED c"])
+
+    told = capsys.readouterr()
+    assert "wrote a\\u000aINJECTED b.onnx" in told.out
+    assert not [line for line in (told.out + told.err).splitlines() if line.startswith("INJECTED")]
+
+
 def test_public_names_are_listed_before_they_are_loaded() -> None:
     """As by a shell that completes `autopar.`."""
     done = subprocess.run(

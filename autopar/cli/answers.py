@@ -9,6 +9,7 @@ import click
 
 from autopar.cli.options import echo_json
 from autopar.errors import InfeasibleError
+from autopar.escaping import one_line
 
 if TYPE_CHECKING:
     from autopar.page.view import View
@@ -19,7 +20,7 @@ def give_plan(plan: "Plan", text: str, file: Path | None, *, as_json: bool) -> N
     """Write a plan to a file, if one is wanted, and print it: as JSON, or the text that tells of it."""
     if file is not None:
         plan.save(file)
-        click.echo(f"wrote {file}", err=True)
+        click.echo(one_line(f"wrote {file}"), err=True)
     click.echo(plan.to_json().decode() if as_json else text, nl=as_json)
 
 
@@ -35,7 +36,7 @@ def write_folder(plan: "Plan", folder: Path, cache: Path | None) -> "View":
     view = look(plan, cache_dir=cache)
     write_chrome_trace(view.timeline, folder / "trace.json")
     write_page(view, folder / "report.html")
-    click.echo(f"wrote plan.json, report.txt, report.html and trace.json into {folder}", err=True)
+    click.echo(one_line(f"wrote plan.json, report.txt, report.html and trace.json into {folder}"), err=True)
     return view
 
 

@@ -24,6 +24,7 @@ from autopar.cli.options import (
 from autopar.cli.preflight import check_request
 from autopar.cli.values import comma_separated, file_path, solver_names
 from autopar.display import show_progress
+from autopar.escaping import one_line
 
 if TYPE_CHECKING:
     from autopar.bench import Comparison
@@ -184,7 +185,7 @@ def _run_problems(
                 written = write_page(done, begun, output, problem_name(folder))
         stopped = interruption.requested()
     for path in written:
-        click.echo(f"wrote {path}", err=True)
+        click.echo(one_line(f"wrote {path}"), err=True)
     if as_json:
         echo_json([run_to_dict(run) for run in done])
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
@@ -239,7 +240,7 @@ def _write_benchmark(
     from autopar.bench.report import write_pages
 
     for path in write_pages(comparisons, begun, folder, name):
-        click.echo(f"wrote {path}", err=True)
+        click.echo(one_line(f"wrote {path}"), err=True)
 
 
 def _benchmark_code(comparisons: "Sequence[Comparison]") -> ExitCode:

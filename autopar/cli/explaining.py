@@ -20,6 +20,7 @@ from autopar.cli.options import (
     time_limit_option,
 )
 from autopar.display import show_progress
+from autopar.escaping import one_line
 
 if TYPE_CHECKING:
     from autopar.alternatives import Weighing
@@ -154,4 +155,4 @@ def _write(plan: "Plan", found: "Weighing", folder: Path, model: str | None, cac
     write_atomically(folder / "alternatives.txt", format_weighing(found).encode())
     write_atomically(folder / "alternatives.json", as_json_text(found).encode())
     write_page(look(plan, weighing=found, model=model, cache_dir=cache), folder / "report.html")
-    click.echo(f"wrote alternatives.txt, alternatives.json and report.html into {folder}", err=True)
+    click.echo(one_line(f"wrote alternatives.txt, alternatives.json and report.html into {folder}"), err=True)

@@ -56,7 +56,7 @@ def export(
     else:
         path = output / exported.name if output.is_dir() else output
         write_atomically(path, exported.data)
-        click.echo(f"wrote {path}", err=True)
+        click.echo(one_line(f"wrote {path}"), err=True)
     if exported.outcome:
         click.echo(one_line(exported.outcome), err=True)
     for sentence in exported.lost:

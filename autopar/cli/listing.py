@@ -16,6 +16,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.preflight import check_request
 from autopar.cli.values import file_path
+from autopar.escaping import one_line
 from autopar.units import format_bytes
 
 
@@ -97,7 +98,7 @@ def write_model(
         echo_json({"name": entry.name, "parameters": parameters, "set": dims, "file": str(output), "bytes": size})
         return
     changed = ", ".join(f"{key}={value}" for key, value in dims.items()) or f"{entry.num_parameters:,} parameters"
-    click.echo(f"wrote {output}: {entry.name}, {changed}, {format_bytes(size)} without weights")
+    click.echo(one_line(f"wrote {output}: {entry.name}, {changed}, {format_bytes(size)} without weights"))
 
 
 def _write_configuration(source: Path, output: Path, dims: dict[str, int | float], as_json: bool) -> None:
@@ -114,7 +115,7 @@ def _write_configuration(source: Path, output: Path, dims: dict[str, int | float
     if as_json:
         echo_json({"name": model.graph.name, "set": dims, "file": str(output), "bytes": size})
     else:
-        click.echo(f"wrote {output}: {model.graph.name}, {format_bytes(size)} without weights")
+        click.echo(one_line(f"wrote {output}: {model.graph.name}, {format_bytes(size)} without weights"))
 
 
 def _list_models(as_json: bool) -> None:

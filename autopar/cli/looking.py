@@ -15,6 +15,7 @@ from autopar.cli.options import (
     together,
 )
 from autopar.cli.values import file_path
+from autopar.escaping import one_line
 
 _shown_options = together(
     plan_argument,
@@ -58,7 +59,7 @@ def report(
     from autopar.page import look, write_page
 
     write_page(look(plan, others=plans, model=model, stack=stack, cache_dir=cache), output)
-    click.echo(f"wrote {output}", err=True)
+    click.echo(one_line(f"wrote {output}"), err=True)
 
 
 @click.command()
@@ -98,4 +99,4 @@ def figures(
     plans = [Plan.load(path) for path in others]
     view = look(Plan.load(plan_file), others=plans, model=model, stack=stack, cache_dir=cache)
     for path in write_figures(view, output, formats):
-        click.echo(f"wrote {path}", err=True)
+        click.echo(one_line(f"wrote {path}"), err=True)

@@ -11,6 +11,7 @@ from autopar.cli.invocation import typed_command
 from autopar.cli.options import cache_options, echo_json, folder_option, json_option, resolve_cache_dir
 from autopar.cli.values import file_path, positive_whole
 from autopar.display import show_progress
+from autopar.escaping import one_line
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def validate(
         from autopar.bench.conditions import conditions
 
         for path in write_pages(outcomes, conditions(command), output, micro):
-            click.echo(f"wrote {path}", err=True)
+            click.echo(one_line(f"wrote {path}"), err=True)
     if as_json:
         echo_json(to_dicts(outcomes))
     else:
@@ -129,7 +130,7 @@ def calibrate(
         found = fit(load_rows(data), name, scalars=scalars, cache_dir=cache, progress=progress)
     if output is not None:
         write_atomically(output, format_stack(found.stack).encode())
-        click.echo(f"wrote {output}", err=True)
+        click.echo(one_line(f"wrote {output}"), err=True)
     if as_json:
         echo_json(found.stack.to_dict())
     else:

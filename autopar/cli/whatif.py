@@ -27,6 +27,7 @@ from autopar.cli.options import (
 from autopar.cli.preflight import check_request
 from autopar.cli.values import comma_separated, price_by_cluster, whole_numbers
 from autopar.display import show_progress
+from autopar.escaping import one_line
 
 if TYPE_CHECKING:
     from autopar.scenarios import WhatIf
@@ -112,4 +113,4 @@ def _write(found: "WhatIf", folder: Path, cache: Path | None) -> None:
         others = [plan for plan in found.plans if plan is not fastest]
         write_page(look(fastest, others=others, whatif=found, cache_dir=cache), folder / "report.html")
         written.append("report.html")
-    click.echo(f"wrote {', '.join(written)} into {folder}", err=True)
+    click.echo(one_line(f"wrote {', '.join(written)} into {folder}"), err=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
+from autopar.escaping import one_line
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.summary import assumptions, fullest, headline, price, spent, step_band, throughput
@@ -23,11 +24,8 @@ def format_answer(plan: Plan, commands: Sequence[tuple[str, str]] = ()) -> str:
     """
     lines = [*headline(plan), "", *format_entries(_entries(plan))]
     if commands:
-        lines += [
-            "",
-            "Next:",
-            *chain.from_iterable((f"  # {purpose}", f"  {command}") for command, purpose in commands),
-        ]
+        told = ((f"  # {purpose}", f"  {one_line(command)}") for command, purpose in commands)
+        lines += ["", "Next:", *chain.from_iterable(told)]
     return "\n".join(lines) + "\n"
 
 
