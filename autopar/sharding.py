@@ -127,7 +127,7 @@ def parse_placement(text: str) -> Placement:
         ShardingError: If the text is none.
 
     >>> parse_placement("S(1/3)"), parse_placement("R"), parse_placement("P(max)")
-    (Shard(dim=1, chunks=3), Replicate(), Partial(reduce='max'))
+    (Shard(dim=1, chunks=3, whole=0), Replicate(), Partial(reduce='max'))
     """
     if text == "R":
         return Replicate()
@@ -150,7 +150,7 @@ def parse_placements(text: str) -> Placements:
         ShardingError: If the text is none.
 
     >>> parse_placements("S(0/2)RP(max)")
-    (Shard(dim=0, chunks=2), Replicate(), Partial(reduce='max'))
+    (Shard(dim=0, chunks=2, whole=0), Replicate(), Partial(reduce='max'))
     """
     parts = re.findall(r"[A-Z](?:\([^)]*\))?", text)
     if "".join(parts) != text:

@@ -15,11 +15,13 @@ from autopar.errors import ModelError
 from autopar.execute import run_graph
 from autopar.models.architectures import BUILDERS
 from autopar.models.decoder_config import TRANSPOSED, DecoderConfig
+from autopar.models.dit import DitConfig
 from autopar.models.encoder_decoder_config import RelativePositions
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
 from autopar.models.flux import FluxConfig
 from autopar.models.image_text_config import ImageTextConfig
+from autopar.models.sd3 import Sd3Config
 from autopar.models.wan import WanConfig
 from autopar.onnx import load
 from autopar.training import training_step
@@ -150,7 +152,9 @@ def test_every_family_but_decoders_has_a_small_configuration() -> None:
     assert {type(native) for native in built.values()} == set(BUILDERS) - {
         DecoderConfig,
         ImageTextConfig,
+        DitConfig,
         FluxConfig,
+        Sd3Config,
         WanConfig,
     }
 

@@ -10,7 +10,7 @@ from tests.memory_cases import NAMED, TOLERANCE, cases, compare
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "layout"), cases())
+@pytest.mark.parametrize(("name", "layout"), list(cases()))
 @pytest.mark.filterwarnings("ignore")
 def test_peaks_are_those_of_the_tracker(name: str, layout: str, cache_dir: Path) -> None:
     """Within 3 %, but for cases in which a term that is not ours is named."""

@@ -39,8 +39,8 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
     dims = _dims(real, even, triple)
     made = [(dim, size) for dim, size in dims if size.real in new]
     regroups = refinement(real) is not None
-    if regroups and _has_equal_factors(even):
-        return ()  # a product of factors could be another one
+    if regroups and _has_one_factor(even):
+        return ()  # a product of factors could be any other one
     if regroups:
         found = [size for _, size in dims]
         found += [ratio for _, one in made for _, other in dims for ratio in _ratios(one, other)]
@@ -64,11 +64,11 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
     )
 
 
-def _has_equal_factors(sketch: Sketch) -> bool:
-    """Whether two common factors of the dims before and after a reshape are equal."""
+def _has_one_factor(sketch: Sketch) -> bool:
+    """Whether all common factors of the dims before and after a reshape are equal, and several."""
     refined = refinement(sketch)
     factors = [factor for dim in refined[0] for factor in dim if factor > 1] if refined is not None else []
-    return len(set(factors)) < len(factors)
+    return len(factors) > 1 and len(set(factors)) == 1
 
 
 def _dims(real: Sketch, even: Sketch, triple: Sketch) -> list[tuple[int, Count]]:

@@ -43,7 +43,7 @@ class Routing:
             parts: Number of parts, each of consecutive experts.
 
         >>> round(Routing(128, 8).reached(4), 2), round(Routing(256, 8, 8, 4).reached(4), 2), Routing(8, 2).reached(1)
-        (3.64, 3.13, 1.0)
+        (3.63, 2.93, 1.0)
         """
         return _reached(self, min(parts, self.experts))
 
