@@ -84,7 +84,7 @@ class _Walk:
         key = (kind, recompute, state)
         if key not in self._known:
             memory, after = self._memories.advance(kind, recompute, state)
-            peaks = memory.forward.bytes, memory.backward.bytes
+            peaks = memory.forward.bytes, max(memory.backward.bytes, memory.early.bytes)
             self._known[key] = BlockHolding(memory.kept, *peaks, memory.late, memory.weight.bytes), after
         return self._known[key]
 
