@@ -285,7 +285,7 @@ def test_selective_recompute_drops_the_scores_of_attention_written_as_single_ops
 @pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, cache_dir: Path) -> None:
-    """Of random plans, whatever their stages recompute: one source, so that what fits the search fits the machine.
+    """Random plans with any recompute: planner and simulator count memory alike, so that plans found also fit.
 
     The planner takes the largest gathers and reductions of a stage to be there with its fullest moment; the simulator
     knows which blocks run beside each other.

@@ -74,7 +74,8 @@ def _tiled(product: Product, device: Device, rate: float) -> FloatArray:
 SUM_EXPONENT = 1.25
 """How far compute and memory hide each other where products of experts add to sums, as 4 is of one large product.
 
-Each tile reads and writes its part of the sum after few terms, as many as an expert has tokens."""
+Each tile reads and writes its part of the sum after few terms, as many as an expert has tokens. Chosen on all
+weight gradients of the B200 table of MooreThreads/SimuMax, none of which was held out."""
 
 
 def grouped(product: Product, compute: FloatArray, memory: FloatArray, device: Device, *, sums: bool) -> FloatArray:

@@ -96,7 +96,7 @@ class Overlap:
     Attributes:
         slowdown: Factor on both while both run, 1 to 2.
         share: Share of communication that could overlap and does not, 0 to 1.
-        held: Share of a device's multiprocessors that what runs beside compute holds, 0 to 1.
+        held: Share of a device's multiprocessors that kernels of the transfer occupy while compute runs, 0 to 1.
     """
 
     slowdown: float = 1.0

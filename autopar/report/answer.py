@@ -39,7 +39,7 @@ def next_commands(plan: Plan, folder: str | None, command: str) -> list[tuple[st
     """
     where = folder or "plan"
     framework = "megatron" if plan.job.mode == "train" and plan.model.tokens else "pytorch"
-    kept = [] if folder else [(f"{command} -o {where}", "write the plan with a page to look at, from the cache")]
+    kept = [] if folder else [(f"{command} -o {where}", "write the plan, with a page to look at")]
     return [
         *kept,
         (f"autopar export {where}/plan.json --to {framework}", "hand it over; also torchtitan, deepspeed, jax, ..."),

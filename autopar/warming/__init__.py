@@ -38,6 +38,7 @@ to), or {"module:Class": fields} of a named tuple."""
 
 _ARRAY = re.compile(r"(const )?(\w+)\[(\d)\]")
 POLL_SECONDS = 0.1
+"""Longest time between two looks at the stop callback, and two lines of progress."""
 
 
 @lru_cache
