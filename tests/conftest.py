@@ -22,7 +22,10 @@ if (
 ):  # as in jobs in the background of a script; what tests start would too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = [] if find_spec("jax") else ["jax_models.py"]  # its examples are collected with all others
+HELPERS_OF_EXTRAS = {"jax": ["jax_models.py"], "torch": ["memory_cases.py", "tracked.py"]}
+"""Helpers that import an extra at their top, by the extra: their examples are collected only where it is installed."""
+
+collect_ignore = [file for extra, files in HELPERS_OF_EXTRAS.items() if not find_spec(extra) for file in files]
 
 FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
 """How the files begin whose tests are about finding rules: each of them finds its own."""
