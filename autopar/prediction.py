@@ -320,7 +320,7 @@ class Setting:
             first_layers=first_layers,
             trace=trace,
         )
-        _check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
+        check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
         remarks = tuple(Remark("request", text) for text in without_effect(found.degrees, degrees, found.plan))
         if not remarks:
             return found
@@ -374,7 +374,7 @@ def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str
         yield "selective recompute has no effect: no op of the model is one that it runs again"
 
 
-def _check_work(plan: Plan, folded: Folded, degrees: Degrees) -> None:
+def check_work(plan: Plan, folded: Folded, degrees: Degrees) -> None:
     """Refuse degrees that leave all devices of an axis the same work, or a sequence whole that is to be split.
 
     Raises:

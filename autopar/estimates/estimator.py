@@ -78,6 +78,15 @@ class Estimator:
         found = np.array([_estimate(self.table(own), own) for own in known], dtype=np.float64).reshape(-1, 2)
         return Estimates(found[:, 0], found[:, 1])
 
+    def peaks(self, degrees: Degrees) -> FloatArray:
+        """Return the bytes at the fullest moment of each group of devices of a plan's pipeline, (groups,).
+
+        Raises:
+            JobError, TacticError: As of `estimate`.
+        """
+        settled = self.predictor.settled(degrees)
+        return self.table(settled).peaks(settled)
+
     def floor(self, degrees: Degrees) -> float:
         """Return a lower bound on the step time of plans that differ in ZeRO, recompute, schedule and stages only.
 

@@ -233,13 +233,17 @@ class Table:
         forward = fmean(there) if there else 0.0
         return forward, fmean(back) if back else forward
 
-    def peak(self, degrees: Degrees) -> float:
-        """Return the bytes on the fullest device."""
+    def peaks(self, degrees: Degrees) -> FloatArray:
+        """Return the bytes at the fullest moment of each group of devices of the pipeline, (groups,)."""
         shape = (degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         held = (degrees.sharing, *shape, degrees.pp, schedule_of(degrees))
         if held not in self._resident:
             self._resident[held] = self._resident_bytes(degrees)
-        return float((self._resident[held] + self._alive(degrees)).max())
+        return self._resident[held] + self._alive(degrees)
+
+    def peak(self, degrees: Degrees) -> float:
+        """Return the bytes on the fullest device."""
+        return float(self.peaks(degrees).max())
 
     def live(self, degrees: Degrees) -> float:
         """Return the bytes that come and go on the device where these are most."""
