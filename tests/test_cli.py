@@ -763,6 +763,49 @@ def test_a_price_may_be_given_to_a_search_for_a_number_of_gpus(api: Api) -> None
 
 
 @pytest.mark.parametrize(
+    ("options", "bandwidths"),
+    [
+        (["--intra-bandwidth", "100 GB/s"], (100e9, None)),
+        (["--inter-bandwidth", "10GB/s", "--cluster", "h100"], (None, 10e9)),
+        (["--nics", "4x200Gb/s"], (None, 4 * 25e9 * 0.955 / 8)),
+        (["--nics", "4x25GB/s"], (None, 4 * 25e9 * 0.955 / 8)),
+    ],
+)
+def test_links_of_a_cluster_may_be_changed(
+    api: Api, options: list[str], bandwidths: tuple[float | None, float | None]
+) -> None:
+    assert main(["solve", "zoo:gpt2", "--gpus", "16", *options]) == 0
+
+    cluster, preset = api.calls[0]["cluster"], PRESETS["h100"]
+    intra, inter = (own or link.bandwidth for own, link in zip(bandwidths, (preset.intra, preset.inter), strict=True))
+    assert (cluster.intra.bandwidth, cluster.inter.bandwidth) == pytest.approx((intra, inter))
+    changed = [
+        (now, before) for now, before in ((cluster.intra, preset.intra), (cluster.inter, preset.inter)) if now != before
+    ]
+    assert len(changed) == 1
+    for now, before in changed:  # what is measured of single operations follows
+        ratios = {round(own.bandwidth / was.bandwidth, 9) for own, was in zip(now.tunings, before.tunings, strict=True)}
+        assert ratios <= {round(now.bandwidth / before.bandwidth, 9)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inter-bandwidth", "400Gb/s"], "is not in B/s"),
+        (["--inter-bandwidth", "0GB/s"], "not above 0"),
+        (["--nics", "8"], "8x400Gb/s"),
+        (["--nics", "0x400Gb/s"], "8x400Gb/s"),
+        (["--nics", "8x400Gb/s", "--inter-bandwidth", "10GB/s"], "stated twice"),
+    ],
+)
+def test_a_link_that_cannot_be_meant_is_an_error(
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["solve", "zoo:gpt2", "--gpus", "16", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("llama3-8b", "did you mean zoo:llama3-8b?"),

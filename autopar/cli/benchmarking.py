@@ -12,6 +12,7 @@ from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import typed_command
 from autopar.cli.options import (
+    CLUSTER_CHANGES,
     cache_options,
     echo_json,
     folder_option,
@@ -195,7 +196,8 @@ def _refuse_with_jobs(context: click.Context, model: str | None) -> None:
     """Refuse what a list of jobs decides itself, or what cannot hold for all of its models."""
     if model is not None:
         raise click.UsageError(f"give either MODEL ({model}) or --spec, --all and --jobs", context)
-    for name, option in (("cluster", "--cluster"), ("dims", "--set"), ("cache_dir", "--cache-dir")):
+    machine = (("cluster", "--cluster"), *((name, f"--{name.replace('_', '-')}") for name in CLUSTER_CHANGES))
+    for name, option in (*machine, ("dims", "--set"), ("cache_dir", "--cache-dir")):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{option} cannot be combined with --spec, --all and --jobs", context)
 

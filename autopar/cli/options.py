@@ -2,23 +2,28 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autopar.cli.completion import complete_cluster, complete_model, complete_precision, complete_stack
 from autopar.cli.files import prepare_folder
 from autopar.cli.values import (
+    bandwidth,
     dim_binding,
     file_path,
     folder_path,
     gigabytes,
+    network_cards,
     not_negative,
     positive_number,
     positive_whole,
     precision_name,
     solver_name,
 )
+
+if TYPE_CHECKING:
+    from autopar.cluster import Cluster
 
 CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
 
@@ -124,19 +129,62 @@ training_options = together(
 
 # What it runs on.
 
-cluster_option = click.option(
-    "--cluster",
-    default="h100",
-    show_default=True,
-    metavar="NAME|FILE",
-    shell_complete=complete_cluster,
-    help="Preset or YAML file.",
-)
-price_option = click.option(
-    "--gpu-hour-price",
-    type=positive_number,
-    metavar="X",
-    help="Price of a GPU for an hour; default: the cluster file's.",
+_CHANGES = "autopar.cluster"
+"""Key of a command's context: what the options beside `--cluster` change about it."""
+
+
+CLUSTER_CHANGES = ("intra_bandwidth", "inter_bandwidth", "nics", "gpu_hour_price")
+"""Names of these options."""
+
+
+def _as_change(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        ctx.meta.setdefault(_CHANGES, {})[param.name] = value
+
+
+def _as_cluster(ctx: click.Context, _param: click.Parameter, value: str) -> "str | Cluster":
+    """Return the name of a cluster, or the cluster itself if other options change it."""
+    changes = dict(ctx.meta.get(_CHANGES, {}))
+    if not changes:
+        return value
+    from autopar.cluster import load_cluster
+
+    cluster, price = load_cluster(value), changes.pop("gpu_hour_price", None)
+    links = {name.removesuffix("_bandwidth"): change for name, change in changes.items()}
+    cluster = cluster.linked(**links) if links else cluster
+    return cluster if price is None else cluster.priced(price)
+
+
+def _change(name: str, metavar: str, kind: Callable[[str], object], text: str) -> Option:
+    """Return an option that changes the cluster; it is read before `--cluster`, wherever it stands."""
+    return click.option(
+        name, type=kind, callback=_as_change, expose_value=False, is_eager=True, metavar=metavar, help=text
+    )
+
+
+cluster_option = together(
+    click.option(
+        "--cluster",
+        default="h100",
+        show_default=True,
+        metavar="NAME|FILE",
+        shell_complete=complete_cluster,
+        callback=_as_cluster,
+        help="Preset or YAML file.",
+    ),
+    _change(
+        "--intra-bandwidth",
+        "X",
+        bandwidth,
+        "What each GPU reaches inside a node, e.g. 360GB/s; default: the cluster's.",
+    ),
+    _change(
+        "--inter-bandwidth", "X", bandwidth, "What each GPU reaches between nodes, e.g. 25GB/s; default: the cluster's."
+    ),
+    _change(
+        "--nics", "NxRATE", network_cards, "Network cards of a node, e.g. 8x400Gb/s, in place of --inter-bandwidth."
+    ),
+    _change("--gpu-hour-price", "X", positive_number, "Price of a GPU for an hour; default: the cluster file's."),
 )
 stack_option = click.option(
     "--stack",

@@ -18,14 +18,12 @@ from autopar.cli.options import (
     model_argument,
     model_options,
     precision_option,
-    price_option,
     resolve_cache_dir,
     stack_option,
     training_options,
 )
 from autopar.cli.preflight import check_request
 from autopar.cli.values import positive_whole
-from autopar.cluster import load_cluster
 from autopar.units import parse_whole
 
 if TYPE_CHECKING:
@@ -122,7 +120,6 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
     "--global-batch", type=positive_whole(), required=True, metavar="B", help="Samples per step, over all devices."
 )
 @cluster_option
-@price_option
 @stack_option
 @precision_option
 @memory_limit_option
@@ -138,7 +135,6 @@ def predict(
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
-    gpu_hour_price: float | None,
     **request: Any,
 ) -> int:
     """Predict a plan that is stated by degrees.
@@ -166,8 +162,6 @@ def predict(
             hint=f"--gpus {degrees.gpus}, or other degrees",
         )
     check_request(model, request["dims"], request["cluster"])
-    if gpu_hour_price is not None:
-        request["cluster"] = load_cluster(request["cluster"]).priced(gpu_hour_price)
     from autopar import prediction
     from autopar.report.prediction import format_prediction
 

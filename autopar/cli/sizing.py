@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
-from autopar.cli.options import price_option, together
+from autopar.cli.options import together
 from autopar.cli.values import positive_number, positive_whole
 
-QUESTIONS = ("find_min_gpus", "target_time", "budget", "per", "steps", "gpu_hour_price", "max_gpus")
+QUESTIONS = ("find_min_gpus", "target_time", "budget", "per", "steps", "max_gpus")
 
 ALONE = ("workers", "engine", "ray_address", "dump_problem", "grid_seconds")
 """Parameters of a search for one number of GPUs that no question for a number goes with."""
@@ -29,7 +29,6 @@ sizing_options = together(
         help="What the budget is for: a step, a million tokens, or --steps steps.",
     ),
     click.option("--steps", type=positive_whole(), metavar="N", help="Steps of a run."),
-    price_option,
     click.option("--max-gpus", type=positive_whole(), metavar="N", help="Largest number looked at; default: 1024."),
 )
 """Options that look for a number of GPUs in place of being told one."""

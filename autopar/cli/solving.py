@@ -29,7 +29,6 @@ from autopar.cli.options import (
 from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
 from autopar.cli.values import AUTO_PRECISION, file_path, not_negative_number
-from autopar.cluster import load_cluster
 from autopar.display import show_progress
 from autopar.progress import Progress, ProgressCallback, StopCallback
 
@@ -91,7 +90,6 @@ def solve(
     --time-limit seconds, 30 unless told otherwise. --gpus, --workers, --engine, --ray-address, --dump-problem and
     --grid do not go with them.
     """
-    price = request["gpu_hour_price"]
     asked = question(request["gpus"], request)
     compares = request["precision"] == AUTO_PRECISION
     if asked is not None:
@@ -108,8 +106,6 @@ def solve(
     check_request(model, request["dims"], request["cluster"])
     if asked is not None:
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
-    if price is not None:
-        request["cluster"] = load_cluster(request["cluster"]).priced(price)
     from autopar import api
     from autopar.precisions import in_other_precisions
     from autopar.report import format_answer, format_report, next_commands

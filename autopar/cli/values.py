@@ -3,14 +3,18 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autopar.units import parse_whole
+from autopar.units import parse_quantity, parse_whole
+
+if TYPE_CHECKING:
+    from autopar.cluster.links import Nics
 
 _SHOWN = 40
 """Characters of a number that a message shows."""
+_NICS = re.compile(r"^\s*(\d{1,9})\s*x\s*([0-9.eE+]+\s*[kMGTP]?)(?:B/s|(b/s|bit/s|bps))\s*$")
 _MAX_WHOLE = 2**31 - 1
 """Numbers that are typed; solvers take no longer ones, and nothing has so many of anything."""
 
@@ -161,6 +165,36 @@ def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:
     if not parts:
         raise click.BadParameter("no number; e.g. 32,64,128")
     return tuple(numbers)
+
+
+def bandwidth(text: str) -> float:
+    """Return bytes/s, written with their unit: `50 GB/s`.
+
+    Raises:
+        click.BadParameter: If the text is no bandwidth above 0.
+    """
+    try:
+        found = parse_quantity(text, "B/s")
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; e.g. 50GB/s") from None
+    if found <= 0:
+        raise click.BadParameter(f"{text!r} is not above 0")
+    return found
+
+
+def network_cards(text: str) -> "Nics":
+    """Return the network cards of a node, written as their number and the rate of one: `8x400Gb/s`, `8x50GB/s`.
+
+    Raises:
+        click.BadParameter: If the text is not that.
+    """
+    from autopar.cluster.links import Nics
+
+    match = _NICS.match(text)
+    count = parse_whole(match[1]) if match else None
+    if match is None or not count:
+        raise click.BadParameter(f"{text[:_SHOWN]!r} is not a number of cards and the rate of one; e.g. 8x400Gb/s")
+    return Nics(count, bandwidth(f"{match[2]}B/s") / (8 if match[3] else 1))
 
 
 def price_by_cluster(text: str) -> float | dict[str, float]:

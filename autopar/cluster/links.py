@@ -185,6 +185,19 @@ class Link:
 
         return replace(self, tunings=tuple(map(changed, self.tunings)))
 
+    def at(self, bandwidth: float, nics: Nics | None = None) -> "Link":
+        """Return the link with another bandwidth, the bandwidths of its tunings changed in proportion.
+
+        Args:
+            bandwidth: Bytes/s each device reaches in each direction.
+            nics: The cards that is a share of, if it is.
+
+        >>> link = Link("NVLink", 360e9, 3e-5, tunings=(Tuning("all_reduce", 5, 480e9, 3e-5),)).at(180e9)
+        >>> link.bandwidth / 1e9, link.tunings[0].bandwidth / 1e9
+        (180.0, 240.0)
+        """
+        return replace(self, bandwidth=bandwidth, nics=nics).retuned(self.plain)
+
     def to_dict(self, *, editable: bool = False) -> dict[str, object]:
         """Return the link as the mapping a cluster file holds.
 

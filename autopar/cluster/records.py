@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.cluster.checks import require_positive, require_share, require_whole
 from autopar.cluster.host import Host, weakest_host
-from autopar.cluster.links import Link
+from autopar.cluster.links import Link, Nics
 from autopar.errors import ClusterError
 from autopar.units import format_quantity
 
@@ -285,6 +285,33 @@ class Cluster:
         """Return the cluster at another price of a device for an hour, the same in all groups of nodes."""
         groups = tuple(replace(group, cluster=group.cluster.priced(gpu_hour_price)) for group in self.groups)
         return replace(self, gpu_hour_price=gpu_hour_price, groups=groups)
+
+    def linked(self, *, intra: float | None = None, inter: float | None = None, nics: Nics | None = None) -> "Cluster":
+        """Return the cluster with other bandwidths of its links.
+
+        Args:
+            intra: Bytes/s each device reaches inside a node.
+            inter: Bytes/s each device reaches between nodes.
+            nics: Network cards of a node, in place of `inter`.
+
+        Raises:
+            ClusterError: If the cluster has groups of different nodes, or both `inter` and `nics` are given.
+        """
+        if self.groups:
+            raise ClusterError(
+                f"cluster {self.name!r} has groups of different nodes, whose links differ",
+                hint="state the links of each group in a cluster file; autopar clusters NAME prints one to begin with",
+            )
+        if inter is not None and nics is not None:
+            raise ClusterError(
+                "the network between nodes is stated twice, by its bandwidth and by its cards", hint="state one of them"
+            )
+        bandwidth = inter if nics is None else nics.share(self.devices_per_node)
+        return replace(
+            self,
+            intra=self.intra if intra is None else self.intra.at(intra),
+            inter=self.inter if bandwidth is None else self.inter.at(bandwidth, nics),
+        )
 
     def total_peak(self, numbers: str, devices: int) -> float:
         """Return the dense FLOP/s of the first devices together, for a class of numbers.
