@@ -13,6 +13,7 @@ from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, S
 from autopar.errors import JobError, PlanError
 from autopar.plan import HistoryPoint, Plan, ValuePlacement
 from autopar.program.records import Category
+from autopar.report.parts import AT_PEAK, from_peak
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
@@ -313,3 +314,15 @@ def test_a_kind_the_model_does_not_have_is_an_error_with_those_it_has() -> None:
         report.format_rules(_rules(), kind="Conv")
 
     assert caught.value.hint == "it has Gather, MatMul, MaxPool, Split"
+
+
+def test_compute_is_split_at_the_peak_of_the_devices() -> None:
+    """The parts still add up to the step, and what runs at the peak is the MFU's share of it."""
+    simulated = two_stage_plan().simulated
+    assert simulated is not None
+
+    parts = dict(from_peak(simulated))
+
+    assert parts[AT_PEAK] == pytest.approx(simulated.mfu * simulated.step_seconds)
+    assert sum(parts.values()) == pytest.approx(sum(seconds for _, seconds in simulated.parts))
+    assert "compute" not in parts

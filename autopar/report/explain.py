@@ -12,7 +12,7 @@ from autopar.cost.collectives import widest_tier
 from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import AxisUse, BlockPlan, Plan, Simulated
-from autopar.report.parts import time_parts, why_lost
+from autopar.report.parts import from_peak, why_lost
 from autopar.report.summary import (
     format_range,
     fullest_stage,
@@ -55,7 +55,7 @@ def format_explain(plan: Plan, *, ops: bool = False) -> str:
 
 def _time(simulated: Simulated) -> list[str]:
     step = simulated.step_seconds
-    parts = [part for part in time_parts(simulated) if part[1] > 0]
+    parts = [part for part in from_peak(simulated) if part[1] > 0]
     rest = step - sum(seconds for _, seconds in parts)
     if rest > _WORTH_NAMING * step:
         parts.append(("not attributed", rest))
@@ -65,7 +65,10 @@ def _time(simulated: Simulated) -> list[str]:
         for (name, seconds), drawn in zip(parts, bars, strict=True)
     ]
     rows.append(("step", format_seconds(step), "100.0 %", bar(step, step)))
-    return [*heading("Time of the busiest stage"), *format_table(("part", "time", "share", ""), rows)]
+    return [
+        *heading(f"Time of the busiest stage; MFU {100 * simulated.mfu:.1f} %"),
+        *format_table(("part", "time", "share", ""), rows),
+    ]
 
 
 def _waterfall(values: Sequence[float], whole: float) -> list[str]:

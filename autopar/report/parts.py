@@ -20,6 +20,27 @@ def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
     ]
 
 
+AT_PEAK = "model FLOPs at peak"
+BELOW_PEAK = "kernels below peak"
+
+
+def from_peak(simulated: Simulated) -> list[tuple[str, float]]:
+    """Return the parts of a step in seconds, compute split at the peak of the devices.
+
+    The model's FLOPs, spread evenly over all devices, would take the MFU's share of the step at the peak of the data
+    sheet. What kernels take beyond that is their efficiency, kernels that are bound by memory, and in a pipeline what
+    the busiest stage computes beyond an even share.
+    """
+    ideal = simulated.mfu * simulated.step_seconds
+    found: list[tuple[str, float]] = []
+    for name, seconds in time_parts(simulated):
+        if name == "compute" and 0 < ideal <= seconds:
+            found += [(AT_PEAK, ideal), (BELOW_PEAK, seconds - ideal)]
+        else:
+            found.append((name, seconds))
+    return found
+
+
 def why_lost(plan: Plan, other: Plan) -> str:
     """Return what a runner-up is, by how much it is slower, and in which parts of the step."""
     if plan.simulated is None or other.simulated is None:
