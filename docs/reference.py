@@ -28,7 +28,7 @@ _COMMANDS = """# The command line
 
 Made by `python docs/reference.py` from what `autopar COMMAND --help` says.
 Results go to standard output, progress and errors to standard error.
-Every option can stand in a [job file](../README.md#use), too.
+Every option can stand in a [job file](using.md#job-files), too.
 Exit codes: 0 done, 2 bad input, 3 nothing fits, 130 interrupted (with an answer that was cut short, or none).
 141: the reader of standard output closed it.
 Those of `autopar run` besides: 4 the run does not compute what the model computes, 5 a process failed.

@@ -844,3 +844,23 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
     )
 
     assert {"solve", "predict", "from_torch", "from_jax", "Plan", "Cluster"} <= {*done.stdout.split()}
+
+
+@pytest.mark.slow
+def test_a_configuration_is_compared_with_the_best_plan_for_its_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same model, batch and devices; the best plan is no slower."""
+    sizes = {"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 32, "vocab-size": 512}
+    degrees = {"tensor-model-parallel-size": 2, "micro-batch-size": 1, "global-batch-size": 8}
+    file = tmp_path / "train.args"
+    file.write_text("\n".join(f"--{name} {value}" for name, value in (sizes | degrees).items()) + "\n--bf16\n")
+
+    command = ["import", str(file), "--from", "megatron", "--gpus", "2", "--solve", "--time-limit", "20", "--no-cache"]
+    assert main([*command, "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    current, best = found["current"], found["best"]
+    assert (current["job"]["global_batch"], current["job"]["gpus"]) == (8, 2)
+    assert (best["job"]["global_batch"], best["job"]["gpus"]) == (8, 2)
+    assert best["simulated"]["step_seconds"] <= current["simulated"]["step_seconds"]

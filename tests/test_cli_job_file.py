@@ -148,9 +148,9 @@ def test_models_of_the_zoo_are_offered() -> None:
     }
 
 
-def test_the_job_file_of_the_readme_is_one(api: Api, folder: Path) -> None:  # noqa: F811
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (folder / "autopar.toml").write_text(readme.partition("```toml\n")[2].partition("```")[0])
+def test_the_job_file_of_the_documents_is_one(api: Api, folder: Path) -> None:  # noqa: F811
+    document = (Path(__file__).parent.parent / "docs" / "using.md").read_text()
+    (folder / "autopar.toml").write_text(document.partition("```toml\n")[2].partition("```")[0])
 
     asked = _asked(api)
 

@@ -1,16 +1,19 @@
 """The commands that take plans to frameworks, and configurations of frameworks to plans."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autopar.cli.answers import give_plan
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file
+from autopar.cli.interruption import Interruption
 from autopar.cli.options import (
     cache_options,
     cluster_option,
+    echo_json,
     json_option,
     memory_limit_option,
     moved_model_option,
@@ -18,9 +21,14 @@ from autopar.cli.options import (
     precision_option,
     resolve_cache_dir,
     stack_option,
+    time_limit_option,
 )
 from autopar.cli.values import file_path, positive_whole
+from autopar.display import show_progress
 from autopar.escaping import one_line
+
+if TYPE_CHECKING:
+    from autopar.prediction import Prediction
 
 
 @click.command()
@@ -76,6 +84,8 @@ def export(
 @precision_option
 @memory_limit_option
 @click.option("-o", "--output", type=file_path(), metavar="PLAN", help="Write the plan there, as JSON.")
+@click.option("--solve", "solves", is_flag=True, help="Also search the best plan for the same job, and compare.")
+@time_limit_option("Seconds for that search.", 60.0)
 @cache_options
 @json_option
 @click.pass_context
@@ -88,6 +98,8 @@ def import_config(
     model: str | None,
     precision: str,
     output: Path | None,
+    solves: bool,
+    time_limit: float,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
@@ -96,7 +108,9 @@ def import_config(
     """Predict what a configuration of a framework comes to.
 
     FILE holds the arguments of a training script of Megatron-LM, a torchtitan configuration or a DeepSpeed one. Prints
-    what was understood, what was ignored and what is assumed otherwise, then what `predict` prints.
+    what was understood, what was ignored and what is assumed otherwise, then what `predict` prints. With --solve the
+    best plan for the same job follows, and what the configuration takes beside it; -o then writes the best plan, and
+    --json prints both, as "current" and "best".
     """
     from autopar import prediction
     from autopar.frameworks.configurations import read_configuration
@@ -112,14 +126,51 @@ def import_config(
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
-    predicted = prediction.predict(
-        found.model,
-        found.degrees,
-        dims=found.dims,
-        first_layers=found.first_layers,
-        precision=precision if given or found.precision is None else found.precision,
-        cache_dir=resolve_cache_dir(cache_dir, no_cache=no_cache),
-        **request,
-    )
-    give_plan(predicted.plan, format_prediction(predicted.plan, predicted.timeline), output, as_json=as_json)
-    return ExitCode.DONE
+    request |= {
+        "dims": found.dims,
+        "precision": precision if given or found.precision is None else found.precision,
+        "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
+    }
+    predicted = prediction.predict(found.model, found.degrees, first_layers=found.first_layers, **request)
+    text = format_prediction(predicted.plan, predicted.timeline)
+    if not solves:
+        give_plan(predicted.plan, text, output, as_json=as_json)
+        return ExitCode.DONE
+    if not as_json:
+        click.echo(text)
+    return _solve_beside(predicted, found.model, {**request, "time_limit": time_limit}, output, as_json=as_json)
+
+
+def _solve_beside(
+    current: "Prediction", model: str, request: dict[str, Any], output: Path | None, *, as_json: bool
+) -> int:
+    """Search the best plan for the job of a configuration, and tell what the configuration takes beside it."""
+    from autopar import api
+    from autopar.report import format_answer
+    from autopar.report.parts import why_lost
+    from autopar.report.text import format_entries
+    from autopar.search.backends import usual_workers
+
+    job = current.plan.job
+    with Interruption() as interruption:
+        with show_progress() as shown:
+            best = api.solve(
+                model,
+                gpus=job.gpus,
+                global_batch=job.global_batch,
+                workers=usual_workers(),
+                progress=interruption.watch(shown),
+                should_stop=interruption.requested,
+                **request,
+            )
+        stopped = interruption.requested()
+    fits = "" if current.fits else "does not fit; "
+    entries = [("yours", f"{fits}{why_lost(best, current.plan)}")]
+    if output is not None:
+        best.save(output)
+        click.echo(one_line(f"wrote {output}"), err=True)
+    if as_json:
+        echo_json({name: json.loads(plan.to_json()) for name, plan in (("current", current.plan), ("best", best))})
+    else:
+        click.echo("\n".join((format_answer(best).rstrip(), *format_entries(entries))))
+    return ExitCode.INTERRUPTED if stopped else ExitCode.DONE

@@ -19,7 +19,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 @click.command()
-@click.argument("data", metavar="DATA_DIR", type=file_path())
+@click.argument("folders", metavar="DATA_DIR...", type=file_path(), nargs=-1, required=True)
 @click.option("--source", "sources", multiple=True, metavar="NAME", help="Only rows of this source; can be repeated.")
 @click.option(
     "--stack", "files", multiple=True, type=file_path(), metavar="FILE", help="Use this stack in place of its namesake."
@@ -33,7 +33,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.pass_context
 def validate(
     context: click.Context,
-    data: Path,
+    folders: tuple[Path, ...],
     sources: tuple[str, ...],
     files: tuple[Path, ...],
     workers: int,
@@ -44,9 +44,9 @@ def validate(
 ) -> int:
     """Hold predictions against published measurements.
 
-    DATA_DIR holds a train.json. Every row is built from the zoo and predicted by its degrees, like `autopar predict`;
-    rows that cannot be expressed are listed with the reason. Timings of kernels and collectives beside it are held
-    against the cost model, unless --source is given. Ctrl-C reports what is done.
+    A DATA_DIR holds a train.json; several are taken together. Every row is built from the zoo and predicted by its
+    degrees, like `autopar predict`; rows that cannot be expressed are listed with the reason. Timings of kernels and
+    collectives beside it are held against the cost model, unless --source is given. Ctrl-C reports what is done.
     """
     command = typed_command(context)
     if output is not None:
@@ -59,7 +59,7 @@ def validate(
     from autopar.validation.report import format_validation, to_dicts, write_pages
     from autopar.validation.run import predict_rows
 
-    rows = load_rows(data)
+    rows = [row for folder in folders for row in load_rows(folder)]
     known = sorted({row.source for row in rows})
     for source in sources:
         if source not in known:
@@ -78,7 +78,7 @@ def validate(
             )
         )
         stopped = interruption.requested()
-    micro = () if sources or stopped else micro_errors(data)
+    micro = () if sources or stopped else [error for folder in folders for error in micro_errors(folder)]
     if output is not None:
         from autopar.bench.conditions import conditions
 
