@@ -14,17 +14,16 @@ Source: microsoft/SuperScaler, search/aceso_cost_model.py, with its default opti
 Parallel DNN Training through Iterative Bottleneck Alleviation", EuroSys 2024.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.aceso.database import Bandwidth, Database, ModelProfile
-from autopar.errors import DataError, JobError
-
 from autopar.aceso.kernel import BACKWARD, FORWARD, INPUTS, KEPT, OUTPUTS, RESERVED_BACKWARD, RESERVED_FORWARD, WEIGHTS
+from autopar.errors import DataError, JobError
 
 Floats = NDArray[np.float64]
 
@@ -145,11 +144,16 @@ class CostModel:
     @classmethod
     def of(
         cls, database: Database, model: str, *, devices: int, node: int, global_batch: int, layers: int | None = None
-    ) -> "CostModel":
-        """Return the model of a GPT of a database; its layers are known from its name, or have to be given."""
+    ) -> Self:
+        """Return the model of a GPT of a database; its layers are known from its name, or have to be given.
+
+        Raises:
+            DataError: If the database has no such model, or a file of it is malformed.
+            JobError: If nothing says how many layers it has, or nodes are not full.
+        """
         name = database.find(model)
         size = name.partition("_")[2]
-        depth = LAYERS.get(size) if layers is None else layers
+        depth = layers or LAYERS.get(size)
         if depth is None:
             raise JobError(f"nothing says how many layers {name} has", hint="give --layers")
         return cls(
@@ -214,22 +218,24 @@ class CostModel:
 
     def stage_seconds(self, stage: Stage, microbatch: int, before: int) -> float:
         """Return the seconds of one microbatch on a stage that has `before` devices ahead of it."""
-        own = self._window(stage, microbatch)
+        own = self.window(stage, microbatch)
         crosses = self.crossings(before, stage.devices)
         moved = self.transfer(own[0, INPUTS], crosses=crosses[0]) + self.transfer(own[-1, OUTPUTS], crosses=crosses[1])
         return float(own[:, [FORWARD, BACKWARD]].sum() + own[list(stage.again), FORWARD].sum() + moved)
 
     def stage_bytes(self, stage: Stage, microbatch: int, behind: int) -> float:
         """Return the bytes of a device of a stage that `behind` stages follow."""
-        own = self._window(stage, microbatch)
+        own = self.window(stage, microbatch)
         weights, kept = own[:, WEIGHTS].sum(), own[:, KEPT]
         reserved = own[:-1, RESERVED_FORWARD].max(initial=0.0) + own[:-1, RESERVED_BACKWARD].max(initial=0.0)
         dropped, fullest = self.runs(stage, kept)
         rest = own[0, INPUTS] + kept.sum() - dropped
         return float(STATE_COPIES * weights + rest * (behind + 1) + fullest + max(weights, reserved))
 
-    def _window(self, stage: Stage, microbatch: int) -> Floats:
-        return self.table(stage.tensor, microbatch // stage.data)[self.kinds[stage.first : stage.first + stage.ops]]
+    def window(self, stage: Stage, microbatch: int) -> Floats:
+        """Return the columns of every op of a stage."""
+        kinds = self.kinds[stage.first : stage.first + stage.ops]
+        return np.asarray(self.table(stage.tensor, microbatch // stage.data)[kinds])
 
     def runs(self, stage: Stage, kept: Floats) -> tuple[float, float]:
         """Return the bytes that runs of a stage drop, and those of the fullest run."""

@@ -2,12 +2,15 @@
 
 A database is a folder, or a tar archive of one, of CSV files (microsoft/SuperScaler, EuroSys 2024):
 
-| file | rows |
+| file | what its rows say |
 |---|---|
-| `FAMILY_SIZE_mbsB_tpT_algoA.csv` | per op: microseconds forward and backward, MiB of input, output, weights, kept and |
-| | reserved memory, for B samples on T tensor-parallel devices; A numbers ways of sharding |
+| `FAMILY_SIZE_mbsB_tpT_algoA.csv` | what an op takes with B samples on T tensor-parallel devices |
 | `prim_FAMILY_SIZE_COLLECTIVE_Ngpus.csv` | milliseconds of a collective of so many MiB on N devices |
 | `p2p_intra_node.csv`, `p2p_inter_node.csv` | GB/s of a transfer of so many MiB inside a node and between nodes |
+
+The first has a row per distinct op with its name, microseconds forward and backward, and MiB: of input, output,
+weights, what it keeps for the backward, and what the allocator reserves besides in either pass. A numbers ways of
+sharding: 0 splits products by columns and then by rows, as in Megatron-LM, 1 the other way round.
 
 Seconds of ops contain the collectives of tensor parallelism. An op that did not fit when it was measured has 10,000,000
 in its row; here its seconds are infinite. Files that are missing count as not measured, too.
@@ -37,7 +40,10 @@ _OP_FILE = re.compile(r"(?P<model>\w+?)_mbs(?P<microbatch>\d+)_tp(?P<tensor>\d+)
 _COLLECTIVE_FILE = re.compile(
     r"prim_(?P<model>\w+)_(?P<kind>all_gather|all_reduce|reduce_scatter|all_to_all)_(?P<devices>\d+)gpus\.csv"
 )
-_COLUMNS = ("forward-compute", "backward-compute", "input_size", "output_size", "weights", "activations", "fwd_reserved", "bwd_reserved")  # fmt: skip
+_COLUMNS = (
+    "forward-compute", "backward-compute", "input_size", "output_size", "weights", "activations", "fwd_reserved",
+    "bwd_reserved",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,9 +104,9 @@ class Bandwidth:
             return np.inf
         if size <= 0:
             return 0.0
-        steps = int(np.log2(size / MIB)) if size >= MIB else 0
-        place = min(max(steps - 1, 0), len(self.rates) - 1)
-        return size / MIB * 1e6 / self.rates[place]  # they divide MiB by GB/s
+        steps = int(np.log2(size / MIB))  # towards 0; below half a MiB it is negative and counts from the last column
+        place = steps - 1 if steps >= 1 else max(steps, -len(self.rates))
+        return float(size / MIB * 1e6 / self.rates[min(place, len(self.rates) - 1)])  # they divide MiB by GB/s
 
 
 class Database:
@@ -178,28 +184,30 @@ class Database:
             match = _OP_FILE.fullmatch(name)
             if match and match["model"] == model:
                 settings[int(match["microbatch"]), int(match["tensor"]), int(match["algorithm"])] = name
-        axes = [tuple(sorted(set(values))) for values in zip(*settings, strict=True)]
-        ops: tuple[str, ...] = ()
-        table = np.empty(0)
-        for setting, name in sorted(settings.items()):
-            rows = self._rows(name)
-            if not rows or tuple(each.strip() for each in rows[0][1:]) != _COLUMNS:
-                raise DataError(f"{name} in {str(self.path)!r} lacks the columns op_name, {', '.join(_COLUMNS)}")
-            named = tuple(row[0] for row in rows[1:])
-            if not ops:
-                ops = named
-                table = np.full((len(_COLUMNS), len(ops), *(len(axis) for axis in axes)), np.inf)
-            if named != ops:
-                raise DataError(f"{name} in {str(self.path)!r} has other ops than the first file of {model}")
-            place = tuple(axis.index(value) for axis, value in zip(axes, setting, strict=True))
-            for op, row in enumerate(rows[1:]):
-                if len(row) != len(_COLUMNS) + 1:
-                    raise DataError(f"line {op + 2} of {name} in {str(self.path)!r} has {len(row)} columns, not {len(_COLUMNS) + 1}")  # fmt: skip
-                values = [self._number(name, op + 2, each) for each in row[1:]]
-                table[(slice(None), op, *place)] = np.inf if max(values) >= UNMEASURED else values
+        microbatches, degrees, algorithms = (tuple(sorted({key[axis] for key in settings})) for axis in range(3))
+        ops = tuple(row[0] for row in self._rows(settings[min(settings)])[1:])
+        table = np.full((len(_COLUMNS), len(ops), len(microbatches), len(degrees), len(algorithms)), np.inf)
+        for (samples, degree, algorithm), name in sorted(settings.items()):
+            place = microbatches.index(samples), degrees.index(degree), algorithms.index(algorithm)
+            for op, values in enumerate(self._op_rows(name, ops)):
+                table[:, op, place[0], place[1], place[2]] = np.inf if max(values) >= UNMEASURED else values
         table[:2] *= 1e-6
         table[2:] *= MIB
-        return ModelProfile(model, ops, *axes, *table, self._collectives(model))
+        return ModelProfile(model, ops, microbatches, degrees, algorithms, *table, collectives=self._collectives(model))
+
+    def _op_rows(self, name: str, ops: tuple[str, ...]) -> Iterator[list[float]]:
+        """Yield the numbers of every op of a file; they have to be the given ones."""
+        rows = self._rows(name)
+        if not rows or tuple(each.strip() for each in rows[0][1:]) != _COLUMNS:
+            raise DataError(f"{name} in {str(self.path)!r} has not the columns op_name, {', '.join(_COLUMNS)}")
+        if tuple(row[0] for row in rows[1:]) != ops:
+            raise DataError(f"{name} in {str(self.path)!r} has other ops than {len(ops)} of the model's first file")
+        for line, row in enumerate(rows[1:], 2):
+            if len(row) != len(_COLUMNS) + 1:
+                raise DataError(
+                    f"line {line} of {name} in {str(self.path)!r} has {len(row)} columns, not {len(_COLUMNS) + 1}"
+                )
+            yield [self._number(name, line, each) for each in row[1:]]
 
     def _collectives(self, model: str) -> dict[tuple[str, int], dict[int, float]]:
         found: dict[tuple[str, int], dict[int, float]] = {}

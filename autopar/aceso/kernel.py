@@ -134,7 +134,10 @@ def stage_times(
             else:
                 loose += table[previous, KEPT] - units[previous] * quantum
                 top += units[previous]
-            append_op(best, new, table[kind, FORWARD], may_start[kind], starts_layer[kind], following[previous], units[previous], top)  # fmt: skip
+            append_op(
+                best, new, table[kind, FORWARD], may_start[kind], starts_layer[kind], following[previous],
+                units[previous], top,
+            )  # fmt: skip
             best, new = new, best
             forward = max(forward, table[previous, RESERVED_FORWARD])
             backward = max(backward, table[previous, RESERVED_BACKWARD])
@@ -146,7 +149,10 @@ def stage_times(
         fixed = 8 * weights + max(weights, forward + backward)
         if fixed + inputs + least > limit:  # whatever runs again
             return
-        record_stage(out[0, place + 1], best, top, seconds, fixed, inputs + kept, limit, fullest, loose if is_bound else 0.0, quantum)  # fmt: skip
+        record_stage(
+            out[0, place + 1], best, top, seconds, fixed, inputs + kept, limit, fullest, loose if is_bound else 0.0,
+            quantum,
+        )  # fmt: skip
         previous = kind
         next_kind = sequence[place + 1] if place + 1 < sequence.shape[0] else -1
         if tail.shape[0] == 0 or (next_kind >= 0 and not starts_layer[next_kind]):
@@ -170,14 +176,17 @@ def stage_times(
                 break
             tail_fixed = 8 * tail_weights + max(tail_weights, tail_forward + tail_backward)
             if place + count + 2 < out.shape[1]:
-                record_stage(out[count + 1, place + count + 2], side, tail_top, tail_seconds, tail_fixed, inputs + tail_kept, limit, fullest, tail_loose if is_bound else 0.0, quantum)  # fmt: skip
+                record_stage(
+                    out[count + 1, place + count + 2], side, tail_top, tail_seconds, tail_fixed, inputs + tail_kept,
+                    limit, fullest, tail_loose if is_bound else 0.0, quantum,
+                )  # fmt: skip
             last = own
 
 
 @compiled
 def cut_chain(
-    costs: Floats, least: Floats, rows: Ints, tails: Ints, sizes: Ints, devices: int, node: int, most: int,
-    threshold: float, sums: Floats, choices: Ints,
+    costs: Floats, least: Floats, rows: Ints, tails: Ints, sizes: Ints, work: Floats, devices: int, node: int,
+    most: int, threshold: float, sums: Floats, choices: Ints,
 ) -> None:  # fmt: skip
     """Cut a chain of ops into stages of devices so that no stage takes longer than a threshold and their sum is least.
 
@@ -188,6 +197,7 @@ def cut_chain(
         rows: Row of every op.
         tails: Ops after the layers before the end of a stage, per end.
         sizes: Devices of a stage.
+        work: (ops + 1) seconds on one device that all ops before some op take at least.
         devices: All of them.
         node: Devices of a node, over whose border no stage may lie.
         most: Most stages.
@@ -204,6 +214,8 @@ def cut_chain(
         tail_start -= 1
     for first in range(ops - 1, -1, -1):
         row = rows[first]
+        fewest = int(np.ceil((work[ops] - work[first]) / threshold - 1e-9))
+        highest = devices - int(np.ceil(work[first] / threshold - 1e-9))
         count = 0
         while count < min(ops - first, costs.shape[4] - 1):
             count += 1
@@ -215,16 +227,15 @@ def cut_chain(
                 continue
             for size in range(sizes.shape[0]):
                 own = sizes[size]
-                for used in range(own, devices + 1):
+                for used in range(max(own, fewest), highest + 1):
                     before = devices - used
                     if before % node + own > node:
                         continue
                     crossing = 2 * (before > 0 and before % node == 0) + ((before + own) % node == 0)
+                    cost = costs[size, crossing, row, tail, count]
+                    rest = sums[end, used - own]
                     for stages in range(1, min(used, most) + 1):
-                        rest = sums[end, used - own, stages - 1]
-                        if rest == np.inf:
-                            continue
-                        cost = costs[size, crossing, row, tail, count, stages - 1]
-                        if cost <= threshold and cost + rest < sums[first, used, stages]:
-                            sums[first, used, stages] = cost + rest
+                        total = cost[stages - 1] + rest[stages - 1]
+                        if total < sums[first, used, stages] and cost[stages - 1] <= threshold:
+                            sums[first, used, stages] = total
                             choices[first, used, stages] = count * sizes.shape[0] + size

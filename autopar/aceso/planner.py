@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.aceso.cost import STAGE_DEVICES, Configuration, CostModel, Estimate, Stage
-from autopar.aceso.database import MIB
 from autopar.aceso.kernel import INPUTS, KEPT, OUTPUTS, cut_chain, stage_times
 from autopar.aceso.recompute import caps, choose_ops, choose_quantum
 from autopar.errors import InfeasibleError
@@ -29,6 +28,8 @@ UNITS = 3000
 """Most units of memory that the activations of a stage are counted in, but for rounding."""
 REACH = 1.3
 """First guess of the slowest stage, as a multiple of the mean work of a device."""
+NEAR = 3e-3
+"""Distance of a plan from its bound, as a share, above which plans are searched for with memory rounded up, too."""
 GAP = 1e-3
 """Distance of bound and plan, as a share, at which the search for either ends."""
 
@@ -75,8 +76,8 @@ class Table(Enum):
 class _Space:
     """Stages of one microbatch size."""
 
-    def __init__(self, model: CostModel, microbatch: int, limit: float) -> None:
-        self.model, self.microbatch, self.limit = model, microbatch, limit
+    def __init__(self, model: CostModel, microbatch: int, limit: float, most: int) -> None:
+        self.model, self.microbatch, self.limit, self.most = model, microbatch, limit, most
         self.num = model.global_batch // microbatch
         self.sizes = [size for size in STAGE_DEVICES if size <= model.node and model.degrees(size, microbatch)]
         self.tables = {
@@ -93,7 +94,8 @@ class _Space:
         self.starts_layer[self.layer[0]] = True
         self.may_start[self.rows] = model.may_start_run
         work = [table[self.rows, :2].sum(axis=1) * size for (size, _, _), table in self.tables.items()]
-        self.mean = float(np.min(work, axis=0).sum()) / model.devices
+        self.work = np.concatenate([[0.0], np.cumsum(np.min(work, axis=0))])
+        self.mean = float(self.work[-1]) / model.devices
 
     def sequence(self, kind: int) -> NDArray[np.int64]:
         """Return the kinds of the ops from one of some kind on, as many as the model has; the tail stands alone."""
@@ -108,7 +110,7 @@ class _Space:
         """Return the seconds of stages up to `longest`, and the least of them by row, tail and number of ops."""
         model, num_rows = self.model, len(self.model.profile.ops)
         reach = self._reach(longest)
-        shape = (num_rows, len(self.tail) + 1, reach + 1, model.devices)
+        shape = (num_rows, len(self.tail) + 1, reach + 1, self.most)
         found = np.full((len(self.sizes), 4, *shape), np.inf)
         for (size, _, _), ops in self.tables.items():
             out = np.full(shape, np.inf)
@@ -127,7 +129,7 @@ class _Space:
                         cap.most if table is Table.PLAN else cap.least, quantum, table is not Table.PLAN, longest,
                         out[row],
                     )  # fmt: skip
-            for row in self.tail:  # what begins in the tail was recorded as if no op of it had been taken
+            for row in map(int, self.tail):  # what begins in the tail was recorded as if no op of it had been taken
                 alone = out[row, 0].copy()
                 out[row] = np.inf
                 for count in range(1, len(self.tail) - (row - self.tail[0]) + 1):
@@ -164,15 +166,15 @@ class _Space:
     def search(self, longest: float, cutoff: float, table: Table) -> tuple["_Cut | None", float]:
         """Return the best cut, if one is better than a cutoff, and a lower bound on all cuts."""
         costs, least = self.costs(longest, table)
-        shape = (len(self.rows) + 1, self.model.devices + 1, self.model.devices + 1)
+        shape = (len(self.rows) + 1, self.model.devices + 1, self.most + 1)
         sums, choices = np.empty(shape), np.empty(shape, dtype=np.int64)
         best: _Cut | None = None
 
         def cut(threshold: float) -> float:
             nonlocal best, cutoff
             cut_chain(
-                costs, least, self.rows, self.tails, np.array(self.sizes), self.model.devices, self.model.node,
-                self.model.devices, threshold, sums, choices,
+                costs, least, self.rows, self.tails, np.array(self.sizes), self.work, self.model.devices,
+                self.model.node, self.most, threshold, sums, choices,
             )  # fmt: skip
             found = self._read(costs, sums, choices)
             if found is not None and found.slowest * (self.num - 1) + found.total < cutoff:
@@ -183,9 +185,9 @@ class _Space:
         outside = self.num * longest  # a stage that takes longer makes the step longer than this
         if total == np.inf:
             return None, outside
-        low = max(self.mean, total / self.model.devices)
+        low = max(self.mean, total / self.most)
         nodes = [(low * (self.num - 1) + total, low, longest, total)]
-        while nodes[0][0] < cutoff * (1 - GAP / 4):
+        while nodes[0][0] < cutoff * (1 - GAP / 2):
             _, low, high, total = heapq.heappop(nodes)
             middle = (low + high) / 2
             less = cut(middle)
@@ -213,16 +215,14 @@ class _Space:
             first, used, left = end, used - size, left - 1
         return _Cut(tuple(found), float(slowest), float(totals[stages]))
 
-    def free_bound(self) -> float:
-        """Return a lower bound on the step if running ops again took no time; infinity if nothing fits."""
-        longest, whole = REACH * self.mean, self.mean * self.model.devices
+    def free_bound(self, cutoff: float) -> float:
+        """Return a lower bound on the step if running ops again took no time; at most a cutoff."""
+        longest = min(REACH * self.mean, cutoff / self.num)
         while True:
-            cut, bound = self.search(longest, np.inf, Table.FREE)
-            if cut is not None and bound < longest * self.num:
-                return bound
-            if longest > whole:
-                return np.inf if cut is None else bound
-            longest *= 2
+            cut, bound = self.search(longest, cutoff, Table.FREE)
+            if longest * self.num >= min(bound, cutoff) or longest > self.mean * self.model.devices:
+                return min(bound, cutoff) if cut is not None or cutoff < np.inf else np.inf
+            longest = min(2 * longest, cutoff / self.num)
 
     def reaches(self, least: float, cutoff: float) -> Iterator[float]:
         """Yield growing limits on the slowest stage, up to what a cutoff on the step or the whole model allows."""
@@ -234,8 +234,25 @@ class _Space:
         if least < cutoff:
             yield most
 
-    def realize(self, cut: _Cut) -> Configuration:
-        """Return the configuration of a cut: the degrees of its stages, and the ops that run again."""
+    def attempts(
+        self, cut: _Cut | None, longest: float, cutoff: float, bound: float
+    ) -> Iterator[tuple[Configuration, Estimate]]:
+        """Yield plans: of the cut behind a bound and, where that does not come near it, of the table of plans."""
+        if cut is None:
+            return
+        best = cutoff
+        found = self.realize(cut)
+        if found is not None:
+            yield found
+            best = min(best, found[1].seconds)
+        if best > bound * (1 + NEAR):
+            planned, _ = self.search(longest, best * (1 + NEAR), Table.PLAN)  # it is faster than its table says
+            found = None if planned is None else self.realize(planned)
+            if found is not None:
+                yield found
+
+    def realize(self, cut: _Cut) -> tuple[Configuration, Estimate] | None:
+        """Return the configuration of a cut with degrees and ops that run again; None if a stage does not fit."""
         stages, first, before = [], 0, 0
         for index, (count, size) in enumerate(cut.stages):
             behind = len(cut.stages) - 1 - index
@@ -248,46 +265,44 @@ class _Space:
                 if again is not None:
                     stage = Stage(first, count, tensor, data, again)
                     tried.append((self.model.stage_seconds(stage, self.microbatch, before), tensor, stage))
-            assert tried, "the table has seconds of this stage"
+            if not tried:
+                return None
             stages.append(min(tried, key=lambda each: each[:2])[2])
             first, before = first + count, before + size
-        return Configuration(self.microbatch, tuple(stages))
+        configuration = Configuration(self.microbatch, tuple(stages))
+        return configuration, self.model.estimate(configuration)
 
 
-def plan(model: CostModel, limit: float) -> Found:
+def plan(model: CostModel, limit: float, *, most_stages: int | None = None) -> Found:
     """Return the best configuration found, with a bound on all.
 
     Args:
         model: What configurations cost.
         limit: Bytes of a device that a plan may use.
+        most_stages: Most pipeline stages; None if there may be as many as devices.
 
     Raises:
         InfeasibleError: If no configuration fits.
     """
     began = time.perf_counter()
-    spaces = [space for size in model.microbatches() if (space := _Space(model, size, limit)).sizes]
-    bounds = {space: space.free_bound() for space in spaces}
+    most = min(model.devices, most_stages or model.devices)
+    spaces = [space for size in model.microbatches() if (space := _Space(model, size, limit, most)).sizes]
+    bounds: dict[_Space, float] = {}
     best: tuple[Configuration, Estimate] | None = None
-    for space in sorted(spaces, key=bounds.__getitem__):
-        cutoff = np.inf if best is None else best[1].seconds
-        if (
-            best is not None and bounds[space] < cutoff
-        ):  # a bound takes as long as a plan: only what is close is planned
-            bounds[space] = space.search(cutoff / space.num, cutoff, Table.BOUND)[1]
+    cutoff = np.inf
+    for space in spaces:
+        bounds[space] = space.free_bound(cutoff)
         for longest in space.reaches(bounds[space], cutoff):
-            cut, _ = space.search(longest, cutoff, Table.PLAN)
-            if cut is not None:
-                configuration = space.realize(cut)
-                estimate = model.estimate(configuration)
-                if estimate.seconds < cutoff:
-                    best, cutoff = (configuration, estimate), estimate.seconds
+            cut, bounds[space] = space.search(longest, cutoff, Table.BOUND)
+            for found in space.attempts(cut, longest, cutoff, bounds[space]):
+                if found[1].seconds < cutoff:
+                    best, cutoff = found, found[1].seconds
             if cutoff <= space.num * longest:
                 break
     if best is None:
-        raise InfeasibleError("no configuration fits", hint="take more GPUs or more memory")
-    configuration, estimate = best
-    bound = estimate.seconds
-    for space in spaces:
-        if bounds[space] < estimate.seconds:
-            bound = min(bound, space.search(estimate.seconds / space.num, estimate.seconds, Table.BOUND)[1])
-    return Found(configuration, estimate, bound, time.perf_counter() - began)
+        raise InfeasibleError(
+            f"no configuration of {model.profile.model} fits {limit / 2**30:.1f} GiB on each of {model.devices} GPUs",
+            hint="take more GPUs, or devices with more memory",
+        )
+    bound = min(cutoff, *bounds.values())
+    return Found(*best, float(bound), time.perf_counter() - began)

@@ -63,7 +63,7 @@ def caps(kept: Floats, layer: Ints) -> Iterator[Cap]:
 
 
 def choose_quantum(kept: Floats, layer: Ints, near: float) -> float:
-    """Return the bytes of a unit, near to some, whose multiples the activations of a layer are nearest to from below."""
+    """Return the bytes of a unit, near to some, whose multiples activations of a layer are nearest to from below."""
     tried = MIB * np.arange(max(1, np.floor(near / MIB / 2)), max(1, np.ceil(near / MIB * 1.5)) + 1)
     lost = [(kept[layer] % quantum).sum() for quantum in tried]
     return float(tried[int(np.argmin(lost))])
