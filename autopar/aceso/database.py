@@ -18,8 +18,10 @@ in its row; here its seconds are infinite. Files that are missing count as not m
 
 import csv
 import io
+import lzma
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,6 +38,7 @@ MIB = 2.0**20
 UNMEASURED = 1e6  # microseconds or MiB from which on a row says that the op did not run; Aceso writes 1e7
 LARGEST_FILE = 16 * 2**20  # bytes; those of public databases have 2 KB
 
+_HINT = "give a folder of CSV files in Aceso's form, or a tar archive of one"
 _OP_FILE = re.compile(r"(?P<model>\w+?)_mbs(?P<microbatch>\d+)_tp(?P<tensor>\d+)_algo(?P<algorithm>\d+)\.csv")
 _COLLECTIVE_FILE = re.compile(
     r"prim_(?P<model>\w+)_(?P<kind>all_gather|all_reduce|reduce_scatter|all_to_all)_(?P<devices>\d+)gpus\.csv"
@@ -44,6 +47,10 @@ _COLUMNS = (
     "forward-compute", "backward-compute", "input_size", "output_size", "weights", "activations", "fwd_reserved",
     "bwd_reserved",
 )  # fmt: skip
+_FIELDS = (
+    "forward", "backward", "inputs", "outputs", "weights", "activations", "reserved_forward", "reserved_backward",
+)  # fmt: skip
+"""Attributes of a `ModelProfile` in the order of the columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,16 +133,14 @@ class Database:
         place = Path(path)
         try:
             files = dict(_read_folder(place) if place.is_dir() else _read_archive(place))
-        except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{str(path)!r} cannot be read as a profile database: {error}",
-                hint="give a folder of CSV files in Aceso's form, or a tar archive of one",
-            ) from None
+        except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no tar archive of text"
+            raise DataError(f"{str(path)!r} cannot be read as a profile database: {why}", hint=_HINT) from None
         found = cls(place, files)
         if not found.models:
             raise DataError(
                 f"{str(path)!r} has no file like gpt_1_3B_mbs1_tp1_algo0.csv",
-                hint="give a folder of CSV files in Aceso's form, or a tar archive of one",
+                hint=_HINT,
             )
         return found
 
@@ -193,7 +198,10 @@ class Database:
                 table[:, op, place[0], place[1], place[2]] = np.inf if max(values) >= UNMEASURED else values
         table[:2] *= 1e-6
         table[2:] *= MIB
-        return ModelProfile(model, ops, microbatches, degrees, algorithms, *table, collectives=self._collectives(model))
+        columns = dict(zip(_FIELDS, table, strict=True))
+        return ModelProfile(
+            model, ops, microbatches, degrees, algorithms, collectives=self._collectives(model), **columns
+        )
 
     def _op_rows(self, name: str, ops: tuple[str, ...]) -> Iterator[list[float]]:
         """Yield the numbers of every op of a file; they have to be the given ones."""

@@ -22,8 +22,9 @@ FORWARD, BACKWARD, KEPT, WEIGHTS, INPUTS, RESERVED_FORWARD, RESERVED_BACKWARD, O
 
 @compiled
 def append_op(
-    best: Floats, new: Floats, seconds: float, may_start: bool, is_boundary: bool, following: Ints, units: int, top: int
-) -> None:
+    best: Floats, new: Floats, seconds: float, may_start: bool, is_boundary: bool, following: Ints, fresh: int,
+    units: int, top: int,
+) -> None:  # fmt: skip
     """Append an op to a window: least seconds of running ops again, by the state of the last op and by units dropped.
 
     Args:
@@ -33,6 +34,7 @@ def append_op(
         may_start: Whether ops that run again may begin with it.
         is_boundary: Whether it begins a layer: what the op before it keeps is the layer's input.
         following: Per level, that after the op before it has dropped its activation, too; -1 beyond the cap.
+        fresh: Level of a run that begins with the op, or goes on with it into another layer.
         units: What the op before it drops if both run again.
         top: Most units that the longer window can drop.
     """
@@ -45,11 +47,11 @@ def append_op(
             new[state, place] = np.inf
     if may_start:
         for place in range(top + 1):
-            new[1, place] = best[0, place] + seconds
+            new[fresh + 1, place] = best[0, place] + seconds
     for level in range(states - 1):
-        target = 0 if is_boundary else following[level]
-        if target < 0:
+        if following[level] < 0:
             continue
+        target = fresh if is_boundary else following[level]
         gain = 0 if is_boundary else units
         nothing = best[level + 1, 0] + seconds
         for place in range(min(gain, top + 1)):
@@ -136,7 +138,7 @@ def stage_times(
                 top += units[previous]
             append_op(
                 best, new, table[kind, FORWARD], may_start[kind], starts_layer[kind], following[previous],
-                units[previous], top,
+                0, units[previous], top,
             )  # fmt: skip
             best, new = new, best
             forward = max(forward, table[previous, RESERVED_FORWARD])
@@ -159,13 +161,19 @@ def stage_times(
             continue
         tail_top, tail_loose, last = top, loose, kind
         tail_seconds, tail_weights, tail_kept, tail_forward, tail_backward = seconds, weights, kept, forward, backward
-        side[:, : top + 1] = best[:, : top + 1]
+        for state in range(states):
+            for k in range(top + 1):
+                side[state, k] = best[state, k]
         for count in range(tail.shape[0]):
             own = tail[count]
             tail_loose += table[last, KEPT] - units[last] * quantum
-            side[:, tail_top + 1 : tail_top + units[last] + 1] = np.inf
+            for state in range(states):
+                for k in range(tail_top + 1, tail_top + units[last] + 1):
+                    side[state, k] = np.inf
             tail_top += units[last]
-            append_op(side, other, table[own, FORWARD], may_start[own], False, following[last], units[last], tail_top)
+            append_op(
+                side, other, table[own, FORWARD], may_start[own], False, following[last], 0, units[last], tail_top
+            )
             side, other = other, side
             tail_forward = max(tail_forward, table[last, RESERVED_FORWARD])
             tail_backward = max(tail_backward, table[last, RESERVED_BACKWARD])
@@ -206,8 +214,11 @@ def cut_chain(
         choices: The same dims: ops of the first stage times number of sizes, plus its size.
     """
     ops = rows.shape[0]
-    sums[:] = np.inf
-    choices[:] = -1
+    for first in range(sums.shape[0]):
+        for used in range(sums.shape[1]):
+            for stages in range(sums.shape[2]):
+                sums[first, used, stages] = np.inf
+                choices[first, used, stages] = -1
     sums[ops, 0, 0] = 0.0
     tail_start = ops
     while tail_start > 0 and tails[tail_start] > 0:
@@ -232,10 +243,9 @@ def cut_chain(
                     if before % node + own > node:
                         continue
                     crossing = 2 * (before > 0 and before % node == 0) + ((before + own) % node == 0)
-                    cost = costs[size, crossing, row, tail, count]
-                    rest = sums[end, used - own]
                     for stages in range(1, min(used, most) + 1):
-                        total = cost[stages - 1] + rest[stages - 1]
-                        if total < sums[first, used, stages] and cost[stages - 1] <= threshold:
+                        cost = costs[size, crossing, row, tail, count, stages - 1]
+                        total = cost + sums[end, used - own, stages - 1]
+                        if total < sums[first, used, stages] and cost <= threshold:
                             sums[first, used, stages] = total
                             choices[first, used, stages] = count * sizes.shape[0] + size

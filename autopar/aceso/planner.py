@@ -74,7 +74,14 @@ class Table(Enum):
 
 
 class _Space:
-    """Stages of one microbatch size."""
+    """Stages of one microbatch size.
+
+    Attributes:
+        num: Microbatches of a step.
+        work: (ops + 1) seconds on one device that all ops before some op take at least.
+        mean: Seconds of a microbatch on every device, if all had as much of the least work.
+        whole: Seconds that no stage takes longer than.
+    """
 
     def __init__(self, model: CostModel, microbatch: int, limit: float, most: int) -> None:
         self.model, self.microbatch, self.limit, self.most = model, microbatch, limit, most
@@ -96,6 +103,9 @@ class _Space:
         work = [table[self.rows, :2].sum(axis=1) * size for (size, _, _), table in self.tables.items()]
         self.work = np.concatenate([[0.0], np.cumsum(np.min(work, axis=0))])
         self.mean = float(self.work[-1]) / model.devices
+        known = [np.where(np.isfinite(table), table, 0.0)[self.rows] for table in self.tables.values()]
+        moved = max(float(table[:, [INPUTS, OUTPUTS]].max()) for table in known)
+        self.whole = 2 * (max(float(table[:, :2].sum()) for table in known) + model.transfer(moved, crosses=True))
 
     def sequence(self, kind: int) -> NDArray[np.int64]:
         """Return the kinds of the ops from one of some kind on, as many as the model has; the tail stands alone."""
@@ -220,13 +230,15 @@ class _Space:
         longest = min(REACH * self.mean, cutoff / self.num)
         while True:
             cut, bound = self.search(longest, cutoff, Table.FREE)
-            if longest * self.num >= min(bound, cutoff) or longest > self.mean * self.model.devices:
-                return min(bound, cutoff) if cut is not None or cutoff < np.inf else np.inf
+            if cut is not None and bound < longest * self.num:
+                return bound
+            if longest >= min(self.whole, cutoff / self.num):
+                return np.inf if cut is None and cutoff == np.inf else min(bound, cutoff)
             longest = min(2 * longest, cutoff / self.num)
 
     def reaches(self, least: float, cutoff: float) -> Iterator[float]:
         """Yield growing limits on the slowest stage, up to what a cutoff on the step or the whole model allows."""
-        most = min(cutoff / self.num, self.mean * self.model.devices)
+        most = min(cutoff / self.num, self.whole)
         longest = REACH * least / self.num
         while longest < most:
             yield longest

@@ -17,10 +17,10 @@ MOST_BIG = 3
 """Ops of a layer with the largest activations, which levels of runs tell apart; in GPTs two have nine tenths."""
 BIG = 0.04
 """Share of a layer's activations that such an op has at least."""
-UNITS = 4000
-"""Units that the bytes which a stage lacks are counted in, at most."""
-ROUNDS = 3
-"""Attempts to use memory that the bound on the fullest run left free."""
+UNITS = 2500
+"""Units that the bytes which a stage lacks are counted in, about."""
+ALIKE = 0.02
+"""Share of the largest run by which the bytes of two runs differ at least to be told apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,49 +70,57 @@ def choose_quantum(kept: Floats, layer: Ints, near: float) -> float:
 
 
 def choose_ops(model: CostModel, stage: Stage, microbatch: int, behind: int, limit: float) -> tuple[bool, ...] | None:
-    """Return the ops that run again in least time so that a stage fits; None if it does not, whatever runs again."""
+    """Return the ops that run again in least time so that a stage fits; None if it does not, whatever runs again.
+
+    Unlike the tables of stages, this tells runs apart by the op that they begin with, so their bytes are known.
+    """
     bare = replace(stage, again=(False,) * stage.ops)
     lack = model.stage_bytes(bare, microbatch, behind) - limit
     if lack <= 0:
         return bare.again
     table = model.table(stage.tensor, microbatch // stage.data)
     kinds = model.kinds[stage.first : stage.first + stage.ops]
-    layer = np.arange(model.layer_kinds.start, model.layer_kinds.stop)
     best: tuple[bool, ...] | None = None
     seconds = np.inf
-    for cap in caps(table[:, KEPT], layer):
-        fullest = cap.least  # what the run takes besides is only known when it is chosen
-        for _ in range(ROUNDS):
-            again = least_time(model, stage, table, cap, (lack + fullest) / (behind + 1))
-            if again is None:
-                break
-            dropped, full = model.runs(replace(stage, again=again), table[kinds, KEPT])
-            own = float(table[kinds, FORWARD][list(again)].sum())
-            if dropped * (behind + 1) - full >= lack:
-                if own < seconds:
-                    best, seconds = again, own
-                break
-            fullest = max(full, fullest + MIB)
+    for cap in _run_bytes(table[:, KEPT], np.unique(kinds)):
+        again = _least_time(model, stage, table, cap, (lack + cap) / (behind + 1))
+        own = np.inf if again is None else float(table[kinds, FORWARD][list(again)].sum())
+        if own < seconds:
+            best, seconds = again, own
     return best
 
 
-def least_time(model: CostModel, stage: Stage, table: Floats, cap: Cap, need: float) -> tuple[bool, ...] | None:
-    """Return the ops that run again in least time within a cap and drop at least some bytes; None if none do."""
+def _run_bytes(kept: Floats, kinds: Ints) -> list[float]:
+    """Return bytes that runs of some kinds of ops can have, ascending; of some near each other the largest."""
+    sums = np.cumsum(np.concatenate([[0.0], np.where(np.isin(np.arange(len(kept)), kinds), kept, 0.0)]))
+    runs = np.unique(np.subtract.outer(sums, sums))
+    runs = runs[runs > 0]
+    steps = np.floor(runs / (ALIKE * runs[-1]))
+    return [float(runs[steps == step].max()) for step in np.unique(steps)]
+
+
+def _least_time(model: CostModel, stage: Stage, table: Floats, cap: float, need: float) -> tuple[bool, ...] | None:
+    """Return the ops that run again in least time, in runs within a cap, and drop enough bytes; None if none do."""
     own = slice(stage.first, stage.first + stage.ops)
     kinds, starts, may_start = model.kinds[own], model.starts_layer[own], model.may_start_run[own]
+    kept = table[:, KEPT]
+    sums, levels = np.cumsum(np.concatenate([[0.0], kept])), np.arange(len(kept))
     layer = np.arange(model.layer_kinds.start, model.layer_kinds.stop)
-    quantum = choose_quantum(table[:, KEPT], layer, need / UNITS)
-    wanted = max(0, int(np.ceil(need / quantum - 1e-9)))
-    states = cap.following.shape[1] + 1
-    tables = np.full((stage.ops, states, wanted + 1), np.inf)
+    quantum = choose_quantum(kept, layer, need / UNITS)
+    wanted = int(np.ceil(need / quantum - 1e-9))
+    tables = np.full((stage.ops, len(kept) + 1, wanted + 1), np.inf)
     tables[0, 0, 0] = 0.0
     if may_start[0]:
-        tables[0, 1, 0] = table[kinds[0], FORWARD]
-    drops = [0] + [0 if starts[k] else int(table[kinds[k - 1], KEPT] / quantum + 1e-9) for k in range(1, stage.ops)]
+        tables[0, kinds[0] + 1, 0] = table[kinds[0], FORWARD]
+    following, drops = np.full((stage.ops, len(kept)), -1), [0]
     for place in range(1, stage.ops):
+        before, kind = kinds[place - 1], kinds[place]
+        fits = (levels <= before) & (sums[before + 1] - sums[:-1] <= cap * (1 + 1e-9))
+        following[place] = np.where(fits, levels, -1)
+        drops.append(0 if starts[place] else int(kept[before] / quantum + 1e-9))
         append_op(
-            tables[place - 1], tables[place], table[kinds[place], FORWARD], bool(may_start[place]), bool(starts[place]),
-            cap.following[kinds[place - 1]], drops[place], wanted,
+            tables[place - 1], tables[place], table[kind, FORWARD], bool(may_start[place]), bool(starts[place]),
+            following[place], int(kind), drops[place], wanted,
         )  # fmt: skip
     state, units = int(tables[-1, :, wanted].argmin()), wanted
     if tables[-1, state, wanted] == np.inf:
@@ -124,10 +132,10 @@ def least_time(model: CostModel, stage: Stage, table: Floats, cap: Cap, need: fl
             state = int(before[:, units].argmin())
         else:
             left = max(0, units - drops[place])
-            reaches = np.zeros(states - 1, dtype=np.bool_)
-            reaches[:] = (state == 1) if starts[place] else cap.following[kinds[place - 1]] == state - 1
-            joined = np.where(reaches, before[1:, left], np.inf)
-            alone = before[0, units] if may_start[place] and state == 1 else np.inf
+            is_fresh = state == kinds[place] + 1
+            reaches = following[place] >= 0 if starts[place] else following[place] == state - 1
+            joined = np.where(reaches & (is_fresh | ~starts[place]), before[1:, left], np.inf)
+            alone = before[0, units] if may_start[place] and is_fresh else np.inf
             if joined.min() <= alone:
                 state, units = int(joined.argmin()) + 1, left
             else:
