@@ -17,7 +17,7 @@ MOST_BIG = 3
 """Ops of a layer with the largest activations, which levels of runs tell apart; in GPTs two have nine tenths."""
 BIG = 0.04
 """Share of a layer's activations that such an op has at least."""
-UNITS = 2500
+UNITS = 4000
 """Units that the bytes which a stage lacks are counted in, about."""
 ALIKE = 0.02
 """Share of the largest run by which the bytes of two runs differ at least to be told apart."""
@@ -82,11 +82,18 @@ def choose_ops(model: CostModel, stage: Stage, microbatch: int, behind: int, lim
     kinds = model.kinds[stage.first : stage.first + stage.ops]
     best: tuple[bool, ...] | None = None
     seconds = np.inf
-    for cap in _run_bytes(table[:, KEPT], np.unique(kinds)):
+    caps_left = _run_bytes(table[:, KEPT], np.unique(kinds))[::-1]
+    while caps_left:
+        cap = caps_left.pop()
         again = _least_time(model, stage, table, cap, (lack + cap) / (behind + 1))
-        own = np.inf if again is None else float(table[kinds, FORWARD][list(again)].sum())
+        if again is None:
+            continue
+        own = float(table[kinds, FORWARD][list(again)].sum())
         if own < seconds:
             best, seconds = again, own
+        fullest = model.runs(replace(stage, again=again), table[kinds, KEPT])[1]
+        if fullest < cap * (1 - 1e-9):  # runs that are no larger need not drop as much
+            caps_left.append(fullest)
     return best
 
 
