@@ -17,9 +17,9 @@ MOST_BIG = 3
 """Ops of a layer with the largest activations, which levels of runs tell apart; in GPTs two have nine tenths."""
 BIG = 0.04
 """Share of a layer's activations that such an op has at least."""
-UNITS = 4000
+UNITS = 3000
 """Units that the bytes which a stage lacks are counted in, about."""
-ALIKE = 0.02
+ALIKE = 0.04
 """Share of the largest run by which the bytes of two runs differ at least to be told apart."""
 
 
