@@ -96,9 +96,9 @@ def write(text: str) -> None:
 def plans(databases: Path) -> None:
     """Print the table of plans."""
     write(
-        "| device | model | GPUs | ours, ms | bound, ms | gap | seconds | Aceso, ms | ours to Aceso's | 16 stages, ms |"
+        "| device | model | GPUs | ours, ms | bound, ms | gap | s | CPU s | Aceso, ms | to Aceso's | 16 stages, ms |"
     )
-    write("|---|---|---|---|---|---|---|---|---|---|")
+    write("|" + "---|" * 11)
     for name, device in DEVICES.items():
         database = Database.open(databases / device.archive)
         limit = device.memory * USABLE * MIB
