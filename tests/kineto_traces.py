@@ -59,7 +59,7 @@ def kineto(
 def _unrolled(timeline: Timeline, stage: int) -> list[tuple[str, float, float, str]]:
     own = [event for event in timeline.events if event.stage == stage]
     tasks = [event for event in own if event.row is Row.COMPUTE and event.depth == 0]
-    found = []
+    found: list[tuple[str, float, float, str]] = []
     for event in own:
         if not event.seconds or (event.row is Row.COMPUTE and event.depth != 2):
             continue

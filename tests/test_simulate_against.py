@@ -41,12 +41,13 @@ def test_a_trace_of_what_was_simulated_has_the_seconds_of_every_term(timeline: T
 
     found = compare(timeline, 0, SIZES, recording)
 
-    terms = {row.name: (row.simulated, pytest.approx(row.measured)) for row in found.rows}
-    assert terms == {
-        "forward kernels": (10, 10), "backward kernels": (14, 14), "optimizer kernels": (2, 2),
-        "all_reduce over 4": (4, 4), "all_reduce over 2": (7, 7), "all_gather over 2": (1, 1),
-        IDLE: (pytest.approx(terms[IDLE][0]), terms[IDLE][0]),
+    by_hand = {
+        "forward kernels": 10, "backward kernels": 14, "optimizer kernels": 2, "all_reduce over 4": 4,
+        "all_reduce over 2": 7, "all_gather over 2": 1,
     }  # fmt: skip
+    assert {row.name: row.simulated for row in found.rows if row.name != IDLE} == by_hand
+    for row in found.rows:
+        assert row.measured == pytest.approx(row.simulated)
     assert found.off == ()
     assert found.measured_seconds == pytest.approx(found.simulated_seconds)
 
@@ -77,7 +78,8 @@ def test_collectives_meet_by_kind_where_group_sizes_are_unknown(timeline: Timeli
     found = compare(timeline, 0, SIZES, read_trace(write(trace, tmp_path / "trace.json")))
 
     terms = {row.name: row.measured for row in found.rows}
-    assert (terms["all_reduce"], terms["all_gather"]) == (pytest.approx(11), pytest.approx(1))
+    assert terms["all_reduce"] == pytest.approx(11)
+    assert terms["all_gather"] == pytest.approx(1)
     assert found.off == ()
 
 
@@ -89,7 +91,9 @@ def test_sends_between_stages_are_a_term(tmp_path: Path) -> None:
     found = compare(timeline, 0, {}, read_trace(write(trace, tmp_path / "trace.json")))
 
     sends = next(row for row in found.rows if row.name == "sends between stages")
-    assert (sends.simulated, sends.measured, sends.is_off) == (pytest.approx(1.5), pytest.approx(3.0), True)
+    assert sends.simulated == pytest.approx(1.5)
+    assert sends.measured == pytest.approx(3.0)
+    assert sends.is_off
 
 
 def test_a_rank_belongs_to_the_stage_that_has_its_devices(timeline: Timeline, tmp_path: Path) -> None:
@@ -163,7 +167,8 @@ def test_a_bare_list_of_kernels_is_one_step(tmp_path: Path) -> None:
 
     found = read_trace(write(trace, tmp_path / "trace.json"))
 
-    assert (found.rank, found.steps, found.seconds) == (None, 1, pytest.approx(7e-6))
+    assert (found.rank, found.steps) == (None, 1)
+    assert found.seconds == pytest.approx(7e-6)
     assert [bar.work.value for bar in found.bars] == ["forward kernels", "optimizer kernels", "forward kernels"]
 
 
