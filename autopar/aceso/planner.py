@@ -30,7 +30,9 @@ REACH = 1.3
 """First guess of the slowest stage, as a multiple of the mean work of a device."""
 NEAR = 3e-3
 """Distance of a plan from its bound, as a share, above which plans are searched for with memory rounded up, too."""
-GAP = 1e-3
+DESCENTS = 12
+"""Cuts that are tried on the way to a faster slowest stage."""
+GAP = 4e-4
 """Distance of bound and plan, as a share, at which the search for either ends."""
 
 
@@ -81,10 +83,13 @@ class _Space:
         work: (ops + 1) seconds on one device that all ops before some op take at least.
         mean: Seconds of a microbatch on every device, if all had as much of the least work.
         whole: Seconds that no stage takes longer than.
+        known: Costs of the last search for a bound.
     """
 
     def __init__(self, model: CostModel, microbatch: int, limit: float, most: int) -> None:
         self.model, self.microbatch, self.limit, self.most = model, microbatch, limit, most
+        self.known = np.empty(0), np.empty(0)
+        self._chosen: dict[tuple[int, ...], tuple[bool, ...] | None] = {}
         self.num = model.global_batch // microbatch
         self.sizes = [size for size in STAGE_DEVICES if size <= model.node and model.degrees(size, microbatch)]
         self.tables = {
@@ -176,6 +181,8 @@ class _Space:
     def search(self, longest: float, cutoff: float, table: Table) -> tuple["_Cut | None", float]:
         """Return the best cut, if one is better than a cutoff, and a lower bound on all cuts."""
         costs, least = self.costs(longest, table)
+        if table is Table.BOUND:
+            self.known = costs, least
         shape = (len(self.rows) + 1, self.model.devices + 1, self.most + 1)
         sums, choices = np.empty(shape), np.empty(shape, dtype=np.int64)
         best: _Cut | None = None
@@ -253,36 +260,73 @@ class _Space:
         if cut is None:
             return
         best = cutoff
-        found = self.realize(cut)
-        if found is not None:
-            yield found
-            best = min(best, found[1].seconds)
+        for improved in self.descend(cut, best):
+            yield improved
+            best = min(best, improved[1].seconds)
         if best > bound * (1 + NEAR):
             planned, _ = self.search(longest, best * (1 + NEAR), Table.PLAN)  # it is faster than its table says
-            found = None if planned is None else self.realize(planned)
+            found = None if planned is None else self.realize(planned, self.known[0].copy())
             if found is not None:
                 yield found
 
-    def realize(self, cut: _Cut) -> tuple[Configuration, Estimate] | None:
-        """Return the configuration of a cut with degrees and ops that run again; None if a stage does not fit."""
-        stages, first, before = [], 0, 0
+    def descend(self, cut: _Cut, cutoff: float) -> Iterator[tuple[Configuration, Estimate]]:
+        """Yield plans: of a cut behind a bound, then of cuts whose slowest stage is faster than that of the best plan.
+
+        What a stage of a plan takes replaces what the bound said of it, so cuts that cannot be had do not come again.
+        """
+        costs, least = self.known[0].copy(), self.known[1]
+        shape = (len(self.rows) + 1, self.model.devices + 1, self.most + 1)
+        sums, choices = np.empty(shape), np.empty(shape, dtype=np.int64)
+        best, threshold = cutoff, self.whole
+        following: _Cut | None = cut
+        for _ in range(DESCENTS):
+            if following is None:
+                return
+            found = self.realize(following, costs)
+            if found is not None and found[1].seconds < best:
+                yield found
+                best, threshold = found[1].seconds, max(found[1].stage_seconds) * (1 - 1e-9)
+            cut_chain(
+                costs, least, self.rows, self.tails, np.array(self.sizes), self.work, self.model.devices,
+                self.model.node, self.most, threshold, sums, choices,
+            )  # fmt: skip
+            following = self._read(costs, sums, choices)
+
+    def realize(self, cut: _Cut, costs: Floats) -> tuple[Configuration, Estimate] | None:
+        """Return the configuration of a cut with degrees and ops that run again; None if a stage does not fit.
+
+        Args:
+            cut: Ops and devices of the stages.
+            costs: Seconds of stages, where what is found is written down.
+        """
+        stages, first, before, fits = [], 0, 0, True
         for index, (count, size) in enumerate(cut.stages):
             behind = len(cut.stages) - 1 - index
             tried = []
             for own, tensor, data in self.tables:
-                if own != size:
-                    continue
-                bare = Stage(first, count, tensor, data, (False,) * count)
-                again = choose_ops(self.model, bare, self.microbatch, behind, self.limit)
+                again = self._choose(first, count, tensor, data, behind) if own == size else None
                 if again is not None:
                     stage = Stage(first, count, tensor, data, again)
                     tried.append((self.model.stage_seconds(stage, self.microbatch, before), tensor, stage))
-            if not tried:
-                return None
-            stages.append(min(tried, key=lambda each: each[:2])[2])
+            enters, leaves = self.model.crossings(before, size)
+            place = self.sizes.index(size), 2 * enters + leaves, self.rows[first], self.tails[first + count]
+            costs[(*place, count, behind)] = min((each[0] for each in tried), default=np.inf)
+            fits = fits and bool(tried)
+            if tried:
+                stages.append(min(tried, key=lambda each: each[:2])[2])
             first, before = first + count, before + size
+        if not fits:
+            return None
         configuration = Configuration(self.microbatch, tuple(stages))
         return configuration, self.model.estimate(configuration)
+
+    def _choose(self, first: int, count: int, tensor: int, data: int, behind: int) -> tuple[bool, ...] | None:
+        """Return the ops of a stage that run again; stages of one row and length are alike."""
+        key = self.rows[first], self.tails[first + count], count, tensor, data, behind
+        if key not in self._chosen:
+            bare = Stage(first, count, tensor, data, (False,) * count)
+            self._chosen[key] = choose_ops(self.model, bare, self.microbatch, behind, self.limit)
+        return self._chosen[key]
 
 
 def plan(model: CostModel, limit: float, *, most_stages: int | None = None) -> Found:
