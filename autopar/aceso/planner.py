@@ -260,7 +260,7 @@ class _Space:
         if cut is None:
             return
         best = cutoff
-        for improved in self.descend(cut, best):
+        for improved in self.descend(cut, best, bound * (1 + NEAR)):
             yield improved
             best = min(best, improved[1].seconds)
         if best > bound * (1 + NEAR):
@@ -269,7 +269,7 @@ class _Space:
             if found is not None:
                 yield found
 
-    def descend(self, cut: _Cut, cutoff: float) -> Iterator[tuple[Configuration, Estimate]]:
+    def descend(self, cut: _Cut, cutoff: float, near: float) -> Iterator[tuple[Configuration, Estimate]]:
         """Yield plans: of a cut behind a bound, then of cuts whose slowest stage is faster than that of the best plan.
 
         What a stage of a plan takes replaces what the bound said of it, so cuts that cannot be had do not come again.
@@ -286,6 +286,8 @@ class _Space:
             if found is not None and found[1].seconds < best:
                 yield found
                 best, threshold = found[1].seconds, max(found[1].stage_seconds) * (1 - 1e-9)
+            if best <= near:
+                return
             cut_chain(
                 costs, least, self.rows, self.tails, np.array(self.sizes), self.work, self.model.devices,
                 self.model.node, self.most, threshold, sums, choices,
