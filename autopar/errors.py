@@ -86,7 +86,7 @@ class WorkerError(AutoparError, RuntimeError):
 
 
 class DataError(AutoparError, ValueError):
-    """A folder of published measurements is missing, or a file of it is malformed; the message says where."""
+    """Measurements (published rows, a profile database, a trace) are missing or malformed; the message says where."""
 
 
 class InfeasibleError(AutoparError, RuntimeError):

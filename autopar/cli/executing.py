@@ -1,6 +1,8 @@
 """The commands that let a plan run: through the simulator, and on processes of this machine."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +21,17 @@ from autopar.cli.options import (
     resolve_cache_dir,
     seed_option,
 )
-from autopar.cli.values import file_path, not_negative_number, positive_number, positive_whole, share
+from autopar.cli.values import file_path, not_negative, not_negative_number, positive_number, positive_whole, share
 from autopar.display import show_progress
 from autopar.program.files import is_program
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
     from autopar.program.listing import Listing
+    from autopar.sharding import Axis
+    from autopar.simulate.comparison import Comparison
+    from autopar.simulate.kineto import Recording
+    from autopar.simulate.timeline import Timeline
 
 
 def _read(path: Path) -> "Plan | Listing":
@@ -52,6 +58,53 @@ def _settings(path: Path, cluster: str | None, stack: str | None, precision: str
     return {name: value for name, value in stated.items() if value is not None}
 
 
+def _check_against(against: tuple[Path, ...], rank: int | None, trace_out: Path | None) -> None:
+    """Check options that go with --against.
+
+    Raises:
+        click.UsageError: If one is given without it, or one rank for several traces.
+    """
+    for option, given in (("--rank", rank), ("--trace-out", trace_out)):
+        if given is not None and not against:
+            raise click.UsageError(f"{option} goes with --against TRACE")
+    if rank is not None and len(against) > 1:
+        raise click.UsageError("--rank goes with one trace: several have to name theirs")
+
+
+def _recordings(against: tuple[Path, ...], rank: int | None) -> "list[Recording]":
+    """Return what measured traces hold, before anything is simulated."""
+    if not against:
+        return []
+    from autopar.simulate.kineto import read_trace
+
+    found = [read_trace(path) for path in against]
+    return [replace(recording, rank=rank) for recording in found] if rank is not None else found
+
+
+def _compare(
+    timeline: "Timeline",
+    meshes: "Sequence[tuple[tuple[int, int], tuple[Axis, ...]]]",
+    against: tuple[Path, ...],
+    recordings: "Sequence[Recording]",
+    trace_out: Path | None,
+) -> "list[Comparison]":
+    """Return measured traces beside the stages that they belong to, and write both if a file is given."""
+    if not against:
+        return []
+    from autopar.simulate.comparison import Place, compare, stage_of
+    from autopar.simulate.trace import write_trace_of_both
+
+    axes = {devices: {axis.name: axis.size for axis in mesh} for devices, mesh in reversed(meshes)}
+    places = [Place(devices, axes[devices]) for devices in dict.fromkeys(devices for devices, _ in meshes)]
+    stages = [stage_of(recording, places, repr(str(path))) for path, recording in zip(against, recordings, strict=True)]
+    if trace_out is not None:
+        write_trace_of_both(timeline, list(zip(stages, recordings, strict=True)), trace_out)
+    return [
+        compare(timeline, timeline.stages[stage].index, places[stage].sizes, recording)
+        for stage, recording in zip(stages, recordings, strict=True)
+    ]
+
+
 @click.command()
 @executed_argument
 @moved_model_option
@@ -75,6 +128,15 @@ def _settings(path: Path, cluster: str | None, stack: str | None, precision: str
     help="Spread of the speed of devices; a stage is as slow as its slowest.",
 )
 @seed_option("Seed of the stragglers.")
+@click.option(
+    "--against",
+    type=file_path(),
+    multiple=True,
+    metavar="TRACE",
+    help="Trace of the PyTorch profiler, .json or .json.gz: print measured beside simulated seconds; can be repeated.",
+)
+@click.option("--rank", type=not_negative(), metavar="N", help="Rank of the trace; default: the one it names.")
+@click.option("--trace-out", type=file_path(), metavar="FILE", help="Write both steps into one trace.")
 @cache_options
 @json_option
 def simulate(
@@ -89,6 +151,9 @@ def simulate(
     bucket_mb: float | None,
     stragglers: float,
     seed: int,
+    against: tuple[Path, ...],
+    rank: int | None,
+    trace_out: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
@@ -96,21 +161,25 @@ def simulate(
     """Simulate one step of a plan, or of a program.
 
     PLAN is a plan.json, PROGRAM.txt a distributed program that `autopar explain PLAN --program` prints, or that is
-    written by hand. It is checked that either computes its model. Prints time and memory of every stage.
+    written by hand. It is checked that either computes its model. Prints time and memory of every stage, or with
+    --against where a measured step differs.
     """
+    _check_against(against, rank, trace_out)
     settings = _settings(plan_file, cluster, stack, precision)
     if is_program(plan_file) and model is not None:
         raise click.UsageError("--model belongs to a plan: the text of a program has its graph in it")
     given = _read(plan_file)
-    if trace is not None:
-        prepare_file(trace)
+    for written in (trace, trace_out):
+        if written is not None:
+            prepare_file(written)
+    recordings = _recordings(against, rank)
     from autopar import api
     from autopar.plan import Plan
     from autopar.report import format_flat, format_path, format_timeline
     from autopar.simulate import Stragglers, simulate_flat, write_chrome_trace
     from autopar.simulate import simulate as run_simulator
 
-    traced, cache = trace is not None or critical_path, resolve_cache_dir(cache_dir, no_cache=no_cache)
+    traced, cache = trace is not None or critical_path or bool(against), resolve_cache_dir(cache_dir, no_cache=no_cache)
     request: dict[str, Any] = {
         "bucket": None if bucket_mb is None else bucket_mb * 1e6,
         "stragglers": Stragglers(stragglers, seed),
@@ -120,6 +189,7 @@ def simulate(
         plan, timeline = api.simulate_again(given, trace=traced, **of_plan)
         assert plan.simulated is not None, "it was simulated"
         remarks = plan.simulated.remarks
+        meshes = [(stage.devices, plan.all_variants[stage.variant].mesh) for stage in plan.stages]
         devices = api.simulate_devices(plan, **of_plan) if flat else None
     else:
         from autopar.program.listing import doubts
@@ -130,9 +200,11 @@ def simulate(
         timeline = run_simulator(program, costs, trace=traced, verified=True, **request)
         doubted = doubts(program, folded, rules_for(folded, cache_dir=cache))
         remarks = program_remarks(program, timeline, costs, doubted)
+        meshes = [(stage.devices, stage.mesh.axes) for stage in program.stages]
         devices = simulate_flat(program, costs, **request) if flat else None
     if trace is not None:
         write_chrome_trace(timeline, trace)
+    compared = _compare(timeline, meshes, against, recordings, trace_out)
     if as_json:
         found = {
             "step_seconds": timeline.step_seconds,
@@ -143,10 +215,16 @@ def simulate(
             "remarks": remarks,
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
+            **({"against": compared} if against else {}),
         }
         echo_json(found)
         return
-    click.echo(format_timeline(timeline, remarks), nl=False)
+    if against:
+        from autopar.report.against import format_comparison
+
+        click.echo("\n".join(map(format_comparison, compared)), nl=False)
+    else:
+        click.echo(format_timeline(timeline, remarks), nl=False)
     if critical_path:
         click.echo("\n" + format_path(timeline.path), nl=False)
     if devices is not None:
