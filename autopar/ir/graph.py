@@ -37,6 +37,10 @@ STORED = "stored"
 """Metadata of a graph: JSON of the bytes per element by parameter, where that is not what the job's precision says."""
 
 
+SEPARATED = "separated"
+"""Metadata of a graph: JSON of the parameter of the file by parameter of the graph, where that is a part of it."""
+
+
 class Phase(StrEnum):
     """When an op runs: `UPDATE` once per step, the others once per microbatch."""
 

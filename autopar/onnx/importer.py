@@ -22,6 +22,7 @@ from autopar.onnx.isolated import Isolated, isolated
 from autopar.onnx.microsoft import rewrite
 from autopar.onnx.operands import check_operands
 from autopar.onnx.own import NUMBERED, check_own, is_own
+from autopar.onnx.projections import separate_projections
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
 from autopar.onnx.schema import check_node, check_results, check_shape, is_known, unknown_op
@@ -46,7 +47,7 @@ def import_model(
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
-    graph = replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph))
+    graph = separate_projections(replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph)))
     verify(graph)
     return graph
 
