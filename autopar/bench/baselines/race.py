@@ -15,7 +15,7 @@ from autopar.prediction import Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.history import History
 from autopar.sizing.fewer import least_seconds, links_are_slow, of_part, parts
-from autopar.task import Task
+from autopar.task import Task, resized
 
 FINALISTS = 64
 """Plans kept for the simulator, the fastest by the formula; some do not fit when simulated."""
@@ -89,21 +89,27 @@ class Race:
         """What places plans and simulates them."""
         return Predictor(self.task.workload, known=self.task.rules)
 
+    def _on(self, gpus: int) -> Task:
+        """Return the job on a number of devices."""
+        if gpus not in self._tasks:
+            self._tasks[gpus] = resized(self.task, gpus=gpus)
+        return self._tasks[gpus]
+
     def estimator(self, gpus: int) -> Estimator:
         """Return what prices plans on a number of devices."""
-        machine, costs = self._tasks[gpus].costs.cluster, self.task.costs
+        machine, costs = self._on(gpus).costs.cluster, self.task.costs
         if machine not in self._estimators:
             self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy)
         return self._estimators[machine]
 
     def limit(self, gpus: int) -> float:
         """Return the bytes that each of a number of devices may use."""
-        return self._tasks[gpus].job.memory_limit
+        return self._on(gpus).job.memory_limit
 
     def least(self, gpus: int) -> float:
         """Return a lower bound on the step time of any plan on a number of devices, without communication."""
         if gpus not in self._least:
-            self._least[gpus] = least_seconds(self._tasks[gpus])
+            self._least[gpus] = least_seconds(self._on(gpus))
         return self._least[gpus]
 
     def may_win(self, gpus: int) -> bool:
@@ -142,7 +148,7 @@ class Race:
             trains=workload.mode == "train",
             flavours=task.constraints.flavours(),
             hosts_optimizer=task.constraints.hosts_optimizer,
-            fewer=tuple(sorted(self._tasks.keys() - {task.job.gpus}, reverse=True)),
+            fewer=tuple(dict.fromkeys(part.gpus for part in parts(task))),
         )
 
     @property
