@@ -320,21 +320,6 @@ FUNCTIONS: list[Case] = [
         {"axis": 0},
         "[a,b],[c],[a,b,d]->[c,d]; a: sum; b: sum; R,R,P->P",
     ),
-    # Places (b, c) are read each by itself, pixels (d, e) come in as their numbers.
-    (
-        "autopar::GridSampleGrad",
-        [floats(4, 6, 10, 2), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
-        1,
-        {},
-        "[a,b,c,.],[d],[e],[a,f,b,c]->[a,f,d,e]; b: sum; c: sum; R,R,R,P->P",
-    ),
-    (
-        "autopar::GridSamplePlacesGrad",
-        [floats(4, 6, 10, 2), floats(4, 16, 8, 12), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
-        1,
-        {},
-        "[a,b,c,.],[a,d,e,f],[e],[f],[a,d,b,c]->[a,b,c,.]; d: sum; e: sum; f: sum; R,P,R,R,R->P; R,R,R,R,P->P",
-    ),
     # Heads (b) are sharded with the groups whose B and C they read; all heads of one group read them whole.
     (
         "autopar::StateSpaceScan",
@@ -447,6 +432,21 @@ FUNCTIONS: list[Case] = [
         1,
         {"reduction": "mean"},
         "[a,.],[a]->[]; a: mean",
+    ),
+    # Places (b, c) are read each by itself, pixels (d, e) come in as their numbers.
+    (
+        "autopar::GridSampleGrad",
+        [floats(4, 6, 10, 2), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
+        1,
+        {},
+        "[a,b,c,.],[d],[e],[a,f,b,c]->[a,f,d,e]; b: sum; c: sum; R,R,R,P->P",
+    ),
+    (
+        "autopar::GridSamplePlacesGrad",
+        [floats(4, 6, 10, 2), floats(4, 16, 8, 12), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
+        1,
+        {},
+        "[a,b,c,.],[a,d,e,f],[e],[f],[a,d,b,c]->[a,b,c,.]; d: sum; e: sum; f: sum; R,P,R,R,R->P; R,R,R,R,P->P",
     ),
 ]
 
