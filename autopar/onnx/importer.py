@@ -15,6 +15,7 @@ from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
 from autopar.onnx.border import border
 from autopar.onnx.control_flow import CONTROL_FLOW, Expansion
+from autopar.onnx.expert_loops import raise_expert_loops
 from autopar.onnx.explicit import make_explicit
 from autopar.onnx.folding import Folding
 from autopar.onnx.inference import Inference, Type
@@ -43,6 +44,7 @@ def import_model(
     source: Source, dims: Mapping[str, DimSize], batch: int | None, should_stop: StopCallback = never
 ) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
+    source = replace(source, model=raise_expert_loops(source.model))
     with isolated(should_stop) as process:
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
