@@ -6,6 +6,9 @@ data. A loop is raised where it says exactly what `ExpertDispatch`, grouped prod
 (`autopar.ir.bodies.experts`): all experts of one choice `TopK`, each once, alike but for their parameters, and what
 they make multiplied by the weights of that choice and added up. Matrices of the experts become one parameter.
 
+A loop that runs every expert on all tokens and multiplies by the weights of a one-hot mask says so, too. One that is
+not raised is left as it is written: each expert a branch, on all tokens.
+
 Sizes: T tokens, K choices of a token, E experts.
 """
 
@@ -43,7 +46,8 @@ class _Choice:
     Attributes:
         expert: Its number.
         indices: Value [T, K] of the chosen experts.
-        order: What the coordinates count, first and second: "T" and "K", or the other way round.
+        order: What the coordinates count, first and second: "T" and "K", or the other way round; "" of an expert that
+            runs on all tokens.
     """
 
     expert: int
@@ -74,9 +78,10 @@ class _Found:
 
     Attributes:
         what: "coordinates", "columns" (their transpose), "column", "pair", "rows", "made", "weight", "weighted",
-            "update" or "sum".
+            "update" or "sum"; "all weights" of weights [T, E] that are 0 for experts that were not chosen.
         choice: Whose rows it is about; None for a sum of several experts'.
-        index: Of a column: which coordinate. Of a pair: "TK" or "KT".
+        index: Of a column: which coordinate. Of a pair: "TK" or "KT". Of an update: the sum it is for. Of all weights:
+            the choices [T, K]. Of what an expert made of all tokens, weighted: the value before it was.
         expr: Of rows, and what is made of them.
         weights: Value [T, K] that holds the weights.
         sum_of: Of a sum: where it begins, and its terms.
@@ -206,7 +211,7 @@ class _Reader:
                 self.choices.append(choice)
                 self.found[node.output[0]] = _Found("coordinates", choice)
                 continue
-            known = self._step(node, [self.found.get(name) for name in node.input])
+            known = self._all_weights(node) or self._step(node, [self.found.get(name) for name in node.input])
             if known is not None:
                 self.found[node.output[0]] = known
 
@@ -216,6 +221,15 @@ class _Reader:
         whats = {own.what for own in given if own is not None}
         if not whats:
             return None
+        if first is not None and first.what == "all weights":
+            return self._own_weights(node, first)
+        if node.op_type in ("Add", "Sum", "Mul") and len(given) == 2 and None in given:
+            (known,) = (own for own in given if own is not None)
+            other = node.input[given.index(None)]
+            if node.op_type == "Mul" and known.what == "weight" and not _order(known):
+                return _Found("weighted", known.choice, other, weights=known.weights)
+        if node.op_type in ("Add", "Sum") and whats <= {"weighted", "sum"}:
+            return self._added(node, given)
         if first is not None and first.what in ("coordinates", "columns") and first.choice is not None:
             return self._column(node, first)
         if kind == "Concat" and whats == {"column"} and len(given) == 2 and None not in given:
@@ -229,6 +243,59 @@ class _Reader:
         if kind == "ScatterND":
             return self._scattered(node, given)
         return self._made(node, given)
+
+    def _all_weights(self, node: onnx.NodeProto) -> _Found | None:
+        """Return what is known of weights that are 0 where an expert was not chosen: of one expert, or of all."""
+        if (
+            node.op_type == "ScatterElements"
+            and int(_attr(node, "axis", 0)) in (1, -1)
+            and self._is_choice(node.input[1])
+        ):
+            is_fresh = _attr(node, "reduction", b"none") == b"none" and is_zero(self, node.input[0])
+            return _Found("all weights", index=node.input[1], weights=node.input[2]) if is_fresh else None
+        if node.op_type != "ReduceSum" or len(node.input) < 2:
+            return None
+        axis, masked = self.number(node.input[1]), self.makers.get(node.input[0])
+        if masked is None or masked.op_type not in ("Mul", "Where"):
+            return None
+        if masked.op_type == "Where" and not is_zero(self, masked.input[2]):
+            return None
+        pair = masked.input[:2]
+        for mask, weights in (pair, reversed(pair)) if masked.op_type == "Mul" else (pair,):
+            choice = self.chosen(mask)
+            if choice is not None and choice.order == "TK" and axis in (1, -1):
+                return _Found("weight", _Choice(choice.expert, choice.indices, ""), weights=weights)
+            node_of_mask = self._behind(mask, {"Cast", "Identity"})
+            indices = self._one_hot(node_of_mask) if node_of_mask is not None else ""
+            if indices and axis in (1, -2) and not _attr(node, "keepdims", 1):
+                return _Found("all weights", index=indices, weights=self.base(weights))
+        return None
+
+    def _own_weights(self, node: onnx.NodeProto, whole: _Found) -> _Found | None:
+        """Return the weights of one expert that are a column of those of all."""
+        start = self.number(node.input[1]) if len(node.input) > 1 else None
+        is_column = node.op_type == "Gather" and int(_attr(node, "axis", 0)) in (1, -1)
+        if node.op_type == "Slice" and start is not None and len(node.input) > 3:
+            is_column = self.number(node.input[2]) == start + 1 and self.number(node.input[3]) in (1, -1)
+        if not is_column or start is None:
+            return None
+        return _Found("weight", _Choice(start, whole.index, ""), weights=whole.weights)
+
+    def _added(self, node: onnx.NodeProto, given: Sequence[_Found | None]) -> _Found | None:
+        """Return what is known of a sum to which what an expert made of all tokens is added."""
+        start, terms = "", list[_Found]()
+        for name, own in zip(node.input, given, strict=True):
+            if own is None or (own.what == "weighted" and _order(own)):
+                if start:
+                    return None
+                start = name
+            elif own.what == "sum":
+                if start or any(_order(term) for term in own.sum_of[1]):
+                    return None
+                start, terms = own.sum_of[0], [*own.sum_of[1], *terms]
+            else:
+                terms.append(own)
+        return _Found("sum", sum_of=(start, tuple(terms))) if terms else None
 
     def _column(self, node: onnx.NodeProto, first: _Found) -> _Found | None:
         """Return what is known of one of the two coordinates."""
@@ -302,6 +369,11 @@ class _Reader:
             return None
         start, terms = before.sum_of if before is not None and before.what == "sum" else (node.input[0], ())
         return _Found("sum", sum_of=(start, (*terms, term)))
+
+
+def _order(found: _Found) -> str:
+    """Return the order of the coordinates of rows; "" if an expert runs on all tokens."""
+    return found.choice.order if found.choice is not None else ""
 
 
 def _is_output(node: onnx.NodeProto, slot: int, name: str) -> bool:
@@ -447,33 +519,39 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(part[0] for part in parts if len(set(part)) == 1) or "experts"
 
 
-def raise_expert_loops(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose loops over the rows of experts are ops for experts.
+def raise_expert_loops(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """Return a model whose loops over experts are ops for experts, and how many experts are branches of it still.
 
     Raises:
         ModelError: If rows are picked out by the choice of experts, and the loop is no such op.
     """
-    kinds = {node.op_type for node in model.graph.node}
-    if not kinds >= {"NonZero", "TopK"}:
-        return model
+    if all(node.op_type != "TopK" for node in model.graph.node):
+        return model, 0
     reader = _Reader(model.graph)
     reader.read()
-    if not reader.choices:
-        return model
-    loops: dict[tuple[str, str], tuple[str, _Found]] = {}
+    loops: dict[str, tuple[str, _Found]] = {}
     for name, found in reader.found.items():
         if found.what == "sum":
-            start, terms = found.sum_of
-            assert terms[0].choice is not None, "terms are of experts"
-            loops[start, terms[0].choice.indices] = (name, found)  # the longest comes last
+            choice = found.sum_of[1][0].choice
+            assert choice is not None, "terms are of experts"
+            known = loops.get(choice.indices)
+            if known is None or len(found.sum_of[1]) > len(known[1].sum_of[1]):
+                loops[choice.indices] = (name, found)
     written: dict[str, _Writer] = {}
+    branches = 0
     try:
         covered = {term.choice for _, found in loops.values() for term in found.sum_of[1]}
         left = [choice for choice in reader.choices if choice not in covered]
         if left:
             raise _DifferenceError(f"what expert {left[0].expert} makes of its rows is not added up by a scatter")
-        for (start, _), (name, found) in loops.items():
-            written[name] = _loop(reader, name, start, found.sum_of[1])
+        for name, found in loops.values():
+            start, terms = found.sum_of
+            try:
+                written[name] = _loop(reader, name, start, terms)
+            except _DifferenceError:
+                if any(map(_order, terms)):
+                    raise
+                branches = max(branches, len(terms))
     except _DifferenceError as error:
         node = next(node for node in model.graph.node if node.op_type == "NonZero")
         raise ModelError(
@@ -482,7 +560,9 @@ def raise_expert_loops(model: onnx.ModelProto) -> onnx.ModelProto:
             hint="let all experts run the same products and element-wise ops, or plan a model of the zoo with experts, "
             "such as zoo:mixtral-8x7b",
         ) from None
-    return _with(model, written)
+    weighted = {own.choice for own in reader.found.values() if own.what == "weight" and not _order(own)} - covered
+    branches = max(branches, len({choice.expert for choice in weighted if choice is not None}))
+    return (_with(model, written) if written else model), branches
 
 
 def _loop(reader: _Reader, name: str, start: str, terms: Sequence[_Found]) -> _Writer:
@@ -494,6 +574,8 @@ def _loop(reader: _Reader, name: str, start: str, terms: Sequence[_Found]) -> _W
     ordered = sorted(terms, key=lambda term: -1 if term.choice is None else term.choice.expert)
     choices = [term.choice for term in ordered if term.choice is not None]
     trees = [term.expr for term in ordered if term.expr is not None]
+    if not trees:
+        trees = _trees(reader, [term.index for term in ordered])
     if [choice.expert for choice in choices] != list(range(len(choices))) or len(choices) < 2:
         raise _DifferenceError(f"it runs experts {', '.join(str(choice.expert) for choice in choices)}")
     sources = {leaf for tree in trees for leaf in _leaves(tree)}
@@ -512,12 +594,48 @@ def _loop(reader: _Reader, name: str, start: str, terms: Sequence[_Found]) -> _W
     writer.rows = writer.op("ExpertDispatch", [x, expert, numbers], fill=writer.fill)
     made = writer.merged(trees)
     y = writer.op("ExpertCombine", [made, weight, expert, numbers], fill=writer.fill)
-    is_zero = _is_zero(reader, start)
     y = writer.op("_Squeeze", [y, first])
-    if not is_zero:
+    if start and not is_zero(reader, start):
         y = writer.op("_Add", [start, y])
     writer.nodes[-1].output[0] = name
     return writer
+
+
+def _trees(reader: _Reader, names: Sequence[str]) -> list[_Expr]:
+    """Return what each expert makes of the tokens that all read, given the values it makes.
+
+    Raises:
+        _DifferenceError: If an op is none of those that do the same to each token.
+    """
+    before = [_ancestors(reader, name) for name in names]
+    shared = set.intersection(*before)
+
+    def tree(name: str) -> _Expr:
+        if reader.number(name) is not None or not name:
+            return _Expr("constant", name)
+        if name in reader.tensors:
+            return _Expr("parameter", name)
+        node = reader.makers.get(name)
+        if name in shared or node is None:
+            return _Expr("rows", name)
+        if node.domain or node.op_type not in _ROWWISE | {"Gemm", "MatMul"}:
+            raise _DifferenceError(f"node {node.name!r} ({node.op_type}) is no product and not element-wise")
+        return _Expr(node.op_type, name, node, tuple(map(tree, node.input)))
+
+    return [tree(name) for name in names]
+
+
+def _ancestors(reader: _Reader, name: str) -> set[str]:
+    """Return all values that a value is made from by products and element-wise ops."""
+    found, pending = set[str](), [name]
+    while pending:
+        node = reader.makers.get(pending.pop())
+        passes = node is not None and not node.domain and node.op_type in _ROWWISE | {"Gemm", "MatMul"}
+        for source in node.input if node is not None and passes else ():
+            if source and source not in found:
+                found.add(source)
+                pending.append(source)
+    return found
 
 
 def _leaves(tree: _Expr) -> set[str]:
@@ -525,7 +643,7 @@ def _leaves(tree: _Expr) -> set[str]:
     return {tree.name} if tree.kind == "rows" else {leaf for own in tree.inputs for leaf in _leaves(own)}
 
 
-def _is_zero(reader: _Reader, name: str) -> bool:
+def is_zero(reader: _Reader, name: str) -> bool:
     """Whether a value is nothing but zeros."""
     node, array = reader.makers.get(name), reader.constant(name)
     if array is not None:
@@ -536,7 +654,7 @@ def _is_zero(reader: _Reader, name: str) -> bool:
         fill = _attr(node, "value", None)
         return fill is None or not numpy_helper.to_array(fill).any()
     passes = node.op_type in (*_VIEWS, "Expand", "Transpose")
-    return passes and _is_zero(reader, node.input[0])
+    return passes and is_zero(reader, node.input[0])
 
 
 def _with(model: onnx.ModelProto, written: dict[str, _Writer]) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from autopar.errors import ModelError, stopped
-from autopar.ir.graph import FROZEN, PACKED, Attr, Graph, Op, Role, State, Value
+from autopar.ir.graph import BRANCHES, FROZEN, PACKED, Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
 from autopar.onnx.border import border
@@ -44,12 +44,15 @@ def import_model(
     source: Source, dims: Mapping[str, DimSize], batch: int | None, should_stop: StopCallback = never
 ) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
-    source = replace(source, model=raise_expert_loops(source.model))
+    model, branches = raise_expert_loops(source.model)
+    source = replace(source, model=model)
     with isolated(should_stop) as process:
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
     graph = separate_projections(replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph)))
+    if branches > 1:
+        graph = replace(graph, metadata={**graph.metadata, BRANCHES: str(branches)})
     verify(graph)
     return graph
 
