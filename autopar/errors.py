@@ -111,4 +111,6 @@ class ExportError(AutoparError, ValueError):
 
 def stopped() -> InterruptedSearchError:
     """Return what to raise when the preparation of a search is stopped: there is nothing to return yet."""
-    return InterruptedSearchError("stopped before the search began", hint="let it run longer")
+    return InterruptedSearchError(
+        "stopped before the search began", hint="let it run longer, or give a larger --time-limit"
+    )

@@ -15,7 +15,7 @@ from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
-from autopar.ir.graph import Phase
+from autopar.ir.graph import BRANCHES, Phase
 from autopar.plan import Plan, Remark, Simulated
 from autopar.program.records import Program
 from autopar.simulate import Timeline
@@ -62,6 +62,7 @@ def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> t
         _memory([stage.peak for stage in found.stages], limits),
         _mfu(plan, found, costs),
         _guessed(folded, costs),
+        _branches(folded),
         _idle(plan, folded, costs.cluster),
         _calibration(plan.job.gpus, costs.cluster, costs.stack),
     )
@@ -153,6 +154,17 @@ def _guessed(folded: Folded, costs: CostModel) -> tuple[str, str]:
         return "cost", ""
     names = ", ".join(sorted(guessed, key=lambda kind: -guessed[kind]))
     return "cost", f"{100 * share:.0f} % of the computing time is of {names}, priced by the bytes they move alone"
+
+
+def _branches(folded: Folded) -> tuple[str, str]:
+    """Return a remark if a model runs each of its experts on all tokens."""
+    count = folded.graph.metadata.get(BRANCHES, "")
+    if not count:
+        return "experts", ""
+    return "experts", (
+        f"experts as separate branches: the file runs each of {count} experts on all tokens, whoever chose it, and so "
+        "it is priced; their matrices are not dealt out as experts"
+    )
 
 
 def _idle(plan: Plan, folded: Folded, cluster: Cluster) -> tuple[str, str]:

@@ -78,14 +78,46 @@ def features(g: Builder, waves_BW: str, name: str, weight: str, hidden: int) -> 
     return two_layers(g, waves_BW, name, weight, _WAVES, hidden)
 
 
-def check_patches(image_size: int, hidden: int) -> None:
-    """Check that an image divides into patches of 2 x 2 pixels, and the width into sines and cosines of two places.
+class Patched:
+    """What configurations of denoisers share whose latent image is a square of patches of 2 x 2 pixels."""
+
+    __slots__ = ()
+    image_size: int
+    """Pixels of the latent image's side."""
+
+    @property
+    def side(self) -> int:
+        """Patches of the image's side."""
+        return self.image_size // 2
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return self.side**2
+
+    @property
+    def sample_size(self) -> int:
+        """Pixels of the latent image's side."""
+        return self.image_size
+
+    def check_patches(self) -> None:
+        """Check that the image divides into patches.
+
+        Raises:
+            ModelError: If it does not.
+        """
+        if self.image_size % 2:
+            raise ModelError(
+                f"{self.image_size} latent pixels do not divide into patches of 2", hint="give an even image_size"
+            )
+
+
+def check_places(hidden: int) -> None:
+    """Check that a width divides into sines and cosines of two places.
 
     Raises:
-        ModelError: If one does not.
+        ModelError: If it does not.
     """
-    if image_size % 2:
-        raise ModelError(f"{image_size} latent pixels do not divide into patches of 2", hint="give an even image_size")
     if hidden % 4:
         raise ModelError(
             f"places of patches have no sines and cosines in a width of {hidden}", hint="give a multiple of 4"

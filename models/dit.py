@@ -18,7 +18,7 @@ _MLP_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class DitConfig:
+class DitConfig(diffusion.Patched):
     """Hyperparameters of a DiT with patches of 2 x 2 latent pixels.
 
     Attributes:
@@ -46,17 +46,8 @@ class DitConfig:
 
     def __post_init__(self) -> None:
         layers.head_size(self.hidden, self.heads)
-        diffusion.check_patches(self.image_size, self.hidden)
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // 2) ** 2
-
-    @property
-    def sample_size(self) -> int:
-        """Pixels of the latent image's side."""
-        return self.image_size
+        self.check_patches()
+        diffusion.check_places(self.hidden)
 
 
 def build(name: str, config: DitConfig) -> "onnx.ModelProto":
@@ -66,7 +57,7 @@ def build(name: str, config: DitConfig) -> "onnx.ModelProto":
     [batch] and the `label` int64 [batch] of the class; the output is `noise` [batch, outputs, image_size, image_size].
     """
     g = Builder(name)
-    hidden, size, side = config.hidden, config.image_size, config.image_size // 2
+    hidden, size, side = config.hidden, config.image_size, config.side
     images = g.input("images", ("batch", config.latent, size, size))
     step, label = (g.input(which, ("batch",), "int64") for which in ("step", "label"))
     waves = diffusion.waves(g, step, config.steps, spread=True)

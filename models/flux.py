@@ -26,7 +26,7 @@ _GUIDANCES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class FluxConfig:
+class FluxConfig(diffusion.Patched):
     """Hyperparameters of a FLUX.
 
     Attributes:
@@ -62,20 +62,7 @@ class FluxConfig:
                 f"axes {self.axes} do not make a head of {size} elements",
                 hint="frame, row and column turn an even number of elements each, all of a head together",
             )
-        if self.image_size % 2:
-            raise ModelError(
-                f"{self.image_size} latent pixels do not divide into patches of 2", hint="give an even image_size"
-            )
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // 2) ** 2
-
-    @property
-    def sample_size(self) -> int:
-        """Pixels of the latent image's side."""
-        return self.image_size
+        self.check_patches()
 
 
 class _Net:
@@ -91,7 +78,7 @@ class _Net:
     def __init__(self, g: Builder, config: FluxConfig, moment_Bd: str, data: str) -> None:
         self.g, self.config = g, config
         self.seq = config.tokens + config.patches
-        side = config.image_size // 2
+        side = config.side
         coordinates = tuple(axis for axis, size in enumerate(config.axes) for _ in range(size // 2))
         grid = Grid(side, side, coordinates, skipped=config.tokens)
         tables, batch = diffusion.rotary_tables(g, self.seq, grid, config.axes), g.batch_shape(data, 3)
@@ -130,7 +117,7 @@ def build(name: str, config: FluxConfig) -> "onnx.ModelProto":
     context] and its `pooled` embedding [batch, pooled]; the output is the flow, shaped like the images.
     """
     g = Builder(name)
-    hidden, size, side = config.hidden, config.image_size, config.image_size // 2
+    hidden, size, side = config.hidden, config.image_size, config.side
     channels = 4 * config.latent
     images = g.input("images", ("batch", config.latent, size, size))
     step = g.input("step", ("batch",), "int64")

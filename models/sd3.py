@@ -20,7 +20,7 @@ _STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Sd3Config:
+class Sd3Config(diffusion.Patched):
     """Hyperparameters of a Stable Diffusion 3.
 
     Attributes:
@@ -53,26 +53,17 @@ class Sd3Config:
 
     def __post_init__(self) -> None:
         layers.head_size(self.hidden, self.heads)
-        diffusion.check_patches(self.image_size, self.hidden)
-        if self.image_size // 2 > self.places:
+        self.check_patches()
+        diffusion.check_places(self.hidden)
+        if self.side > self.places:
             raise ModelError(
-                f"an image of {self.image_size // 2} patches a side has more than the model's {self.places} places",
+                f"an image of {self.side} patches a side has more than the model's {self.places} places",
                 hint=f"give image_size={2 * self.places}, or less",
             )
         if self.dual > self.num_layers:
             raise ModelError(
                 f"{self.dual} of {self.num_layers} blocks cannot attend twice", hint=f"give dual={self.num_layers}"
             )
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // 2) ** 2
-
-    @property
-    def sample_size(self) -> int:
-        """Pixels of the latent image's side."""
-        return self.image_size
 
 
 def build(name: str, config: Sd3Config) -> "onnx.ModelProto":
@@ -83,7 +74,7 @@ def build(name: str, config: Sd3Config) -> "onnx.ModelProto":
     flow, shaped like the images.
     """
     g = Builder(name)
-    hidden, size, side = config.hidden, config.image_size, config.image_size // 2
+    hidden, size, side = config.hidden, config.image_size, config.side
     images = g.input("images", ("batch", config.latent, size, size))
     step = g.input("step", ("batch",), "int64")
     text = g.input("text", ("batch", config.tokens, config.context))

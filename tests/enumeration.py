@@ -27,7 +27,7 @@ from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.request import JobRequest
 from autopar.simplicity import NEAR as SIMPLER
-from autopar.sizing.fewer import fewer_counts
+from autopar.sizing.fewer import parts
 from autopar.tactics.by_degrees import mesh_by_degrees
 from autopar.task import Effort, Task, check_request, job_machine, prepare, resized
 from tests.executions import TINY
@@ -207,7 +207,9 @@ def left_out(task: Task, degrees: Degrees) -> str:
     group. Placements on a mesh are all there are, but that the major one of three axes is data parallel.
     """
     if degrees.gpus < task.job.gpus:
-        return _left_out(resized(task, gpus=degrees.gpus), degrees) if degrees.gpus in fewer_counts(task) else FEWER
+        machine = job_machine(degrees.gpus, task.cluster)
+        looked_at = any(part.gpus == degrees.gpus and part.machine == machine for part in parts(task))
+        return _left_out(resized(task, gpus=degrees.gpus), degrees) if looked_at else FEWER
     return _left_out(task, degrees)
 
 

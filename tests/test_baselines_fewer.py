@@ -17,7 +17,8 @@ from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
 from autopar.bench.usual import Sweep, UsualRace, usual_grid
-from autopar.cluster import Cluster, load_cluster
+from autopar.cluster import Cluster, NodeGroup, load_cluster
+from autopar.cost import default_limit
 from autopar.progress import never, silent
 from autopar.request import JobRequest
 from autopar.task import Effort, Task, prepare
@@ -63,6 +64,32 @@ def test_slow_links_leave_devices_free(method: Callable[[Race], None]) -> None:
 
     assert found.best is not None
     assert found.best.summary.endswith("; 2 of 4 GPUs are left free")
+
+
+@pytest.mark.parametrize("name", ["recipes", "alpa"])
+def test_placements_by_search_leave_devices_free(name: str) -> None:
+    """So do methods that place ops in the configurations of the planner."""
+    found = BASELINES[name].find(_task(1e8), Effort(top_k=1), name, silent, never)
+
+    assert found.best is not None
+    assert len(found.plans) == 1
+    assert found.best.summary.endswith("; 2 of 4 GPUs are left free")
+
+
+def test_the_faster_kind_of_nodes_is_priced() -> None:
+    """Of two kinds of two devices each, plans on two devices are priced on the faster ones, which come last."""
+    fast = _nodes(1e8)
+    peaks = tuple((numbers, peak / 2) for numbers, peak in fast.device.peaks)
+    slow = replace(fast, name="slow", device=replace(fast.device, name="slow", peaks=peaks))
+    mixed = Cluster.mixed("both", (NodeGroup(1, slow), NodeGroup(1, fast)), fast.inter)
+    dims = {"num_layers": 2, "hidden": 4096}
+    task = prepare(JobRequest("zoo:mlp-xs", gpus=4, cluster=mixed, global_batch=64, dims=dims))
+
+    race = Race(task, "test", math.inf, silent, never)
+
+    assert race.space.gpu_counts == (4, 2)
+    assert race.estimator(2).cluster == fast
+    assert race.limit(2) == default_limit(fast)
 
 
 @pytest.mark.parametrize("method", [grid, greedy, megatron])

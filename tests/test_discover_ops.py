@@ -433,6 +433,21 @@ FUNCTIONS: list[Case] = [
         {"reduction": "mean"},
         "[a,.],[a]->[]; a: mean",
     ),
+    # Places (b, c) are read each by itself, pixels (d, e) come in as their numbers.
+    (
+        "autopar::GridSampleGrad",
+        [floats(4, 6, 10, 2), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
+        1,
+        {},
+        "[a,b,c,.],[d],[e],[a,f,b,c]->[a,f,d,e]; b: sum; c: sum; R,R,R,P->P",
+    ),
+    (
+        "autopar::GridSamplePlacesGrad",
+        [floats(4, 6, 10, 2), floats(4, 16, 8, 12), np.arange(8), np.arange(12), floats(4, 16, 6, 10)],
+        1,
+        {},
+        "[a,b,c,.],[a,d,e,f],[e],[f],[a,d,b,c]->[a,b,c,.]; d: sum; e: sum; f: sum; R,P,R,R,R->P; R,R,R,R,P->P",
+    ),
 ]
 
 CASES = [*ELEMENTWISE, *PRODUCTS, *NORMS, *ATTENTION, *SHAPES, *INDEXING, *FUNCTIONS]

@@ -51,6 +51,30 @@ def test_kernels_compute_what_the_reference_of_onnx_computes(
     np.testing.assert_allclose(result, expected[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_an_image_is_sampled_as_by_the_reference_of_onnx(mode: str, padding: str, aligned: int) -> None:
+    """Which computes places in float32, of 1e-7: for images of 1 and slopes of 3, 1e-5 is enough."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(0)
+    x, grid = rng.standard_normal((2, 3, 5, 4)), rng.uniform(-1.7, 1.7, (2, 3, 6, 2))
+    attrs: dict[str, Attr] = {"align_corners": aligned, "mode": mode, "padding_mode": padding}
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"], **attrs)
+    inputs = [helper.make_tensor_value_info(name, 11, None) for name in ("x", "grid")]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")])
+
+    (result,) = Executor().run(
+        Op("op", "GridSample", ("x", "grid"), ("y",), tuple(sorted(attrs.items()))), [x, grid], 22
+    )
+
+    expected = ReferenceEvaluator(graph, opsets={"": 22}).run(None, {"x": x, "grid": grid})
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, expected[0], rtol=1e-5, atol=1e-5)
+
+
 def test_convolution_over_groups_is_one_convolution_per_group() -> None:
     """The law that defines `group`: channels of input and output are cut in as many independent convolutions."""
     rng = np.random.default_rng(0)

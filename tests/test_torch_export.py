@@ -385,3 +385,61 @@ def test_the_sequence_is_as_long_as_the_model_takes() -> None:
     assert huggingface.default_seq({"model_type": "llama", "max_position_embeddings": 131072}) == 4096
     assert huggingface.default_seq({"model_type": "gpt2", "n_positions": 1024}) == 1024
     assert huggingface.default_seq({"model_type": "roberta", "max_position_embeddings": 514}) == 512
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["index_add", "put back", "all tokens"])
+def test_loops_over_experts_are_exported_as_grouped_products(form: str, tmp_path: Path) -> None:
+    """As mixtures are written by hand: rows picked out and added, or put back, or each expert on all tokens."""
+    import torch
+    from torch import nn
+
+    class Expert(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((8, 12), (8, 12), (12, 8)))
+
+        def forward(self, x: Any) -> Any:
+            return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+    class Loop(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.experts = nn.Linear(8, 4), nn.ModuleList(Expert() for _ in range(4))
+
+        def forward(self, x_BSd: Any) -> Any:
+            x = x_BSd.view(-1, 8)
+            weight, chosen = torch.topk(self.router(x).softmax(-1), 2)
+            weight, y = weight / weight.sum(-1, keepdim=True), torch.zeros_like(x)
+            mask = nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+            for number, expert in enumerate(self.experts):
+                if form == "index_add":
+                    choice, token = torch.where(mask[number])
+                    y.index_add_(0, token, expert(x[None, token].reshape(-1, 8)) * weight[token, choice, None])
+                elif form == "put back":
+                    token, choice = torch.where(chosen == number)
+                    y[token] += weight[token, choice, None] * expert(x[token])
+                else:
+                    y = y + expert(x) * ((chosen == number) * weight).sum(-1, keepdim=True)
+            return y.view(x_BSd.shape)
+
+    module = Loop().double()
+    data = np.random.default_rng(0).normal(size=(3, SEQ, 8))
+
+    graph = load(autopar.from_torch(Loop(), (torch.zeros(2, SEQ, 8),), tmp_path / "model.onnx"), batch=3)
+
+    assert Counter(op.kind for op in graph.ops if op.kind.startswith("autopar::")) == {
+        "autopar::ExpertDispatch": 1, "autopar::GroupedMatMul": 3, "autopar::ExpertCombine": 1
+    }  # fmt: skip
+    weights = {name: array.detach().numpy() for name, array in module.state_dict().items()}
+    feeds = {}
+    for value in graph.parameters:
+        name = value.name.removesuffix(".T")
+        if name in weights:
+            feeds[value.name] = weights[name].T if name != value.name else weights[name]
+        else:
+            which = name.removeprefix("experts.")
+            feeds[value.name] = np.stack([weights[f"experts.{number}.{which}"].T for number in range(4)])
+    found = run_graph(graph, feeds | {graph.inputs[0]: data})[graph.outputs[0]]
+    np.testing.assert_allclose(found, module(torch.tensor(data)).detach().numpy(), rtol=1e-6, atol=1e-9)

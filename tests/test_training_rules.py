@@ -104,6 +104,8 @@ def gated_delta(heads: int, groups: int) -> list[Array]:
 A, B, V = _random(3, 4), _random(3, 4, seed=1), _random(4, seed=2)
 X = _random(2, 3, 4)
 IMAGE = _random(2, 4, 7, 6)
+GRID = _random(2, 3, 5, 2, low=-1.6, high=1.6)
+"""Places inside an image and beyond its edges."""
 Q, K, W = _random(2, 4, 5, 6), _random(2, 2, 5, 6, seed=1), _random(2, 2, 5, 3, seed=2)
 FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
 NBITS = {"bits": 4, "block_size": 4}
@@ -200,6 +202,19 @@ CASES = [
         note="batch-first",
     ),
     Case("DepthToSpace", [_random(2, 8, 3, 2)], {"blocksize": 2}),
+    *(
+        Case(
+            "GridSample",
+            [IMAGE, GRID],
+            {"mode": "linear", "padding_mode": padding, "align_corners": aligned},
+            note=f"{padding}-{aligned}",
+        )
+        for padding in ("zeros", "border", "reflection")
+        for aligned in (0, 1)
+    ),
+    Case("GridSample", [IMAGE, GRID], {"mode": "nearest"}, trained=(0,), note="nearest"),
+    Case("GridSample", [IMAGE, GRID], {"mode": "nearest", "padding_mode": "border"}, trained=(0,), note="border"),
+    Case("GridSample", [_random(1, 2, 3, 4, 3), _random(1, 2, 3, 2, 3, low=-1.2, high=1.2)], note="3d"),
     Case("DepthToSpace", [_random(2, 8, 3, 2)], {"blocksize": 2, "mode": "CRD"}, note="CRD"),
     Case("SpaceToDepth", [_random(2, 3, 4, 6)], {"blocksize": 2}),
     Case("ScatterElements", [A, PICKS, B[:2]], {"axis": 1}),
@@ -430,6 +445,7 @@ def test_function_is_named_by_its_kind(kind: str) -> None:
     "case",
     [
         Case("Det", [_random(2, 2)]),
+        Case("GridSample", [IMAGE, GRID], {"mode": "cubic"}),
         Case("GRU", [_random(4, 2, 3), _random(1, 15, 3), _random(1, 15, 5)], {"hidden_size": 5, "clip": 1.0}),
         Case("ScatterND", [X, np.asarray([[1]]), X[:1]], {"reduction": "mul"}),
         Case("Pad", [A, _ints(0, 1, 0, 0)], {"mode": "edge"}),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 
 from autopar.bench.baselines import by_degrees
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
@@ -100,7 +100,7 @@ class Sweep:
     def __call__(self, race: Race) -> None:
         """Price plans until all are, or the race is stopped."""
         counts = race.space.gpu_counts
-        self.counts = (*counts[:1], *takewhile(lambda gpus: race.least(gpus) < self.seconds, counts[1:]))
+        self.counts = (*counts[:1], *filter(lambda gpus: race.least(gpus) < self.seconds, counts[1:]))
         leaves = chain.from_iterable(race.space.leaves({"gpus": gpus}) for gpus in self.counts)
         plans = sorted((race.space.degrees(leaf) for leaf in leaves), key=self.distance)
         self.total = len(plans)

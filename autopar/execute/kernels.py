@@ -345,10 +345,72 @@ def split(
     return tuple(np.split(x, np.cumsum(parts)[:-1], axis=dim))
 
 
+def grid_sample(
+    x: Array,
+    grid: Array,
+    *,
+    num_outputs: int,
+    align_corners: int | None = None,
+    mode: str | None = None,
+    padding_mode: str | None = None,
+) -> tuple[Array, ...]:
+    """Return an image at the places of a grid; the reference of ONNX computes places in float32 whatever comes in."""
+    assert num_outputs == 1, "GridSample has one output"
+    sizes, mode, padding = x.shape[2:], mode or "linear", padding_mode or "zeros"
+    taps: list[list[tuple[Array, Array]]] = []
+    for dim, size in enumerate(sizes):
+        given = grid[..., len(sizes) - 1 - dim]
+        place = (given + 1) / 2 * (size - 1) if align_corners else ((given + 1) * size - 1) / 2
+        place = np.rint(place) if mode == "nearest" else place
+        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        beyond = (place < low) | (place > high)
+        place = np.where(beyond, _padded(place, size, padding, bool(align_corners)), place)
+        taps.append(_taps(np.rint(place) if mode == "nearest" else place, mode))
+    batch = np.arange(len(x)).reshape(-1, *[1] * len(sizes))
+    total = np.zeros((len(x), *grid.shape[1:-1], x.shape[1]), x.dtype)
+    for chosen in product(*taps):
+        weight: Array = np.ones(grid.shape[:-1], x.dtype)
+        indices = []
+        for size, (index, share) in zip(sizes, chosen, strict=True):
+            index = _padded(index, size, padding, bool(align_corners))
+            weight = weight * share * ((index >= 0) & (index < size))
+            indices.append(np.clip(np.rint(index), 0, size - 1).astype(np.int64))
+        total += weight[..., None] * np.moveaxis(x, 1, -1)[(batch, *indices)]
+    return (np.moveaxis(total, -1, 1),)
+
+
+def _padded(place: Array, size: int, padding: str, aligned: bool) -> Array:
+    """Return places moved into the image, where the padding says so."""
+    if padding == "border":
+        return np.clip(place, 0, size - 1)
+    if padding == "reflection":
+        low, span = (0.0, size - 1.0) if aligned else (-0.5, float(size))
+        return low + span - np.abs(np.mod(np.abs(place - low), 2 * span) - span) if span else np.zeros_like(place)
+    return place
+
+
+def _taps(place: Array, mode: str) -> list[tuple[Array, Array]]:
+    """Return the pixels that are read along a dim, and how much each counts."""
+    if mode == "nearest":
+        return [(place, np.ones_like(place))]
+    first = np.floor(place)
+    part = place - first
+    if mode == "linear":
+        return [(first, 1 - part), (first + 1, part)]
+    a = -0.75  # of the cubic convolution, as ONNX fixes it
+    found = []
+    for step in range(-1, 3):
+        far = np.abs(part - step)
+        inner, outer = ((a + 2) * far - (a + 3)) * far**2 + 1, ((far - 5) * far + 8) * far * a - 4 * a
+        found.append((first + step, np.where(far <= 1, inner, outer)))
+    return found
+
+
 KERNELS = {
     "Erf": erf,
     "GatherElements": gather_elements,
     "Gelu": gelu,
+    "GridSample": grid_sample,
     "GroupNormalization": group_normalization,
     "LRN": lrn,
     "LpNormalization": lp_normalization,

@@ -1,9 +1,12 @@
 """PyTorch: a plan as DTensor placements, with a script that applies them to a module."""
 
+import json
+
 from autopar.folding.fold import Folded
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.jax import NOT_PREDICTED, common_losses
 from autopar.frameworks.placements import has_chunks, input_placements, parameter_placements
+from autopar.ir.graph import SEPARATED
 from autopar.plan import Exported, Plan
 from autopar.sharding import Placements, Shard
 
@@ -99,6 +102,13 @@ def export(plan: Plan, folded: Folded) -> Exported:
         lost.append(
             f"{len(chunked)} parameters are sharded in chunks (such as {chunked[0]}, a fused projection); DTensor "
             "splits them in one piece, and moves data where their parts are used"
+        )
+    whole_of: dict[str, str] = json.loads(folded.graph.metadata.get(SEPARATED, "{}"))
+    parts = [item.value.name for item in parameters if item.value.name in whole_of]
+    if parts:
+        lost.append(
+            f"{len(parts)} entries are parts of a fused parameter (such as {parts[0]}, of {whole_of[parts[0]]}): give "
+            "each part a parameter of its own in the module"
         )
     zero = [item.value.name for item in parameters if item.update != item.stored]
     if zero:

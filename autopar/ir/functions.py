@@ -27,6 +27,7 @@ from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.quantized import QUANTIZED
 from autopar.ir.bodies.recurrent import RECURRENT
 from autopar.ir.bodies.relative_attention import RELATIVE_ATTENTION
+from autopar.ir.bodies.sampling import SAMPLING
 from autopar.ir.bodies.scans import SCANS
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
 
@@ -62,6 +63,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     POOLING,
     QUANTIZED,
     RECURRENT,
+    SAMPLING,
     SCANS,
     LOSS,
     OPTIMIZERS,

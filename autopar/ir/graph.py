@@ -37,6 +37,13 @@ STORED = "stored"
 """Metadata of a graph: JSON of the bytes per element by parameter, where that is not what the job's precision says."""
 
 
+BRANCHES = "branches"
+"""Metadata of a graph: experts of a layer that are written as separate branches, each on all tokens."""
+
+SEPARATED = "separated"
+"""Metadata of a graph: JSON of the parameter of the file by parameter of the graph, where that is a part of it."""
+
+
 class Phase(StrEnum):
     """When an op runs: `UPDATE` once per step, the others once per microbatch."""
 

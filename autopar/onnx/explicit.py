@@ -1,7 +1,7 @@
 """What ONNX lets an op leave open, written down: how a window slides, and to which sizes an image is resized.
 
 A rule for sharding an op changes such numbers (the padding of a block is not that of the whole), so they have to be
-there, and numbers of one form only.
+there, and numbers of one form only. What describes an output that nobody reads is left out.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,8 @@ from autopar.onnx.upgrade import Context, Draft
 
 _KERNELS = frozenset({"Conv", "ConvTranspose"})
 _SLIDING = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
+_SCORES = 3
+"""Number of the output of attention that holds its scores; trailing outputs that nobody reads are dropped."""
 _SPATIAL = 2
 """The first spatial dim of an image."""
 
@@ -35,6 +37,8 @@ def make_explicit(
         _pads(draft, context.value(draft.inputs[0]).shape[_SPATIAL:], result[_SPATIAL:])
     if draft.kind == "Resize" and result is not None:
         _sizes(draft, result, known, context)
+    if draft.kind == "Attention" and len(draft.outputs) <= _SCORES:
+        draft.attrs.pop("qk_matmul_output_mode", None)  # which kernels of parts do not take
 
 
 def _pads(draft: Draft, before: tuple[int, ...], after: tuple[int, ...]) -> None:

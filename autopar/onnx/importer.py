@@ -10,11 +10,12 @@ import onnx
 from numpy.typing import NDArray
 
 from autopar.errors import ModelError, stopped
-from autopar.ir.graph import FROZEN, PACKED, Attr, Graph, Op, Role, State, Value
+from autopar.ir.graph import BRANCHES, FROZEN, PACKED, Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
 from autopar.onnx.border import border
 from autopar.onnx.control_flow import CONTROL_FLOW, Expansion
+from autopar.onnx.expert_loops import raise_expert_loops
 from autopar.onnx.explicit import make_explicit
 from autopar.onnx.folding import Folding
 from autopar.onnx.inference import Inference, Type
@@ -22,6 +23,7 @@ from autopar.onnx.isolated import Isolated, isolated
 from autopar.onnx.microsoft import rewrite
 from autopar.onnx.operands import check_operands
 from autopar.onnx.own import NUMBERED, check_own, is_own
+from autopar.onnx.projections import separate_projections
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
 from autopar.onnx.schema import check_node, check_results, check_shape, is_known, unknown_op
@@ -42,11 +44,15 @@ def import_model(
     source: Source, dims: Mapping[str, DimSize], batch: int | None, should_stop: StopCallback = never
 ) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
+    model, branches = raise_expert_loops(source.model)
+    source = replace(source, model=model)
     with isolated(should_stop) as process:
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
-    graph = replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph))
+    graph = separate_projections(replace(graph, metadata=_metadata(source, ports) | sweep.noted(graph)))
+    if branches > 1:
+        graph = replace(graph, metadata={**graph.metadata, BRANCHES: str(branches)})
     verify(graph)
     return graph
 

@@ -29,6 +29,9 @@ FROZEN_KEY = "autopar.frozen"
 _TORCH_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Where PyTorch's exporter says "PARAMETER" or "BUFFER"; other exporters do not."""
 
+NOTES = frozenset({FROZEN_KEY, _TORCH_KEY})
+"""Metadata of an initializer that say what it is."""
+
 _STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 _PACKED = {("MatMulNBits", 1), ("MatMulNBits", 2), ("MatMulNBits", 3)}

@@ -1,15 +1,18 @@
 """Plans on fewer GPUs than asked for: where links between nodes are slow, half of the devices may be faster than all.
 
-The space of a job has plans that use all its devices. Here the job is searched again on half of them, a quarter and so
-on down to one node, wherever a plan there can be faster than what was found on all.
+The space of a job has plans that use all its devices. Here the job is searched again on parts of them, wherever a plan
+there can be faster than what was found on all: on half of the devices, a quarter and so on down to one node; of
+different nodes also on each kind alone, and on each mixture of some kinds.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 
-from autopar.cluster import cluster_from_dict
+from autopar.cluster import Cluster, NodeGroup, cluster_from_dict
+from autopar.cost import default_limit
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import HistoryPoint, PhaseTime, Plan, Remark, SearchReport
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -17,7 +20,7 @@ from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.remarks import why_idle
 from autopar.search.backends import HERE, Engine
 from autopar.simplicity import NEAR
-from autopar.task import Effort, PhaseClock, Task, resized
+from autopar.task import Effort, PhaseClock, Task, job_machine, resized
 from autopar.task_search import search_plans
 from autopar.units import format_seconds
 from autopar.verdict import conclude, searching, step_seconds
@@ -28,18 +31,91 @@ SHARE = 0.25
 LEAST_SECONDS = 1.0
 """With less time than this left nothing is searched again."""
 
+MOST_KINDS = 4
+"""Kinds of nodes from which on mixtures of some kinds are not looked at: there are as many as subsets of them."""
 
-def fewer_counts(task: Task) -> tuple[int, ...]:
-    """Return the numbers of devices to look at besides all: half of them, a quarter, ... that fill nodes.
 
-    There are none where pins say what the plan is like, or where the nodes differ.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some devices of a cluster, the others being free.
+
+    Attributes:
+        gpus: How many.
+        cluster: Their cluster; a job on its first devices is meant.
+        name: Which nodes of different ones they are; "" where all nodes are equal.
     """
-    node, count = task.costs.cluster.devices_per_node, task.job.gpus
-    found: list[int] = []
-    while not task.pins and not task.costs.cluster.groups and count % (2 * node) == 0:
-        count //= 2
-        found.append(count)
-    return tuple(found)
+
+    gpus: int
+    cluster: Cluster
+    name: str = ""
+
+    @property
+    def machine(self) -> Cluster:
+        """What a job on these devices gets."""
+        return job_machine(self.gpus, self.cluster)
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs{f' of {self.name}' if self.name else ''}"
+
+
+def parts(task: Task) -> tuple[Part, ...]:
+    """Return the parts of a job's devices to look at besides all, those with the most devices first.
+
+    There are none where pins say what the plan is like.
+    """
+    if task.pins:
+        return ()
+    whole = task.costs.cluster
+    if not whole.groups:
+        return tuple(_halves(task.cluster, task.job.gpus, ""))
+    found = [part for kinds in _mixtures(_used(whole, task.job.gpus)) for part in _of_kinds(whole, kinds)]
+    # Of as many devices of several kinds, those that compute most come first.
+    numbers = task.costs.policy.numbers
+    return tuple(sorted(found, key=lambda part: (-part.gpus, -part.cluster.total_peak(numbers, part.gpus))))
+
+
+def _used(cluster: Cluster, gpus: int) -> list[tuple[NodeGroup, int]]:
+    """Return the kinds of nodes that a job uses, and how many devices of each."""
+    found, left = [], gpus
+    for group in cluster.groups:
+        if left > 0:
+            found.append((group, min(left, group.devices)))
+        left -= group.devices
+    return found
+
+
+def _mixtures(kinds: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[tuple[NodeGroup, int], ...]]:
+    """Yield each kind alone, and each mixture of some kinds, but not all, where there are few."""
+    for size in range(1, len(kinds) if len(kinds) <= MOST_KINDS else 2):
+        yield from combinations(kinds, size)
+
+
+def _of_kinds(whole: Cluster, kinds: Sequence[tuple[NodeGroup, int]]) -> Iterator[Part]:
+    """Yield the part of all devices of some kinds, and smaller ones of a kind alone."""
+    name = " and ".join(group.cluster.device.name for group, _ in kinds)
+    gpus = sum(count for _, count in kinds)
+    if len(kinds) == 1:
+        cluster = kinds[0][0].cluster
+        yield Part(gpus, cluster, name)
+        yield from _halves(cluster, gpus, name)
+        return
+    assert whole.between is not None, "a link connects different nodes"
+    yield Part(gpus, Cluster.mixed(f"{whole.name}: {name}", tuple(group for group, _ in kinds), whole.between), name)
+
+
+def _halves(cluster: Cluster, gpus: int, name: str) -> Iterator[Part]:
+    """Yield half of the devices, a quarter, ... that fill nodes."""
+    node = cluster.of_job(gpus).devices_per_node
+    while gpus % (2 * node) == 0:
+        gpus //= 2
+        yield Part(gpus, cluster, name)
+
+
+def of_part(task: Task, part: Part) -> Task:
+    """Return a task on a part of its devices, which have what memory they have unless a limit was given."""
+    limited = task.job.memory_limit != default_limit(task.costs.cluster)
+    limit = task.job.memory_limit if limited else default_limit(part.machine)
+    return resized(replace(task, cluster=part.cluster), gpus=part.gpus, memory_limit=limit)
 
 
 def links_are_slow(task: Task) -> bool:
@@ -62,7 +138,7 @@ def least_seconds(task: Task) -> float:
 
 def reserved(task: Task, effort: Effort) -> float:
     """Return the seconds of an effort that are kept for fewer GPUs."""
-    if effort.time_limit is None or not fewer_counts(task) or not links_are_slow(task):
+    if effort.time_limit is None or not parts(task) or not links_are_slow(task):
         return 0.0
     return SHARE * effort.time_limit
 
@@ -88,33 +164,37 @@ def best_on_fewer(
         should_stop: Polled; once true what is known is returned.
         engine: Where to search.
     """
-    told, others = list[str](), list[Plan]()
+    told, others, places = list[str](), list[Plan](), list[Part]()
     bound = plan.search.bound if plan.search is not None else 0.0
-    for count in fewer_counts(task):
-        fewer = resized(task, gpus=count)
+    for part in parts(task):
+        fewer = of_part(task, part)
         least = least_seconds(fewer)
-        unseen = ""
+        unseen, which = "", str(part) if part.name else f"{part} or fewer"
         if least >= min(map(step_seconds, (plan, *others))):
-            unseen = f"on {count} GPUs or fewer no plan"
+            unseen = f"on {which} no plan"
         elif should_stop() or time.monotonic() + LEAST_SECONDS > end:
-            unseen = f"not searched: plans on {count} GPUs or fewer; none"
+            unseen = f"not searched: plans on {which}; none"
         if unseen:
             bound = min(bound, least)
             told.append(f"{unseen} is faster than {format_seconds(least)}")
+            if part.name:
+                continue
             break
         found, proven = _planned(fewer, effort, end, progress, should_stop, engine)
         least = max(least, proven)
         bound = min(bound, least)
         if found is not None:
-            told.append(f"on {count} GPUs: {format_seconds(step_seconds(found))}")
+            told.append(f"on {part}: {format_seconds(step_seconds(found))}")
             others.append(found)
+            places.append(part)
         elif math.isinf(least):
-            told.append(f"on {count} GPUs no plan fits")
+            told.append(f"on {part} no plan fits")
         else:
-            told.append(f"on {count} GPUs: no plan was found that fits; none is faster than {format_seconds(least)}")
+            told.append(f"on {part}: no plan was found that fits; none is faster than {format_seconds(least)}")
     enough = (1 + NEAR) * min(map(step_seconds, (plan, *others)))
     best = next((other for other in reversed(others) if step_seconds(other) <= enough), plan)  # the fewest GPUs
-    return _joined(plan, best, others, bound, told) if told else plan
+    kinds = next((part.name for part, other in zip(places, others, strict=True) if other is best), "")
+    return _joined(plan, best, others, bound, told, kinds) if told else plan
 
 
 def _planned(
@@ -143,8 +223,17 @@ def _planned(
     return plan, report.bound
 
 
-def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: Sequence[str]) -> Plan:
-    """Return the best of a plan on all devices and of others on fewer, with a report of all that was searched."""
+def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: Sequence[str], kinds: str) -> Plan:
+    """Return the best of a plan on all devices and of others on fewer, with a report of all that was searched.
+
+    Args:
+        plan: The plan on all devices.
+        best: The best of all.
+        others: Plans on fewer devices.
+        bound: Seconds that no plan stays below.
+        told: What was found on which devices.
+        kinds: The kinds of nodes that the best plan uses, where nodes differ.
+    """
     assert plan.search is not None, "it was searched for"
     searches = [plan.search, *(other.search for other in others if other.search is not None)]
     objective = best.objective
@@ -169,9 +258,10 @@ def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: 
         return replace(plan, search=report)
     assert best.simulated is not None, "it was simulated"
     cluster = cluster_from_dict(plan.job.cluster)
+    used = f" (the plan is on {kinds})" if kinds else ""
     remark = Remark(
         "idle",
-        f"{plan.job.gpus - best.job.gpus} of {plan.job.gpus} GPUs are left free: {why_idle(cluster)}",
+        f"{plan.job.gpus - best.job.gpus} of {plan.job.gpus} GPUs are left free{used}: {why_idle(cluster)}",
     )
     simulated = replace(best.simulated, remarks=(remark, *best.simulated.remarks))
     beside = sorted((plan, *plan.alternatives, *best.alternatives), key=step_seconds)[: max(1, len(plan.alternatives))]

@@ -24,6 +24,7 @@ from autopar.errors import InfeasibleError
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback
 from autopar.search.outcome import Outcome
+from autopar.sizing.fewer import LEAST_SECONDS, least_seconds, links_are_slow, of_part, parts, reserved
 from autopar.task import Effort, PhaseClock, Task
 from autopar.verdict import LONGER, VERIFY, conclude, searching
 
@@ -87,7 +88,7 @@ def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
     They are looked at in the order of the formula; as for the planner, none is once one fits and the time is over that
     the next one may take.
     """
-    job, costs = race.task.job, race.task.costs
+    costs = race.task.costs
     found: list[Plan] = []
     longest = 0.0
     for degrees in race.finalists():
@@ -99,7 +100,7 @@ def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
             race.estimator(degrees.gpus).cluster,
             costs.stack,
             policy=costs.policy,
-            memory_limit=job.memory_limit,
+            memory_limit=race.limit(degrees.gpus),
         )
         longest = max(longest, time.monotonic() - began)
         if prediction.fits:
@@ -120,8 +121,44 @@ def by_search(
     progress: ProgressCallback,
     should_stop: StopCallback,
 ) -> Result:
-    """Return what a method comes to that places ops in the configurations of the planner."""
-    clock, end = PhaseClock(progress, before=task.phases), _end(effort, time.monotonic())
+    """Return what a method comes to that places ops in the configurations of the planner.
+
+    As for the planner, fewer devices are looked at where links between nodes are slow, in a share of the time limit.
+    """
+    clock, began = PhaseClock(progress, before=task.phases), time.monotonic()
+    end, kept = _end(effort, began), reserved(task, effort)
+    result = _searched(search, task, effort.after(kept), name, clock, task.job.gpus, progress, should_stop)
+    for part in parts(task) if links_are_slow(task) else ():
+        fewer, best = of_part(task, part), result.best.step_seconds if result.best else math.inf
+        left = end - time.monotonic()
+        if should_stop() or left < LEAST_SECONDS or least_seconds(fewer) >= best:
+            continue
+        limited = effort if math.isinf(left) else replace(effort, time_limit=left)
+        found = _searched(search, fewer, limited, name, clock, task.job.gpus, progress, should_stop)
+        plans = sorted((*result.plans, *found.plans), key=lambda plan: plan.step_seconds)[: effort.top_k]
+        first = found if result.best is None and found.best is not None else result
+        result = replace(
+            first,
+            plans=tuple(plans),
+            configurations=result.configurations + found.configurations,
+            solved=result.solved + found.solved,
+            phases=clock.times,
+        )
+    return result
+
+
+def _searched(
+    search: Callable[[Task, Effort, ProgressCallback, StopCallback], Outcome],
+    task: Task,
+    effort: Effort,
+    name: str,
+    clock: PhaseClock,
+    gpus: int,
+    progress: ProgressCallback,
+    should_stop: StopCallback,
+) -> Result:
+    """Return what a method comes to on the devices of a task, for a job on a number of devices."""
+    end = _end(effort, time.monotonic())
     with clock("search"):
         outcome = search(task, searching(effort, task), progress, should_stop)
     size = len(task.space)
@@ -132,7 +169,7 @@ def by_search(
         plan = conclude(outcome, task, name, effort.top_k, clock, end, should_stop)
     except InfeasibleError as error:
         return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
-    return replace(Result.of(name, plan, task.job.gpus), bound=0.0)
+    return replace(Result.of(name, plan, gpus), bound=0.0)
 
 
 def _recipes(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:

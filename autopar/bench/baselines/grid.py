@@ -7,7 +7,7 @@ come last, and are not listed where none can be as fast as the best so far (`Rac
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, takewhile
+from itertools import chain
 
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, whole
 from autopar.bench.baselines.race import Race
@@ -50,8 +50,8 @@ def _is_too_large(race: Race, plans: list[Degrees]) -> bool:
 
 
 def _on_all_counts(race: Race) -> Iterator[list[Plans]]:
-    """Yield the families of all devices, then of fewer as long as these may win: on still fewer none is faster."""
-    for gpus in takewhile(race.may_win, race.space.gpu_counts):
+    """Yield the families of all devices, then of fewer where these may win."""
+    for gpus in filter(race.may_win, race.space.gpu_counts):
         yield from _families(race.space, {"gpus": gpus})
 
 

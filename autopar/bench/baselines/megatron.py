@@ -14,7 +14,7 @@
 """
 
 from collections.abc import Iterator
-from itertools import product, takewhile
+from itertools import product
 from math import gcd
 
 from autopar.bench.baselines.degree_space import DegreeSpace
@@ -30,7 +30,7 @@ MOST_SAMPLES = 16
 
 def megatron(race: Race) -> None:
     """Price what the rules lead to on all devices, then on fewer where these may win."""
-    for gpus in takewhile(race.is_tried, race.space.gpu_counts):
+    for gpus in filter(race.is_tried, race.space.gpu_counts):
         _follow(race, gpus)
 
 

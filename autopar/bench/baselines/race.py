@@ -14,8 +14,8 @@ from autopar.estimates import Estimator
 from autopar.prediction import Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.history import History
-from autopar.sizing.fewer import fewer_counts, least_seconds, links_are_slow
-from autopar.task import Task, job_machine, resized
+from autopar.sizing.fewer import least_seconds, links_are_slow, of_part, parts
+from autopar.task import Task, resized
 
 FINALISTS = 64
 """Plans kept for the simulator, the fastest by the formula; some do not fit when simulated."""
@@ -76,26 +76,40 @@ class Race:
     skipped: int = 0
     _estimators: dict[Cluster, Estimator] = field(default_factory=dict, repr=False)
     _least: dict[int, float] = field(default_factory=dict, repr=False)
+    _tasks: dict[int, Task] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.history = History(sum(phase.seconds for phase in self.task.phases))
+        for part in reversed(parts(self.task)):  # of as many devices the first part is the one that computes most
+            self._tasks[part.gpus] = of_part(self.task, part)
+        self._tasks[self.task.job.gpus] = self.task
 
     @cached_property
     def predictor(self) -> Predictor:
         """What places plans and simulates them."""
         return Predictor(self.task.workload, known=self.task.rules)
 
+    def _on(self, gpus: int) -> Task:
+        """Return the job on a number of devices."""
+        if gpus not in self._tasks:
+            self._tasks[gpus] = resized(self.task, gpus=gpus)
+        return self._tasks[gpus]
+
     def estimator(self, gpus: int) -> Estimator:
         """Return what prices plans on a number of devices."""
-        machine, costs = job_machine(gpus, self.task.cluster), self.task.costs
+        machine, costs = self._on(gpus).costs.cluster, self.task.costs
         if machine not in self._estimators:
             self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy)
         return self._estimators[machine]
 
+    def limit(self, gpus: int) -> float:
+        """Return the bytes that each of a number of devices may use."""
+        return self._on(gpus).job.memory_limit
+
     def least(self, gpus: int) -> float:
         """Return a lower bound on the step time of any plan on a number of devices, without communication."""
         if gpus not in self._least:
-            self._least[gpus] = least_seconds(resized(self.task, gpus=gpus))
+            self._least[gpus] = least_seconds(self._on(gpus))
         return self._least[gpus]
 
     def may_win(self, gpus: int) -> bool:
@@ -134,7 +148,7 @@ class Race:
             trains=workload.mode == "train",
             flavours=task.constraints.flavours(),
             hosts_optimizer=task.constraints.hosts_optimizer,
-            fewer=fewer_counts(task),
+            fewer=tuple(dict.fromkeys(part.gpus for part in parts(task))),
         )
 
     @property
@@ -161,7 +175,7 @@ class Race:
         except TacticError:  # such as heads that do not divide by the context degree
             self.refused += 1
             return IMPOSSIBLE
-        limit = self.task.job.memory_limit
+        limit = self.limit(degrees.gpus)
         return Price(float(found.step_seconds[0]), max(0.0, float(found.peak_bytes[0]) / limit - 1))
 
     def floor(self, degrees: Degrees) -> float:
@@ -180,7 +194,7 @@ class Race:
             least = self.estimator(degrees.gpus).floor_bytes(degrees, self.task.constraints.flavours())
         except TacticError:
             return False
-        return least > self.task.job.memory_limit
+        return least > self.limit(degrees.gpus)
 
     def finalists(self) -> list[Degrees]:
         """Return the fastest plans that fit, fastest first."""

@@ -78,8 +78,66 @@ def _interpolation(t: Tape, op: Op, dim: int) -> NDArray[np.generic]:
 _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil"))
 """Ways to find the nearest pixel that, for whole factors, take each as often as the others."""
 
+
+def _grid_sample(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Of the image: each result, shared among the pixels it was read from. Of the grid: the slope of the image there.
+
+    Coordinates are turned into places in units of pixels first, inside the image where the padding says so.
+    """
+    (x, grid), dy = op.inputs, grad_of(grads)
+    sizes, mode = t.shape(x)[2:], op.attr("mode", "linear")
+    if mode not in ("linear", "nearest"):
+        raise unsupported(op, f"its mode is {mode!r}")
+    if len(sizes) not in _SAMPLED:
+        raise unsupported(op, f"it samples {len(sizes)} spatial dims")
+    places, slope = _places(t, op, sizes)
+    if mode == "nearest":
+        places = t.map("Round", places)
+    suffix, rows = _SAMPLED[len(sizes)], [t.row_numbers(size) for size in sizes]
+    dx = dgrid = None
+    if t.needs(op, 0):
+        dx = t.emit(f"autopar::GridSample{suffix}Grad", [places, *rows, dy], t.shape(x), t.dtype(x))
+    if t.needs(op, 1) and mode == "linear":
+        kind = f"autopar::GridSample{suffix}PlacesGrad"
+        dgrid = t.map("Mul", t.emit(kind, [places, x, *rows, dy], t.shape(grid), t.dtype(grid)), slope)
+    return dx, dgrid
+
+
+_SAMPLED = {2: "", 3: "3D"}
+"""What gradients of grid sampling are called by the number of spatial dims."""
+
+
+def _places(t: Tape, op: Op, sizes: tuple[int, ...]) -> tuple[str, str]:
+    """Return the places that a grid samples, in pixels from the first, and how fast they move with its coordinates.
+
+    Coordinates run from -1 to 1, over the centres of the outermost pixels or over their edges.
+    """
+    grid, dtype = op.inputs[1], t.dtype(op.inputs[1])
+    tops = np.array(sizes[::-1], np.float64) - 1  # coordinates are those of columns first
+    aligned, padding = bool(int_attr(op, "align_corners", 0)), op.attr("padding_mode", "zeros")
+    scales = tops / 2 if aligned else (tops + 1) / 2
+    slope = t.numbers(scales, dtype)
+    places = t.map("Add", t.map("Mul", grid, slope), t.numbers(tops / 2, dtype))
+    if padding == "reflection":
+        low = np.zeros_like(tops) if aligned else np.full_like(tops, -0.5)
+        span = np.maximum(tops - 2 * low, 1.0)
+        beyond = t.map("Sub", places, t.numbers(low, dtype))
+        turn = t.map("Mod", t.map("Abs", beyond), t.numbers(2 * span, dtype), fmod=1)
+        back = t.map("Sub", t.numbers(span, dtype), turn)
+        slope = t.map("Mul", slope, t.map("Mul", t.map("Sign", beyond), t.map("Sign", back)))
+        places = t.map("Sub", t.numbers(span + low, dtype), t.map("Abs", back))
+    if padding != "zeros":
+        first, last = t.numbers(np.zeros_like(tops), dtype), t.numbers(tops, dtype)
+        inside = t.map("Min", t.map("Max", places, first), last)
+        same = t.emit("Equal", [inside, places], t.shape(grid), "bool")
+        slope = t.map("Mul", slope, t.emit("CastLike", [same, grid], t.shape(grid), dtype))
+        places = inside
+    return places, slope
+
+
 IMAGES: Mapping[str, Rule] = {
     "DepthToSpace": _depth_to_space,
+    "GridSample": _grid_sample,
     "Resize": _resize,
     "SpaceToDepth": _space_to_depth,
 }
