@@ -13,6 +13,7 @@ from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.folding.fold import Folded
+from autopar.fusion_plan import BUCKETS
 from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import DimSize, Plan, Rival
@@ -67,6 +68,7 @@ def solve(
     rival: Callable[[Task, Plan], Rival] | None = None,
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
+    fusion: str = BUCKETS,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -111,6 +113,8 @@ def solve(
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
             start of its process, whose imports take seconds.
         settings: Constants of the search: where it spends its time. Any values leave the bound valid.
+        fusion: "buckets" cuts the gradients of the best plans into buckets where that saves time, "off" leaves them to
+            the uniform rule. The bound holds for the objective, which knows the uniform rule only.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -120,7 +124,7 @@ def solve(
         WorkerError: If there is no Ray, or workers keep dying.
     """
     asked = time.monotonic() if began is None else began
-    effort, crew = Effort(solver, top_k, time_limit, seed, settings), Engine(engine, workers, ray_address)
+    effort, crew = Effort(solver, top_k, time_limit, seed, settings, fusion), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.start_workers()
@@ -198,7 +202,7 @@ def plan_task(
     if not outcome.candidates and not outcome.stopped:
         raise explain()
     try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop, effort.fusion)
     except InfeasibleError:  # it fits by the formula, and not when simulated
         raise explain() from None
     if dump_problem is not None:
@@ -223,8 +227,8 @@ def simulate_plan(
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
-            per device of a group where that is more.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
+            plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than others devices are.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
@@ -287,8 +291,8 @@ def simulate_program(
         precision: Class of numbers that matrix products run in, by the name of a policy in `autopar.cost.POLICIES`;
             the bytes of values are those the program states.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
-            per device of a group where that is more.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
+            plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than others devices are.
 
     Raises:

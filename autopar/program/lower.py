@@ -12,6 +12,7 @@ from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes
 from autopar.plan import OFFLOADS, BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
+from autopar.program.buckets import with_buckets
 from autopar.program.crossings import find_crossings
 from autopar.program.kinds import program_kind
 from autopar.program.records import (
@@ -84,6 +85,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
             StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant, elsewhere)
         )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+    program = with_buckets(program, plan.fusion)
     return replace(program, crossings=find_crossings(program, folded, costs.cluster))
 
 

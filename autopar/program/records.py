@@ -21,6 +21,7 @@ from math import prod
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.fusion_plan import BucketCuts
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
 from autopar.recompute import Recompute
@@ -451,6 +452,7 @@ class StageProgram:
         variant: Which mesh and placements of the plan it has.
         hosted: Persistent bytes per device that lie in host memory, likewise: the optimizer's state, which is fetched
             for the update of each block; nothing if the stage offloads none.
+        buckets: Where its gradients are cut into buckets; those that are not named share them by the uniform rule.
     """
 
     index: int
@@ -461,6 +463,7 @@ class StageProgram:
     resident: tuple[Resident, ...]
     variant: int = 0
     hosted: tuple[Resident, ...] = ()
+    buckets: tuple[BucketCuts, ...] = ()
 
     @property
     def num_devices(self) -> int:

@@ -25,7 +25,9 @@ are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the co
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
 keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
-bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`.
+bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`. A line
+`buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
+collective travel together, and the next five; without one gradients share buckets by the uniform rule.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
 value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
 
@@ -41,6 +43,7 @@ from typing import assert_never
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.escaping import is_plain
+from autopar.fusion_plan import MICROBATCH, STEP, BucketCuts
 from autopar.ir.graph import Attr, Cast, LinearProduct, Op, Phase, parse_linear
 from autopar.ir.routing import Routed, Routing
 from autopar.program.line import COMMENT, MAX_WHOLE, Line, format_name
@@ -89,6 +92,11 @@ def _axis(axis: Axis) -> str:
 
 def _recompute(flavours: Sequence[Recompute]) -> str:
     return str(flavours[0]) if len(set(flavours)) == 1 else _list(flavours)
+
+
+def _buckets(cuts: BucketCuts) -> str:
+    where = f"axis={format_name(cuts.axis)} per={cuts.per} hops={cuts.hops}"
+    return f"buckets {cuts.collective} {where} ends={_list(cuts.ends)}"
 
 
 def _definition(operand: Operand | None) -> str:
@@ -197,6 +205,7 @@ def format_program(program: Program) -> str:
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
         lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}" for resident in stage.hosted)
+        lines.extend(f"  {_buckets(cuts)}" for cuts in stage.buckets)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
     for crossing in program.crossings:
@@ -411,7 +420,11 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     header.end()
     resident: list[Resident] = []
     hosted: list[Resident] = []
+    buckets: list[BucketCuts] = []
     for line in lines:
+        if line.accept("buckets"):
+            buckets.append(_parse_buckets(line))
+            continue
         found = hosted if line.accept("hosted") else resident
         if found is resident:
             line.expect("resident")
@@ -419,7 +432,22 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
         line.expect(":")
         found.append(Resident(category, line.size()))
         line.end()
-    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted))
+    return StageProgram(
+        index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted), tuple(buckets)
+    )
+
+
+def _parse_buckets(line: Line) -> BucketCuts:
+    collective = line.match(re.compile("|".join(CollectiveKind)), "a collective")
+    line.expect("axis=")
+    axis = line.name()
+    line.expect("per=")
+    per = line.match(re.compile(f"{STEP}|{MICROBATCH}"), f"{STEP} or {MICROBATCH}")
+    hops = line.labelled("hops")
+    line.expect("ends=")
+    cuts = BucketCuts(collective, axis, per, hops, line.sequence(line.integer))
+    line.end()
+    return cuts
 
 
 def _parse_crossing(header: Line, lines: Sequence[Line]) -> Crossing:
