@@ -28,6 +28,7 @@ from autopar.errors import JobError, PinError, stopped
 from autopar.folding.fold import Folded
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.manual_recipes import BatchDims, batch_dims
+from autopar.fusion_plan import BUCKETS, FUSIONS
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left

@@ -15,6 +15,7 @@ from autopar.cli.executing import run, simulate
 from autopar.cli.explaining import explain
 from autopar.cli.exporting import export, import_config
 from autopar.cli.fitting import fit
+from autopar.cli.fusing import fuse
 from autopar.cli.job_file import JOB_FILE, read_job_file
 from autopar.cli.listing import clusters, rules, stacks, write_model
 from autopar.cli.looking import figures, report
@@ -28,8 +29,8 @@ from autopar.cli.values import file_path
 from autopar.cli.whatif import whatif
 
 COMMANDS = (
-    solve, fit, whatif, predict, explain, report, figures, simulate, run, export, import_config, benchmark, partition,
-    diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, doctor, completion,
+    solve, fit, whatif, predict, explain, report, figures, fuse, simulate, run, export, import_config, benchmark,
+    partition, diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, doctor, completion,
 )  # fmt: skip
 
 

@@ -170,7 +170,12 @@ def _taken(spans: FloatArray) -> float:
 def timed(sim: Simulation) -> Timed:
     """Return what of a step buckets change."""
     exposed = max(reduced - runs[-1].end for reduced, runs in zip(sim.reduced, sim.runs, strict=True))
-    return Timed(sim.step, exposed, max(len(jobs) for jobs in sim.jobs))
+    return Timed(sim.step, exposed, max(map(_num_buckets, sim.jobs)))
+
+
+def _num_buckets(jobs: Jobs) -> int:
+    """Return the buckets among jobs; the rest is the share of them that overlaps nothing."""
+    return int(jobs.each(lambda job: job.key is not None).sum()) if len(jobs) else 0
 
 
 def cut_gradients(program: Program, costs: CostModel) -> Bucketing:
@@ -265,7 +270,7 @@ def _front(
     stage = timer.program.chunks[group][chunk]
     costs, issued = timer.costs.on(range(*timer.program.stages[stage].devices)), traffic[stage].issued
     first = issued[members[0]].traffic
-    begin, offset = _last_backward(timer, traffic, sim, group, chunk)
+    begin, offset = last_backward(timer, traffic, sim, group, chunk)
     times, jobs = np.array(sim.times[group]).reshape(-1, 2), sim.jobs[group]
     links, keys = jobs.each(lambda job: NETWORK.index(job.resource)), [model.key for model in jobs.models]
     own_part = np.arange(len(jobs))
@@ -302,7 +307,7 @@ def _front(
     return [replace(cuts, finish=float(clock.time(np.array([cuts.finish]))[0])) for cuts in front], weight
 
 
-def _last_backward(
+def last_backward(
     timer: BucketTimer, traffic: Sequence[StageTraffic], sim: Simulation, group: int, chunk: int
 ) -> tuple[float, int]:
     """Return when the last backward of a stage starts, and the first of its jobs among those of its group."""
