@@ -241,3 +241,17 @@ def test_all_steps_of_small_cuts_agree_with_the_simulator() -> None:
         cut = bucketed(program, {0: cuts})
         assert timer.time([cuts]).step_seconds == simulate(cut, _costs()).step_seconds
         assert timer.time_uniform(0.0).step_seconds == simulate(cut, _costs(), bucket=0.0).step_seconds
+
+
+def test_units_of_whole_blocks_end_between_blocks() -> None:
+    """Units of FSDP: of two gradients per block no cut separates them, however much earlier the first one is there."""
+    program = _chain([(4, 0, 1), (4, 0, 1)], Mesh.of(dp=2, tp=8), 1)
+    twice = tuple(
+        replace(segment, instructions=segment.instructions * 2) if segment.phase is SegmentPhase.REDUCE else segment
+        for segment in program.segments
+    )
+    program = replace(program, segments=twice)
+
+    (units,) = cut_gradients(program, _costs(), whole_blocks=True).cuts
+
+    assert [cuts.ends for cuts in units] == [(2, 4)]

@@ -11,17 +11,20 @@ The simulator decides. The uniform rule is where it starts, and cuts are taken i
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import fsum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cost import CostModel, Overlap
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.overlap import full_bucket
 from autopar.fusion.link_clock import FloatArray, LinkClock
 from autopar.fusion_plan import STEP, BucketCuts
-from autopar.program.buckets import Key
+from autopar.program.buckets import Key, gradients
 from autopar.program.records import Program
+from autopar.schedule import SCHEDULES
 from autopar.simulate.engine import maker_of, run_step, stages_in_time, traffic_of
 from autopar.simulate.fitting import Jobs
 from autopar.simulate.gradients import StageTraffic, transfers_by_group, urgent_intervals
@@ -95,10 +98,12 @@ class BucketTimer:
     Args:
         program: A lawful program.
         costs: What it costs.
+        whole_blocks: Whether buckets may end at the end of a block only, as those of units of FSDP.
     """
 
-    def __init__(self, program: Program, costs: CostModel) -> None:
+    def __init__(self, program: Program, costs: CostModel, *, whole_blocks: bool = False) -> None:
         self.program, self.costs = program, costs
+        self.allowed = _block_ends(program) if whole_blocks else None
         self.stages = stages_in_time(program, costs, None)
         self.maker = maker_of(program)
         self.uncut: tuple[StageCuts, ...] = tuple(() for _ in program.stages)
@@ -178,14 +183,27 @@ def _num_buckets(jobs: Jobs) -> int:
     return int(jobs.each(lambda job: job.key is not None).sum()) if len(jobs) else 0
 
 
-def cut_gradients(program: Program, costs: CostModel) -> Bucketing:
+def _block_ends(program: Program) -> list[dict[Key, NDArray[np.bool_]]]:
+    """Return, by stage and key, whether a bucket may end before each gradient: where a block begins."""
+    table, splits = program.table(), SCHEDULES[program.schedule].splits
+    return [
+        {
+            key: np.array([True, *(one.block != other.block for one, other in pairwise(own)), True])
+            for key, own in gradients(stage, table, splits=splits).items()
+        }
+        for stage in program.stages
+    ]
+
+
+def cut_gradients(program: Program, costs: CostModel, *, whole_blocks: bool = False) -> Bucketing:
     """Return the buckets found for a program, whatever buckets it has; the uniform rule stands where nothing is better.
 
     Args:
         program: A lawful program.
         costs: What it costs.
+        whole_blocks: As of `BucketTimer`.
     """
-    timer = BucketTimer(program, costs)
+    timer = BucketTimer(program, costs, whole_blocks=whole_blocks)
     cuts, traffic = timer.uncut, timer.traffic(timer.uncut)
     sim = timer.run(traffic)
     uniform = timed(sim)
@@ -301,6 +319,7 @@ def _front(
         sizes,
         law,
         free=float(clock.free(np.array([free]))[0]),
+        allowed=None if timer.allowed is None else timer.allowed[stage][key],
         most=most,
     )
     weight = (share + (overlap.slowdown - 1.0)) / (1.0 - share) if share < 1 else 1.0

@@ -5,7 +5,6 @@ Each framework has its own restriction (`RULES`); the best size under it is foun
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -107,8 +106,3 @@ def best_rule(timer: BucketTimer, rule: SizeRule, sizes: Iterable[float] | None 
             best = tried, known[cuts]
     assert best is not None, "there are sizes to try where there are gradients"
     return best
-
-
-def block_ends(blocks: Sequence[int]) -> list[int]:
-    """Return one past the last gradient of each block but the last, given the block of every gradient in order."""
-    return [number for number, (own, following) in enumerate(pairwise(blocks), start=1) if own != following]
