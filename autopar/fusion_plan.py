@@ -5,9 +5,9 @@ Records only. `autopar.fusion` finds them, lowering checks them against the prog
 
 from dataclasses import dataclass, replace
 
-OFF, BUCKETS = "off", "buckets"
-FUSIONS = (OFF, BUCKETS)
-"""What a search fuses: nothing beyond the uniform rule, or gradients in buckets cut for each plan."""
+OFF, BUCKETS, JOINT = "off", "buckets", "joint"
+FUSIONS = (OFF, BUCKETS, JOINT)
+"""What a search fuses beyond the rules of the stack: nothing, gradients in buckets cut for each plan, or ops, too."""
 
 STEP, MICROBATCH = "step", "microbatch"
 """When gradients travel: once per step, or once per microbatch (ZeRO-2 and 3)."""
@@ -75,14 +75,37 @@ class StageBuckets:
 
 
 @dataclass(frozen=True, slots=True)
+class OpGroup:
+    """Ops of a kind of block that run in one kernel.
+
+    Attributes:
+        kind: Id of the distinct block.
+        ops: Names of the ops in its representative, in order.
+        again: Names of ops whose results the kernel computes for itself, though they have a kernel elsewhere, too.
+        variant: Variant of the plan that places the block.
+    """
+
+    kind: int
+    ops: tuple[str, ...]
+    again: tuple[str, ...] = ()
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FusionPlan:
     """How a plan fuses.
 
     Attributes:
         buckets: Cuts of gradients into buckets, by stage. A stage that is not named follows the uniform rule.
+        groups: Kernels of several ops. Kinds of blocks that are not named are fused as the stack does.
     """
 
     buckets: tuple[StageBuckets, ...] = ()
+    groups: tuple[OpGroup, ...] = ()
+
+    def groups_of(self, variant: int, kind: int) -> tuple[OpGroup, ...]:
+        """Return the groups of a kind of block."""
+        return tuple(group for group in self.groups if (group.variant, group.kind) == (variant, kind))
 
     def cuts_of(self, stage: int) -> tuple[BucketCuts, ...]:
         """Return the cuts of a stage."""
@@ -96,6 +119,11 @@ class FusionPlan:
             for each in self.buckets
         )
         return replace(self, buckets=tuple(each for each in kept if each.stages))
+
+    def of_variant(self, variant: int) -> "FusionPlan":
+        """Return what is said of the blocks of a variant, which becomes the only one."""
+        groups = (replace(group, variant=0) for group in self.groups if group.variant == variant)
+        return replace(self, groups=tuple(groups))
 
     @classmethod
     def of_cuts(cls, cuts: tuple[tuple[BucketCuts, ...], ...]) -> "FusionPlan":

@@ -580,7 +580,7 @@ class Plan:
             if not held.isdisjoint(block.instances)
         )
         uses = self.uses[number : number + 1]
-        fusion = None if self.fusion is None else self.fusion.of_stages(self.numbers_of(number))
+        fusion = None if self.fusion is None else self.fusion.of_stages(self.numbers_of(number)).of_variant(number)
         return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=(), uses=uses, fusion=fusion)
 
     def numbers_of(self, variant: int) -> tuple[int, ...]:

@@ -112,6 +112,8 @@ class Compute:
             (index of the input, its flat content), to be taken instead of what the graph's constant holds.
         start: Where the device's block starts, if the op has to know: its value is one more input, last.
         kept: Bytes its kernel leaves behind for its gradient, besides its outputs: the scores of unfused attention.
+        kernel: Name of the first op of the kernel it runs in, if the plan states it; "" where the stack decides.
+        again: Of that first op, the ops of the segment that run in the kernel again, besides their own.
     """
 
     op: Op
@@ -120,6 +122,8 @@ class Compute:
     constants: tuple[tuple[int, tuple[int, ...]], ...] = ()
     start: "Start | None" = None
     kept: float = 0.0
+    kernel: str = ""
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

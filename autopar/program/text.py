@@ -23,7 +23,8 @@ A value is written with its local shape, placements and bytes where it is define
 is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
-keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
+keeps for its gradient, `kernel=a` the first op of its kernel, `again=(b)` which ops that kernel runs besides their own.
+What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
 bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`. A line
 `buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
@@ -139,6 +140,10 @@ def _compute(compute: Compute) -> str:
         parts.append(f"start={_list(map(_axis, compute.start.axes))} rows={compute.start.rows}")
     if compute.kept:
         parts.append(f"kept={_number(compute.kept)}")
+    if compute.kernel:
+        parts.append(f"kernel={format_name(compute.kernel)}")
+    if compute.again:
+        parts.append(f"again={_list(map(format_name, compute.again))}")
     return " ".join(parts)
 
 
@@ -293,7 +298,9 @@ def _parse_instruction(line: Line, scope: _Scope) -> Instruction:
     constants = line.sequence(line.numbered) if line.accept("constants=") else ()
     start = line.start() if line.accept("start=") else None
     kept = line.size() if line.accept("kept=") else 0.0
-    return Compute(op, inputs, tuple(outputs), constants, start, kept)
+    kernel = line.name() if line.accept("kernel=") else ""
+    again = line.sequence(line.name) if line.accept("again=") else ()
+    return Compute(op, inputs, tuple(outputs), constants, start, kept, kernel, again)
 
 
 def _parse_copy(line: Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> HostCopy:
