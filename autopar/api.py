@@ -13,8 +13,8 @@ from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.folding.fold import Folded
-from autopar.fusion import Comparison, compare
-from autopar.fusion_plan import BUCKETS, FusionPlan
+from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
+from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import DimSize, Plan, Rival
@@ -116,7 +116,8 @@ def solve(
             start of its process, whose imports take seconds.
         settings: Constants of the search: where it spends its time. Any values leave the bound valid.
         fusion: "buckets" cuts the gradients of the best plans into buckets where that saves time, "off" leaves them to
-            the uniform rule. The bound holds for the objective, which knows the uniform rule only.
+            the uniform rule, "joint" fuses ops, too. The bound holds for the objective, which knows the rules of the
+            stack only.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -263,23 +264,44 @@ def simulate_again(
 def fuse_plan(
     plan: Plan,
     *,
+    fusion: str = BUCKETS,
+    search: OpSearch | None = None,
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
     cache_dir: str | Path | None = None,
-) -> tuple[Plan, Comparison]:
-    """Return a plan with its gradients cut into buckets anew, simulated, and a comparison with other buckets.
+) -> tuple[Plan, Comparison, Joint | None]:
+    """Return a plan fused anew and simulated, its gradients in buckets compared, and what fused ops bring if asked.
 
-    Arguments and errors are those of `simulate_plan`. Where cuts save less than a thousandth of a step the plan follows
-    the uniform rule.
+    What saves less than a thousandth of a step is left as the stack does it.
+
+    Args:
+        plan: A plan of a training job, solved or read from a file.
+        fusion: "buckets" for gradients, "joint" for ops, too.
+        search: How hard to look for kernels of several ops; None for the usual.
+        model: As of `simulate_plan`.
+        stack: As of `simulate_plan`.
+        cache_dir: As of `simulate_plan`.
+
+    Raises:
+        JobError: If the plan is for inference, or `fusion` is another word.
+        AutoparError: As of `simulate_plan`.
     """
-    program, costs, folded = lower_plan(replace(plan, fusion=None), model=model, stack=stack, cache_dir=cache_dir)
+    if fusion not in (BUCKETS, JOINT):
+        raise JobError(f"fusion {fusion!r}", hint=f"choose {BUCKETS} or {JOINT}")
+    bare = replace(plan, fusion=None)
+    program, costs, folded = lower_plan(bare, model=model, stack=stack, cache_dir=cache_dir)
     if not program.trains:
         raise JobError("the plan is for inference: there are no gradients", hint="give a plan of a training job")
-    found = compare(program, costs)
-    fusion = FusionPlan.of_cuts(found.found.cuts) if found.found.is_worth_it else None
-    fused = replace(plan, fusion=fusion)
-    timeline = simulate(with_buckets(program, fusion), costs, verified=True)
-    return simulated(fused, timeline, folded, costs), found
+    joint = fuse_jointly(bare, program, folded, costs, search or OpSearch()) if fusion == JOINT else None
+    if joint is None:
+        found = compare(program, costs)
+        chosen = FusionPlan.of_cuts(found.found.cuts) if found.found.is_worth_it else None
+        program = with_buckets(program, chosen)
+    else:
+        chosen, program = joint.fusion, joint.program
+        found = compare(program, costs)
+    timeline = simulate(program, costs, verified=True)
+    return simulated(replace(plan, fusion=chosen), timeline, folded, costs), found, joint
 
 
 def simulate_devices(

@@ -9,6 +9,9 @@ OFF, BUCKETS, JOINT = "off", "buckets", "joint"
 FUSIONS = (OFF, BUCKETS, JOINT)
 """What a search fuses beyond the rules of the stack: nothing, gradients in buckets cut for each plan, or ops, too."""
 
+USUAL_ALPHA, USUAL_BETA = 1.05, 10
+"""Of the search for kernels: those of DisCo (Yi et al., TPDS 2022)."""
+
 STEP, MICROBATCH = "step", "microbatch"
 """When gradients travel: once per step, or once per microbatch (ZeRO-2 and 3)."""
 

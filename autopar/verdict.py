@@ -12,8 +12,8 @@ from autopar.describe.step_parts import step_parts
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.folding.fold import Folded
 from autopar.formulate.step_time import StepTime, model_flops
-from autopar.fusion import cut_gradients
-from autopar.fusion_plan import BUCKETS, FusionPlan
+from autopar.fusion import cut_gradients, fuse_jointly
+from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.pins import broken
 from autopar.pins.apply import words
 from autopar.plan import PartTimes, PhaseTime, Plan, Remark, SearchReport, Simulated, StageMemory
@@ -185,13 +185,16 @@ def step_seconds(plan: Plan) -> float:
 def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) -> Plan | None:
     """Return a candidate's plan as simulated; None if it exceeds the memory limit, or goes astray of the pins.
 
-    Its gradients are cut into buckets where that saves enough.
+    Its gradients are cut into buckets, and its ops fused, where that is asked for and saves enough.
     """
     plan = assemble(candidate, task.workload.info(), task.job)
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
-    if fusion == BUCKETS and program.trains:
+    if fusion == JOINT:
+        joint = fuse_jointly(plan, program, folded, costs)
+        plan, program = replace(plan, fusion=joint.fusion), joint.program
+    elif fusion == BUCKETS and program.trains:
         found_cuts = cut_gradients(program, costs)
         if found_cuts.is_worth_it:
             plan = replace(plan, fusion=FusionPlan.of_cuts(found_cuts.cuts))

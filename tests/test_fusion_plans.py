@@ -36,7 +36,7 @@ def _predicted(cache_dir: Path, mode: str = "train") -> Plan:
 @pytest.fixture(scope="module")
 def plan(cache_dir: Path) -> Plan:
     """A plan whose gradients are worth cutting: 16 devices on two nodes with 25 Gb/s."""
-    found, _ = fuse_plan(_predicted(cache_dir), cache_dir=cache_dir)
+    found, _, _ = fuse_plan(_predicted(cache_dir), cache_dir=cache_dir)
     assert found.fusion is not None
     return found
 
@@ -59,7 +59,7 @@ def test_a_plan_with_buckets_is_read_as_it_was_written(plan: Plan, tmp_path: Pat
 
 def test_buckets_are_what_the_simulator_sees(plan: Plan, cache_dir: Path) -> None:
     """A step of the plan read back takes what it says; by the uniform rule it takes longer, as compared."""
-    _, found = fuse_plan(plan, cache_dir=cache_dir)
+    _, found, _ = fuse_plan(plan, cache_dir=cache_dir)
 
     assert _step(simulate_again(plan, cache_dir=cache_dir)[0]) == _step(plan) == found.found.found.step_seconds
     uniform = _step(simulate_again(replace(plan, fusion=None), cache_dir=cache_dir)[0])

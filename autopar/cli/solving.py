@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     type=click.Choice(FUSIONS),
     default=BUCKETS,
     show_default=True,
-    help="What is fused in the plans found: gradients in buckets that are cut for each plan, or nothing (off).",
+    help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
+    "(joint), or nothing beyond the rules of the stack (off).",
 )
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")

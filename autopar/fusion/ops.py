@@ -22,7 +22,7 @@ from math import fsum
 
 from autopar.cost import ALONE, CostModel, Fused
 from autopar.cost.fusion import POINTWISE, ROWWISE, Kernel, Work
-from autopar.fusion_plan import OpGroup
+from autopar.fusion_plan import USUAL_ALPHA, USUAL_BETA, OpGroup
 from autopar.program.op_groups import find_cycle
 from autopar.program.records import Compute, Program, Segment, SegmentPhase
 from autopar.simulate.layout import op_seconds, ranks_of
@@ -44,8 +44,8 @@ class OpSearch:
         seed: Of the moves that are drawn.
     """
 
-    alpha: float = 1.05
-    beta: int = 10
+    alpha: float = USUAL_ALPHA
+    beta: int = USUAL_BETA
     unchanged: int = 200
     seed: int = 0
 

@@ -6,14 +6,14 @@ from autopar.report.text import format_change, format_entries, format_table
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from autopar.fusion import Comparison
+    from autopar.fusion import Comparison, Joint
     from autopar.plan import Plan
 
 _MOST = 12
 """Buckets that are listed."""
 
 
-def format_fusion(plan: "Plan", found: "Comparison") -> str:
+def format_fusion(plan: "Plan", found: "Comparison", joint: "Joint | None" = None) -> str:
     """Return the report of `autopar fuse`: before and after, the bound, other ways, and the buckets in time."""
     ours, uniform = found.found.found, found.found.uniform
     before, after = uniform.step_seconds, ours.step_seconds
@@ -57,4 +57,27 @@ def format_fusion(plan: "Plan", found: "Comparison") -> str:
     )
     more = f", the last {_MOST} of {len(found.buckets)}" if len(found.buckets) > _MOST else ""
     title = f"Buckets of the last backward{more}; compute ends at {format_seconds(found.compute_end)}"
-    return "\n".join([*lines, "", *table, "", title, "", *listed]) + "\n"
+    return "\n".join([*lines, *_joint(joint), "", *table, "", title, "", *listed]) + "\n"
+
+
+def _joint(joint: "Joint | None") -> list[str]:
+    """Return what fused ops bring, beside cut gradients."""
+    if joint is None:
+        return []
+    ops = joint.ops
+    rows = [
+        ("as the stack does", joint.neither),
+        ("gradients cut", joint.buckets_only),
+        ("ops fused", joint.ops_only),
+        ("both", joint.both),
+    ]
+    repeated = sum(len(group.again) for group in ops.groups)
+    told = (
+        f"{len(ops.groups)} kernels of several ops, {repeated} ops repeated in them; {format_seconds(ops.before)} of "
+        f"kernels become {format_seconds(ops.after)}; {ops.evaluated:,} states priced"
+    )
+    table = format_table(
+        ("fused", "step", "change"),
+        [(name, format_seconds(step), format_change(step, joint.neither)) for name, step in rows],
+    )
+    return [*format_entries([("ops", told)]), "", *table]
