@@ -1,12 +1,15 @@
 """Compare buckets of gradients that are cut for a plan with those of frameworks, and print a page.
 
-    python docs/benchmarks/fusion.py > docs/benchmarks/fusion.md      all models
-    python docs/benchmarks/fusion.py resnet50 gpt2                    some of them
+    python docs/benchmarks/fusion.py > docs/benchmarks/fusion.md      all of it
+    python docs/benchmarks/fusion.py buckets resnet50 gpt2            the first table, of some models
+    python docs/benchmarks/fusion.py ops gpt2                         the second one
 
 The models are those of the zoo that are nearest to the ones of DisCo (Yi et al., TPDS 2022), on its two clusters.
 """
 
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,8 +19,11 @@ from autopar.cluster import Cluster, Device, Link  # noqa: E402
 from autopar.cluster.networks import nics  # noqa: E402
 from autopar.cost import CostModel, load_policy, resolve_stack  # noqa: E402
 from autopar.degrees import Degrees  # noqa: E402
-from autopar.fusion import Comparison, compare  # noqa: E402
+from autopar.folding.fold import Folded  # noqa: E402
+from autopar.fusion import compare, fuse_jointly  # noqa: E402
+from autopar.plan import Plan  # noqa: E402
 from autopar.prediction import Predictor  # noqa: E402
+from autopar.program.records import Program  # noqa: E402
 from autopar.task import job_machine  # noqa: E402
 from autopar.units import format_seconds  # noqa: E402
 from autopar.workload import open_workload  # noqa: E402
@@ -64,7 +70,7 @@ MODELS = {
 """Samples per device and step, by hand: about as many as fit into 11 GB."""
 
 HEAD = """\
-# Buckets of gradients
+# Fusion: buckets of gradients, and ops
 
 Printed by `python docs/benchmarks/fusion.py`; it needs no GPU.
 Data parallelism in float32, one microbatch, as in DisCo (Yi et al., TPDS 2022), on its two clusters: constants from
@@ -84,21 +90,22 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def found(model: str, cluster: str) -> Comparison:
-    """Return the comparison of a model on a cluster."""
+def posed(model: str, cluster: str) -> tuple[Plan, Program, Folded, CostModel]:
+    """Return the data-parallel plan of a model on a cluster, its program, its graph, and its costs."""
     samples = MODELS[model]
     gpus, given = CLUSTERS[cluster]
     machine, stack = job_machine(gpus, given), resolve_stack("ideal", given)
     policy = load_policy("fp32")
     degrees = Degrees(dp=gpus, microbatch=samples, global_batch=gpus * samples)
     predictor = Predictor(open_workload(f"zoo:{model}"), verify=False)
-    program, _ = predictor.lowered(predictor.settled(degrees), machine, stack, policy=policy)
-    return compare(program, CostModel(machine, policy, stack))
+    program, plan = predictor.lowered(predictor.settled(degrees), machine, stack, policy=policy)
+    return plan, program, predictor.workload.folded(degrees.samples), CostModel(machine, policy, stack)
 
 
 def row(model: str, cluster: str) -> str:
     """Return the line of the table of a model on a cluster."""
-    result = found(model, cluster)
+    _, program, _, costs = posed(model, cluster)
+    result = compare(program, costs)
     alone, ddp, xla, uniform, _, size = (way.timed.step_seconds for way in result.ways)
     ours, bound = result.found.found, result.found.bound
     cells = (
@@ -114,14 +121,63 @@ def row(model: str, cluster: str) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def main() -> None:
-    """Print the page of the models named, or of all."""
-    names = sys.argv[1:] or list(MODELS)
-    sys.stdout.write(f"{HEAD}\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n")
-    for model in names:
+OPS_HEAD = """\
+
+## Fused ops
+
+`autopar fuse --fusion joint` on some of these rows: kernels of several ops by the analytic cost, alpha 1.05, beta 10,
+seed 0. *stack*: chains of element-wise ops, which the stack fuses by a fixed rule, and uniform buckets.
+*kernels*: those of several ops that were found. *states*: priced by the search. *took*: with both cuts of gradients, on
+a core that others used, too.
+"""
+OPS_COLUMNS = (
+    "model",
+    "cluster",
+    "stack",
+    "buckets cut",
+    "ops fused",
+    "both",
+    "gain",
+    "kernels",
+    "states",
+    "per second",
+)
+
+
+def ops_row(model: str, cluster: str) -> str:
+    """Return the line of the table of fused ops."""
+    case = posed(model, cluster)
+    began = time.perf_counter()
+    joint = fuse_jointly(*case)
+    seconds = time.perf_counter() - began
+    cells = (
+        model,
+        cluster,
+        *map(format_seconds, (joint.neither, joint.buckets_only, joint.ops_only, joint.both)),
+        f"{joint.neither / joint.step_seconds - 1:.1%}",
+        len(joint.ops.groups),
+        f"{joint.ops.evaluated:,}",
+        format_seconds(seconds),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def write_table(head: str, columns: Sequence[str], line: Callable[[str, str], str], models: Sequence[str]) -> None:
+    """Print a table with a line per model and cluster."""
+    sys.stdout.write(f"{head}\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+    for model in models:
         for cluster in CLUSTERS:
-            sys.stdout.write(f"{row(model, cluster)}\n")
+            sys.stdout.write(f"{line(model, cluster)}\n")
             sys.stdout.flush()
+
+
+def main() -> None:
+    """Print the page, or one table of it."""
+    table, names = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if table in ("", "buckets"):
+        write_table(HEAD, COLUMNS, row, names or list(MODELS))
+    if table in ("", "ops"):
+        write_table(OPS_HEAD, OPS_COLUMNS, ops_row, names or list(MODELS))
 
 
 if __name__ == "__main__":
