@@ -255,3 +255,15 @@ def test_units_of_whole_blocks_end_between_blocks() -> None:
     (units,) = cut_gradients(program, _costs(), whole_blocks=True).cuts
 
     assert [cuts.ends for cuts in units] == [(2, 4)]
+
+
+def test_where_nothing_overlaps_fewest_seconds_count() -> None:
+    """With an exposed share of 1 all reductions follow the backward, and one bucket starts once."""
+    stack = Stack("all exposed", scalars=(("exposed_share", 1.0),))
+    program = _chain([(4, 0, 1)] * 4, Mesh.of(dp=2, tp=8), 1)
+
+    found = cut_gradients(program, _costs(stack))
+
+    assert found.found.step_seconds == found.uniform.step_seconds  # the uniform rule has one bucket, too
+    apart = [(BucketCuts("all_reduce", "dp", "step", 0, (1, 2, 3, 4)),)]
+    assert BucketTimer(program, _costs(stack)).time(apart).step_seconds == pytest.approx(found.found.step_seconds + 3.0)

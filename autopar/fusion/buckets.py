@@ -45,6 +45,9 @@ LEAST_GAIN = 1e-3
 """Share of a step that cuts have to save, by the simulator, to be worth leaving the uniform rule. By hand: a tenth of
 what frameworks vary by from step to step."""
 
+MOST_SHARE = 1 - 1e-6
+"""Share of reductions that overlaps nothing in the search for cuts: with all of it they would have no length."""
+
 _ROUNDING = 1e-9
 
 
@@ -107,6 +110,16 @@ class BucketTimer:
         self.stages = stages_in_time(program, costs, None)
         self.maker = maker_of(program)
         self.uncut: tuple[StageCuts, ...] = tuple(() for _ in program.stages)
+
+    @property
+    def start(self) -> tuple[StageCuts, ...]:
+        """The cuts that others have to be better than: none, or a bucket per block."""
+        if self.allowed is None:
+            return self.uncut
+        return tuple(
+            tuple(BucketCuts(*key, tuple((1 + np.flatnonzero(own[1:])).tolist())) for key, own in stage.items())
+            for stage in self.allowed
+        )
 
     def traffic(self, cuts: Sequence[StageCuts]) -> list[StageTraffic]:
         """Return the gradient traffic of every stage with some cuts."""
@@ -198,15 +211,18 @@ def _block_ends(program: Program) -> list[dict[Key, NDArray[np.bool_]]]:
 def cut_gradients(program: Program, costs: CostModel, *, whole_blocks: bool = False) -> Bucketing:
     """Return the buckets found for a program, whatever buckets it has; the uniform rule stands where nothing is better.
 
+    Buckets of whole blocks start with one per block, and are never slower than these.
+
     Args:
         program: A lawful program.
         costs: What it costs.
         whole_blocks: As of `BucketTimer`.
     """
     timer = BucketTimer(program, costs, whole_blocks=whole_blocks)
-    cuts, traffic = timer.uncut, timer.traffic(timer.uncut)
+    uniform = timer.time(timer.uncut)
+    cuts = timer.start
+    traffic = timer.traffic(cuts)
     sim = timer.run(traffic)
-    uniform = timed(sim)
     keys = sorted({own.key for each in traffic for own in each.issued}, key=lambda key: (key[3], key))
     for _ in range(ROUNDS if len(keys) > 1 else 1):
         before = _score(sim)
@@ -304,7 +320,8 @@ def _front(
         if issued[number].needed >= 0:
             release[place] = max(release[place], times[offset + issued[issued[number].needed].job, 1])
     overlap = Overlap.of(timer.costs.stack)
-    share = overlap.share if key[2] == STEP else 0.0
+    # what overlaps nothing is paid by the total; a little is left to the end so that it has an order
+    share = min(overlap.share, MOST_SHARE) if key[2] == STEP else 0.0
     kind, sizes = CollectiveKind(key[0]), [issued[number].traffic.nbytes for number in members]
     # Under ZeRO-2 and 3 gradients wait whole for their bucket: it may hold no more of them than by the uniform rule.
     most_bytes = np.inf if key[2] == STEP else full_bucket(first.axis) + max(sizes)
@@ -322,7 +339,7 @@ def _front(
         allowed=None if timer.allowed is None else timer.allowed[stage][key],
         most=most,
     )
-    weight = (share + (overlap.slowdown - 1.0)) / (1.0 - share) if share < 1 else 1.0
+    weight = (share + (overlap.slowdown - 1.0)) / (1.0 - share)
     return [replace(cuts, finish=float(clock.time(np.array([cuts.finish]))[0])) for cuts in front], weight
 
 

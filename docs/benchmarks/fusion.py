@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from autopar.cluster import Cluster, Device, Link  # noqa: E402
+from autopar.cluster import Cluster, Device, Link, load_cluster  # noqa: E402
 from autopar.cluster.networks import nics  # noqa: E402
 from autopar.cost import CostModel, load_policy, resolve_stack  # noqa: E402
 from autopar.degrees import Degrees  # noqa: E402
@@ -56,7 +56,9 @@ _T4 = Device(
 CLUSTERS = {
     "A: 6 × 2 GTX 1080 Ti": (12, Cluster("disco-a", _GTX1080TI, 2, _PCIE3, nics("Ethernet", 1, 100, 2))),
     "B: 8 × 8 T4": (64, Cluster("disco-b", _T4, 8, _PCIE3, nics("Ethernet", 1, 100, 8))),
+    "C: 4 × 8 V100, 25 Gb/s": (32, load_cluster("v100-aws")),
 }
+"""Devices, and the cluster; the third one is a preset on which communication binds."""
 MODELS = {
     "resnet50": 32,
     "wide-resnet50-2": 16,
@@ -73,15 +75,19 @@ HEAD = """\
 # Fusion: buckets of gradients, and ops
 
 Printed by `python docs/benchmarks/fusion.py`; it needs no GPU.
-Data parallelism in float32, one microbatch, as in DisCo (Yi et al., TPDS 2022), on its two clusters: constants from
-data sheets, 100 Gb/s Ethernet per node, PCIe 3.0 within one; kernels of a compiled stack without calibration
-(`--stack ideal`). All steps are simulated, none is measured.
+Data parallelism in float32, one microbatch, as in DisCo (Yi et al., TPDS 2022), on its two clusters (constants from
+data sheets, 100 Gb/s Ethernet per node, PCIe 3.0 within one) and on the preset `v100-aws`; kernels of a compiled stack
+without calibration (`--stack ideal`). All steps are simulated, none is measured.
 
 *alone*: every gradient travels alone. *30 MiB*: the threshold of XLA in DisCo's comparison. *DDP*: 25 MiB, the first
 bucket 1 MiB. *uniform*: the simulator's rule without cuts, 25 MB or 2 MB per device. *one size*: the best of 24 sizes
 for this row. *ours*: cut for the plan (`autopar fuse`). *bound*: full overlap, max(compute, communication), that no
 buckets are below. *gain*: over the best of *alone*, *30 MiB*, *DDP* and *uniform*. *closed*: share of what the best of
 all others, *one size* included, leaves to the bound that ours saves.
+
+Each row has one collective on one axis, for which cuts are exact: no other contiguous buckets make a shorter step in
+the simulator. What is left to the bound is traffic of gradients that come last (embeddings, first layers), which no
+cuts bring forward.
 """
 
 COLUMNS = (
