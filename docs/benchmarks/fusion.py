@@ -146,7 +146,7 @@ OPS_COLUMNS = (
     "gain",
     "kernels",
     "states",
-    "per second",
+    "took",
 )
 
 
