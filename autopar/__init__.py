@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import rules, simulate_plan, simulate_program, solve
+    from autopar.api import fuse_plan, rules, simulate_plan, simulate_program, solve
     from autopar.cluster import Cluster
     from autopar.degrees import Degrees
     from autopar.display import show_progress
@@ -34,6 +34,7 @@ __all__ = [
     "find_gpus",
     "from_jax",
     "from_torch",
+    "fuse_plan",
     "partition",
     "predict",
     "rules",
@@ -47,6 +48,7 @@ __all__ = [
 # Names are loaded when they are first used, so that `import autopar` stays light.
 _HOMES = {
     "solve": "autopar.api",
+    "fuse_plan": "autopar.api",
     "simulate_plan": "autopar.api",
     "simulate_program": "autopar.api",
     "rules": "autopar.api",

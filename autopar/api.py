@@ -13,10 +13,13 @@ from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.folding.fold import Folded
+from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
+from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import DimSize, Plan, Rival
 from autopar.problem import Problem
+from autopar.program.buckets import with_buckets
 from autopar.program.listing import Listing, Origin, format_listing, open_listing, part_counts, read_listing
 from autopar.program.lower import lower
 from autopar.program.records import Program
@@ -67,6 +70,7 @@ def solve(
     rival: Callable[[Task, Plan], Rival] | None = None,
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
+    fusion: str = BUCKETS,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -111,6 +115,9 @@ def solve(
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
             start of its process, whose imports take seconds.
         settings: Constants of the search: where it spends its time. Any values leave the bound valid.
+        fusion: "buckets" cuts the gradients of the best plans into buckets where that saves time, "off" leaves them to
+            the uniform rule, "joint" fuses ops, too. The bound holds for the objective, which knows the rules of the
+            stack only.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -120,7 +127,7 @@ def solve(
         WorkerError: If there is no Ray, or workers keep dying.
     """
     asked = time.monotonic() if began is None else began
-    effort, crew = Effort(solver, top_k, time_limit, seed, settings), Engine(engine, workers, ray_address)
+    effort, crew = Effort(solver, top_k, time_limit, seed, settings, fusion), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.start_workers()
@@ -198,7 +205,7 @@ def plan_task(
     if not outcome.candidates and not outcome.stopped:
         raise explain()
     try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop, effort.fusion)
     except InfeasibleError:  # it fits by the formula, and not when simulated
         raise explain() from None
     if dump_problem is not None:
@@ -223,8 +230,8 @@ def simulate_plan(
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
-            per device of a group where that is more.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
+            plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than others devices are.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
@@ -252,6 +259,49 @@ def simulate_again(
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     timeline = simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
     return simulated(plan, timeline, folded, costs), timeline
+
+
+def fuse_plan(
+    plan: Plan,
+    *,
+    fusion: str = BUCKETS,
+    search: OpSearch | None = None,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    cache_dir: str | Path | None = None,
+) -> tuple[Plan, Comparison, Joint | None]:
+    """Return a plan fused anew and simulated, its gradients in buckets compared, and what fused ops bring if asked.
+
+    What saves less than a thousandth of a step is left as the stack does it.
+
+    Args:
+        plan: A plan of a training job, solved or read from a file.
+        fusion: "buckets" for gradients, "joint" for ops, too.
+        search: How hard to look for kernels of several ops; None for the usual.
+        model: As of `simulate_plan`.
+        stack: As of `simulate_plan`.
+        cache_dir: As of `simulate_plan`.
+
+    Raises:
+        JobError: If the plan is for inference, or `fusion` is another word.
+        AutoparError: As of `simulate_plan`.
+    """
+    if fusion not in (BUCKETS, JOINT):
+        raise JobError(f"fusion {fusion!r}", hint=f"choose {BUCKETS} or {JOINT}")
+    bare = replace(plan, fusion=None)
+    program, costs, folded = lower_plan(bare, model=model, stack=stack, cache_dir=cache_dir)
+    if not program.trains:
+        raise JobError("the plan is for inference: there are no gradients", hint="give a plan of a training job")
+    joint = fuse_jointly(bare, program, folded, costs, search or OpSearch()) if fusion == JOINT else None
+    if joint is None:
+        found = compare(program, costs)
+        chosen = FusionPlan.of_cuts(found.found.cuts) if found.found.is_worth_it else None
+        program = with_buckets(program, chosen)
+    else:
+        chosen, program = joint.fusion, joint.program
+        found = compare(program, costs)
+    timeline = simulate(program, costs, verified=True)
+    return simulated(replace(plan, fusion=chosen), timeline, folded, costs), found, joint
 
 
 def simulate_devices(
@@ -287,8 +337,8 @@ def simulate_program(
         precision: Class of numbers that matrix products run in, by the name of a policy in `autopar.cost.POLICIES`;
             the bytes of values are those the program states.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
-        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
-            per device of a group where that is more.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
+            plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than others devices are.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autopar.errors import PlanError
+from autopar.fusion_plan import FusionPlan
 from autopar.plan_laws import check_plan
 from autopar.reading import UnreadableError, check
 from autopar.recompute import Recompute, parse_recompute
@@ -26,16 +27,16 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.ir.graph import Graph
     from autopar.simulate.timeline import Timeline
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
-offloads the optimizer, which older readers would not see."""
+offloads the optimizer, 3 if it says how it fuses, which older readers would not see."""
 
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit", "uses")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit", "uses", "fusion")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -526,6 +527,7 @@ class Plan:
             the same kind of block differently. `StagePlan.variant` says which is whose; `variant_of` resolves it.
         rival: What grid search would have found; None if nobody asked.
         uses: What each mesh axis does, variant by variant; empty in plans written before.
+        fusion: Buckets of gradients that differ from the uniform rule, and fused ops; None if there are none.
         version: Version of the format; the oldest that can say what the plan says.
     """
 
@@ -544,13 +546,14 @@ class Plan:
     variants: tuple[Variant, ...] = ()
     rival: Rival | None = None
     uses: tuple[tuple[AxisUse, ...], ...] = ()
+    fusion: FusionPlan | None = None
     version: int = 1
 
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            needed = self.variants or any(stage.offload for stage in self.stages)
-            object.__setattr__(self, "version", 2 if needed else newest)
+            needed = 2 if self.variants or any(stage.offload for stage in self.stages) else 1
+            object.__setattr__(self, "version", max(newest, 3 if self.fusion is not None else needed))
 
     @property
     def device_mesh(self) -> Mesh:
@@ -577,7 +580,8 @@ class Plan:
             if not held.isdisjoint(block.instances)
         )
         uses = self.uses[number : number + 1]
-        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=(), uses=uses)
+        fusion = None if self.fusion is None else self.fusion.of_stages(self.numbers_of(number)).of_variant(number)
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=(), uses=uses, fusion=fusion)
 
     def numbers_of(self, variant: int) -> tuple[int, ...]:
         """Return the numbers of the stages of a variant."""

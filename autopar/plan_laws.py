@@ -54,6 +54,8 @@ def _faults(plan: "Plan") -> Iterator[str]:
     for number, variant in enumerate(plan.all_variants):
         yield from _faults_of_variant(variant, f"variants[{number - 1}]." if number else "")
     yield from _faults_of_stages(plan)
+    if plan.fusion is not None:
+        yield from plan.fusion.faults(len(plan.stages))
     if plan.simulated is not None:
         yield from _faults_of_times(plan.simulated, len(plan.stages))
 

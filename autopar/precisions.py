@@ -53,7 +53,9 @@ def in_other_precisions(
     effects = []
     for policy in _policies(plan, cluster):
         costs = CostModel(cluster, policy, job_stack(plan.job))
-        own = replace(plan, job=replace(plan.job, precision=policy.name))
+        # where buckets are cut belongs to the plan's own precision
+        fusion = plan.fusion if policy.name == plan.job.precision else None
+        own = replace(plan, job=replace(plan.job, precision=policy.name), fusion=fusion)
         timeline = simulate(lower(own, folded, costs), costs, verified=True)
         fits = timeline.fits(*plan.stage_limits)
         effects.append(Effect(policy.name, timeline.step_seconds, timeline.peak_bytes, fits))

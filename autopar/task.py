@@ -28,6 +28,7 @@ from autopar.errors import JobError, PinError, stopped
 from autopar.folding.fold import Folded
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.manual_recipes import BatchDims, batch_dims
+from autopar.fusion_plan import BUCKETS, FUSIONS
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left
@@ -56,9 +57,10 @@ class Effort:
         time_limit: Seconds until the plan is found and verified; None for no limit.
         seed: Of whatever a solver draws at random; plans are repeatable for every seed.
         settings: Constants of the search.
+        fusion: What of the plans found is fused, a word of `FUSIONS`.
 
     Raises:
-        JobError: If a number is not positive, or the seed negative.
+        JobError: If a number is not positive, the seed negative, or the word unknown.
         SolverError: If there is no such solver.
     """
 
@@ -67,6 +69,7 @@ class Effort:
     time_limit: float | None = None
     seed: int = 0
     settings: SearchSettings = DEFAULT_SETTINGS
+    fusion: str = BUCKETS
 
     def __post_init__(self) -> None:
         solvers.load(self.solver)
@@ -76,6 +79,8 @@ class Effort:
             raise JobError(f"a time limit of {self.time_limit:g} s", hint="--time-limit takes seconds above 0")
         if self.seed < 0:
             raise JobError(f"a seed of {self.seed}", hint="--seed takes a whole number from 0 on")
+        if self.fusion not in FUSIONS:
+            raise JobError(f"fusion {self.fusion!r}", hint=f"--fusion takes {', '.join(FUSIONS)}")
 
     def after(self, seconds: float) -> "Effort":
         """Return what is left of the effort when some seconds are over: no time at all may be left, but no less."""

@@ -12,10 +12,13 @@ from autopar.describe.step_parts import step_parts
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.folding.fold import Folded
 from autopar.formulate.step_time import StepTime, model_flops
+from autopar.fusion import cut_gradients, fuse_jointly
+from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.pins import broken
 from autopar.pins.apply import words
 from autopar.plan import PartTimes, PhaseTime, Plan, Remark, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.program.buckets import with_buckets
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import StopCallback, never
@@ -63,6 +66,7 @@ def conclude(
     clock: PhaseClock,
     end: float = math.inf,
     should_stop: StopCallback = never,
+    fusion: str = BUCKETS,
 ) -> Plan:
     """Return the plan a search comes to: its best candidates lowered, verified, simulated and ranked.
 
@@ -75,6 +79,7 @@ def conclude(
         end: When to have done, on the monotonic clock: then the best plan so far is returned.
         should_stop: Polled between two candidates; once true the best plan so far is returned, as of an interrupted
             search.
+        fusion: What is fused, as of `Effort`.
 
     Raises:
         InfeasibleError: If there is no candidate, or none fits when simulated.
@@ -87,7 +92,7 @@ def conclude(
         raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
         astray: list[str] = []
-        plans = _verified(outcome, task, top_k, astray, end, should_stop)
+        plans = _verified(outcome, task, top_k, astray, end, should_stop, fusion)
         if not plans and astray:
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
@@ -133,7 +138,13 @@ def simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
 
 
 def _verified(
-    outcome: Outcome, task: Task, top_k: int, astray: list[str], end: float, should_stop: StopCallback
+    outcome: Outcome,
+    task: Task,
+    top_k: int,
+    astray: list[str],
+    end: float,
+    should_stop: StopCallback,
+    fusion: str,
 ) -> list[Plan]:
     """Return the best plans by simulated time, none akin to a better one; note how others go astray of the pins.
 
@@ -156,7 +167,7 @@ def _verified(
             len(distinct(known, lambda own: own)) >= top_k or any(candidate.signature.is_akin_to(own) for own in known)
         ):
             continue  # enough of what is known already
-        plan = _verify(candidate, task, astray)
+        plan = _verify(candidate, task, astray, fusion)
         longest = max(longest, time.monotonic() - began)
         if plan is not None:
             found.append((plan, candidate.signature))
@@ -171,12 +182,23 @@ def step_seconds(plan: Plan) -> float:
     return plan.simulated.step_seconds
 
 
-def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
-    """Return a candidate's plan as simulated; None if it exceeds the memory limit, or goes astray of the pins."""
+def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) -> Plan | None:
+    """Return a candidate's plan as simulated; None if it exceeds the memory limit, or goes astray of the pins.
+
+    Its gradients are cut into buckets, and its ops fused, where that is asked for and saves enough.
+    """
     plan = assemble(candidate, task.workload.info(), task.job)
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
+    if fusion == JOINT:
+        joint = fuse_jointly(plan, program, folded, costs)
+        plan, program = replace(plan, fusion=joint.fusion), joint.program
+    elif fusion == BUCKETS and program.trains:
+        found_cuts = cut_gradients(program, costs)
+        if found_cuts.is_worth_it:
+            plan = replace(plan, fusion=FusionPlan.of_cuts(found_cuts.cuts))
+            program = with_buckets(program, plan.fusion)
     timeline = simulate(program, costs, verified=True)
     found = simulated(plan, timeline, folded, costs)
     assert found.simulated is not None, "it was simulated"

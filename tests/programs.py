@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster, Host
-from autopar.cost import IDEAL, Fused, Stack
+from autopar.cost import IDEAL, Fused, Kernel, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
@@ -60,7 +60,9 @@ class ExactCosts:
     cluster: Cluster = _CLUSTER
     stack: Stack = IDEAL
 
-    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+    def fuse(
+        self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /
+    ) -> Mapping[str, Fused]:
         """Return none: every op is a kernel of its own."""
         return {}
 

@@ -75,7 +75,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
     )
     more = (
         "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --workers 3 "
-        "--pin p.yaml --no-cache"
+        "--pin p.yaml --fusion joint --no-cache"
     )
 
     start = time.monotonic()
@@ -98,6 +98,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "memory_limit": 40e9,
         "loss": "mse",
         "optimizer": "sgd",
+        "fusion": "joint",
         "sync_batchnorm": False,
         "lora": None,
         "stack": "mine.yaml",

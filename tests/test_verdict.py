@@ -54,7 +54,7 @@ def _returned(
     pattern, found = _plan(), _plan().simulated
     assert found is not None
 
-    def simulate(candidate: _Known, task: Task, astray: list[str]) -> Plan | None:
+    def simulate(candidate: _Known, task: Task, astray: list[str], fusion: str) -> Plan | None:
         looked.append(candidate)
         if len(looked) <= fits:
             return None
@@ -81,7 +81,7 @@ def _candidates(*times: tuple[float, float]) -> list[_Known]:
 def test_an_interruption_is_answered_after_the_candidate_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is simulated by then; it counts as interrupted, so that no cache keeps it as the answer."""
     plan = _plan()
-    monkeypatch.setattr(verdict, "_verify", lambda candidate, task, astray: plan)
+    monkeypatch.setattr(verdict, "_verify", lambda candidate, task, astray, fusion: plan)
     outcome = Outcome(candidates=_candidates((1.0, 1.0), (2.0, 2.0)))  # type: ignore[arg-type]
 
     found = verdict.conclude(outcome, _task(), "test", 3, PhaseClock(), should_stop=lambda: True)

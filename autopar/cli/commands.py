@@ -16,11 +16,13 @@ from autopar.cli.explaining import explain
 from autopar.cli.exporting import export, import_config
 from autopar.cli.fitting import fit
 from autopar.cli.foreign import aceso
+from autopar.cli.fusing import fuse
 from autopar.cli.job_file import JOB_FILE, read_job_file
 from autopar.cli.listing import clusters, rules, stacks, write_model
 from autopar.cli.looking import figures, report
 from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
+from autopar.cli.profiling import profile
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.solving import solve
@@ -29,9 +31,9 @@ from autopar.cli.values import file_path
 from autopar.cli.whatif import whatif
 
 COMMANDS = (
-    solve, fit, whatif, predict, explain, report, figures, simulate, run, export, import_config, benchmark, partition,
-    diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, aceso, doctor,
-    completion,
+    solve, fit, whatif, predict, profile, explain, report, figures, fuse, simulate, run, export, import_config,
+    benchmark, partition, diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, aceso,
+    doctor, completion,
 )  # fmt: skip
 
 

@@ -117,7 +117,8 @@ def _compare(
     "--bucket-mb",
     type=not_negative_number,
     metavar="MB",
-    help="Gradients that travel together; 0: each alone. [default: 25, or 2 per device of a group where that is more]",
+    help="Gradients that travel together; 0: each alone. [default: the buckets of the plan, else 25, or 2 per device "
+    "of a group where that is more]",
 )
 @click.option(
     "--stragglers",

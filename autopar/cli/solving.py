@@ -30,6 +30,7 @@ from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
 from autopar.cli.values import AUTO_PRECISION, file_path, not_negative_number
 from autopar.display import show_progress
+from autopar.fusion_plan import BUCKETS, FUSIONS
 from autopar.progress import Progress, ProgressCallback, StopCallback
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ if TYPE_CHECKING:
     type=not_negative_number,
     metavar="S",
     help="Seconds for the grid search whose best plan is told beside ours, 0 for none; default: a tenth of the search.",
+)
+@click.option(
+    "--fusion",
+    type=click.Choice(FUSIONS),
+    default=BUCKETS,
+    show_default=True,
+    help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
+    "(joint), or nothing beyond the rules of the stack (off).",
 )
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
@@ -87,8 +96,8 @@ def solve(
     --precision auto plans in bf16 and lists what the plan would come to in each precision that the devices have.
 
     With --find-min-gpus, --target-time or --budget numbers of GPUs are searched one after the other, each for
-    --time-limit seconds, 30 unless told otherwise. --gpus, --workers, --engine, --ray-address, --dump-problem and
-    --grid do not go with them.
+    --time-limit seconds, 30 unless told otherwise, with uniform buckets of gradients. --gpus, --workers, --engine,
+    --ray-address, --dump-problem and --grid do not go with them.
     """
     asked = question(request["gpus"], request)
     compares = request["precision"] == AUTO_PRECISION
@@ -164,7 +173,7 @@ def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dic
     from autopar.report.sizing import format_sizing
     from autopar.sizing.gpus import find_gpus
 
-    for name in ("gpus", "workers", "engine", "ray_address"):
+    for name in ("gpus", "workers", "engine", "ray_address", "fusion"):
         del request[name]
     with Interruption() as interruption, infeasible_as_json(as_json):
         with show_progress() as shown:

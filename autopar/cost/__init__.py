@@ -2,7 +2,7 @@
 
 from autopar.cost.collectives import Collective, devices_in_node, widest_tier
 from autopar.cost.flops import op_flops
-from autopar.cost.fusion import ALONE, Fused
+from autopar.cost.fusion import ALONE, Fused, Kernel
 from autopar.cost.handover import Handed, Holding
 from autopar.cost.model import CostModel
 from autopar.cost.nearest import resolve_stack
@@ -45,6 +45,7 @@ __all__ = [
     "Fusion",
     "Handed",
     "Holding",
+    "Kernel",
     "Move",
     "Overlap",
     "Resharder",

@@ -9,7 +9,7 @@ Whatever the stack, a bias is added by the matrix product it follows. With "chai
 also adds to the buffer the gradients are summed in. Optimizers go over all parameters in one kernel.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost.products import PRODUCT_KINDS
@@ -35,6 +35,13 @@ POINTWISE = frozenset(
 )  # fmt: skip
 """Kinds that compute each element of their result from the elements at the same place."""
 
+ROWWISE = frozenset(
+    {
+        "LayerNormalization", "LogSoftmax", "RMSNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+        "Softmax", "autopar::LayerNormalizationGrad", "autopar::RMSNormalizationGrad",
+    }
+)  # fmt: skip
+"""Kinds that reduce rows or columns: compilers run element-wise ops before and after one of them in its kernel."""
 
 OPTIMIZER = "optimizer"
 """Name of the kernel that updates all parameters."""
@@ -72,25 +79,112 @@ class _Chain:
     closed: bool = False
 
 
-def fuse(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> dict[str, Fused]:
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Ops that a plan runs in one kernel.
+
+    Attributes:
+        ops: Their names in order.
+        again: Names of ops that run in it, too, besides the kernels that they have elsewhere.
+    """
+
+    ops: tuple[str, ...]
+    again: tuple[str, ...] = ()
+
+
+def fuse(
+    ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion, stated: Sequence[Kernel] | None = None
+) -> dict[str, Fused]:
     """Return by name those of the ops of a block that are not a kernel of their own.
 
     Args:
         ops: Ops of one block in order, of one phase or of all.
         ranks: Number of dims by value name.
         fusion: What the stack fuses.
+        stated: Kernels that take the place of chains; None if there are none stated.
     """
     found: dict[str, Fused] = {}
     forward = [op for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS)]
     backward = [op for op in ops if op.phase is Phase.BACKWARD]
     for phase in (forward, backward):
-        found |= _fuse_phase(phase, ranks, fusion)
+        found |= _fuse_phase(phase, ranks, fusion, stated)
     updates = [op.name for op in ops if op.phase is Phase.UPDATE]
     found |= {name: Fused(kernel=OPTIMIZER) for name in updates}
     return found
 
 
-def _fuse_phase(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> dict[str, Fused]:
+def _fuse_phase(
+    ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion, stated: Sequence[Kernel] | None
+) -> dict[str, Fused]:
+    work = Work.of(ops, ranks, fusion)
+    found = dict(work.fixed)
+    if stated is not None:
+        for kernel in stated:
+            found |= work.fused(kernel)
+    elif fusion == "chains":
+        found |= _chains(work.kernels, work.readers, work.source)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The ops of a phase of a block that may start kernels.
+
+    Attributes:
+        fixed: What other kernels do in any case: biases, sums of gradients.
+        kernels: The other ops in order, views left out.
+        readers: Which of these, by position, read a value or a view of it.
+        origin: Value by the name of a view of it.
+        numbers: Positions by name.
+    """
+
+    fixed: Mapping[str, Fused]
+    kernels: Sequence[Op]
+    readers: Mapping[str, Sequence[int]]
+    origin: Mapping[str, str]
+    numbers: Mapping[str, int]
+
+    def source(self, name: str) -> str:
+        """Return the value that a name shows."""
+        return self.origin.get(name, name)
+
+    @classmethod
+    def of(cls, ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> "Work":
+        """Return the work of the ops of one phase in order; arguments as of `fuse`."""
+        found, kernels, readers, origin = _kernels(ops, ranks, fusion)
+        return cls(found, kernels, readers, origin, {op.name: number for number, op in enumerate(kernels)})
+
+    def fused(self, kernel: Kernel) -> dict[str, Fused]:
+        """Return what is left to each op of a kernel; ops that are not here, as of other phases, are skipped."""
+        members = {self.numbers[name] for name in kernel.ops if name in self.numbers}
+        again = {self.numbers[name] for name in kernel.again if name in self.numbers}
+        if len(members) < 2 and not again:
+            return {}
+        made = {name for number in again for name in self.kernels[number].outputs if name}
+        return _one_kernel(self.kernels, members, self.readers, self.source, made)
+
+    def repeated(self, kernel: Kernel) -> dict[str, Fused]:
+        """Return what is left to each op that runs again in a kernel: its inputs, unless the kernel has them anyway."""
+        numbers = [self.numbers[name] for name in (*kernel.again, *kernel.ops) if name in self.numbers]
+        first = self.kernels[min(numbers)].name if numbers else ""
+        known = {name for number in numbers for name in self.kernels[number].outputs if name}
+        known |= {self.source(name) for op in kernel.ops if op in self.numbers for name in self._op(op).inputs}
+        found = {}
+        for name in kernel.again:
+            if name in self.numbers:
+                op = self._op(name)
+                unread = {index for index, read in enumerate(op.inputs) if self.source(read) in known}
+                known |= {self.source(read) for read in op.inputs}
+                found[name] = Fused(frozenset(unread), frozenset(range(len(op.outputs))), first)
+        return found
+
+    def _op(self, name: str) -> Op:
+        return self.kernels[self.numbers[name]]
+
+
+def _kernels(
+    ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion
+) -> tuple[dict[str, Fused], list[Op], dict[str, list[int]], dict[str, str]]:
     found: dict[str, Fused] = {}
     origin: dict[str, str] = {}  # value -> the value it is a view of
     kernels: list[Op] = []
@@ -117,9 +211,7 @@ def _fuse_phase(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> 
         for name in dict.fromkeys(op.inputs):
             readers.setdefault(source(name), []).append(len(kernels))
         kernels.append(op)
-    if fusion == "chains":
-        found |= _chains(kernels, readers, source)
-    return found
+    return found, kernels, readers, origin
 
 
 def _epilogue_of(
@@ -161,23 +253,42 @@ def _chains(ops: Sequence[Op], readers: Mapping[str, Sequence[int]], source: Cal
         chain_of.update((name, joined) for name in op.outputs if name)
     found: dict[str, Fused] = {}
     for chain in {id(chain): chain for chain in chain_of.values()}.values():
-        members = set(chain.members)
-        seen: set[str] = set()
-        first = min(members)
-        for position in sorted(members):
-            op = ops[position]
-            unread = set()
-            for index, name in enumerate(op.inputs):
-                known = source(name)
-                if chain_of.get(known) is chain or known in seen:
-                    unread.add(index)
-                seen.add(known)
-            unwritten = {
-                index
-                for index, name in enumerate(op.outputs)
-                if readers.get(name) and members.issuperset(readers[name])
-            }
-            if unread or unwritten or position > first:
-                kernel = ops[first].name if position > first else ""
-                found[op.name] = Fused(frozenset(unread), frozenset(unwritten), kernel)
+        found |= _one_kernel(ops, set(chain.members), readers, source)
+    return found
+
+
+def _one_kernel(
+    ops: Sequence[Op],
+    members: Collection[int],
+    readers: Mapping[str, Sequence[int]],
+    source: Callable[[str], str],
+    known: Collection[str] = (),
+) -> dict[str, Fused]:
+    """Return what is left to each op of a kernel.
+
+    Args:
+        ops: All ops in order.
+        members: Those of the kernel, by position.
+        readers: Which ops, by position, read a value.
+        source: The value that a name shows.
+        known: Values that the kernel makes again.
+    """
+    found: dict[str, Fused] = {}
+    made = {name for position in members for name in ops[position].outputs if name}
+    seen: set[str] = set(known)
+    inside, first = set(members), min(members)
+    for position in sorted(members):
+        op = ops[position]
+        unread = set()
+        for index, name in enumerate(op.inputs):
+            value = source(name)
+            if value in made or value in seen:
+                unread.add(index)
+            seen.add(value)
+        unwritten = {
+            index for index, name in enumerate(op.outputs) if readers.get(name) and inside.issuperset(readers[name])
+        }
+        if unread or unwritten or position > first:
+            kernel = ops[first].name if position > first else ""
+            found[op.name] = Fused(frozenset(unread), frozenset(unwritten), kernel)
     return found

@@ -27,7 +27,7 @@ from autopar.cost.attention import (
 )
 from autopar.cost.collectives import Collective
 from autopar.cost.formats import Format
-from autopar.cost.fusion import ALONE, Fused, fuse
+from autopar.cost.fusion import ALONE, Fused, Kernel, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
@@ -78,14 +78,17 @@ class CostModel:
         for numbers in self.policy.classes:
             self.cluster.device.peak(numbers)
 
-    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int]) -> Mapping[str, Fused]:
+    def fuse(
+        self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None
+    ) -> Mapping[str, Fused]:
         """Return by name those of the ops of a block that the stack does not run as kernels of their own.
 
         Args:
             ops: Ops of one block in order, of one phase or of all.
             ranks: Number of dims by value name.
+            stated: Kernels that a plan states in place of those of the stack; None if it states none.
         """
-        return fuse(ops, ranks, self.stack.fusion)
+        return fuse(ops, ranks, self.stack.fusion, stated)
 
     def op_seconds(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel, Fused, Stack
+from autopar.cost import CostModel, Fused, Kernel, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
@@ -45,9 +45,11 @@ class Scaled:
         """Return the costs of work on some devices: a table has one kind of them."""
         return self
 
-    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+    def fuse(
+        self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /
+    ) -> Mapping[str, Fused]:
         """Return those of the ops that are not a kernel of their own."""
-        return self.costs.fuse(ops, ranks)
+        return self.costs.fuse(ops, ranks, stated)
 
     def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
         """Return the seconds in which the host launches an op."""

@@ -1,12 +1,14 @@
 """Plans in the words of the frameworks that run them, and their configurations as plans."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.describe.one_line import name_stages
 from autopar.errors import ExportError
 from autopar.folding.fold import Folded
 from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks.buckets import one_size
 from autopar.frameworks.export_check import outcome_of
 from autopar.frameworks.facts import Facts, read
 from autopar.plan import Exported, Plan
@@ -21,6 +23,9 @@ BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
     "nemo": nemo.export,
 }
 """Frameworks that take degrees; a file also says what it comes to."""
+
+_BY_SIZE = ("megatron", "deepspeed", "nemo")
+"""Frameworks that take a size of buckets."""
 
 BY_PLACEMENTS: dict[str, Callable[[Plan, Folded], Exported]] = {"jax": jax.export, "pytorch": pytorch.export}
 """Frameworks that take placements of tensors."""
@@ -66,6 +71,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
     folded = workload.folded(plan.microbatch)
     if to in BY_DEGREES:
         facts = read(plan, folded, workload.proto())
+        if to in _BY_SIZE:
+            facts = replace(facts, bucket=one_size(plan, folded, to))
         written = BY_DEGREES[to](facts, "")
         return BY_DEGREES[to](facts, outcome_of(plan, to, written, facts, workload, cache_dir).sentence)
     if to in BY_PLACEMENTS:

@@ -92,7 +92,13 @@ def _pipeline(facts: Facts) -> str:
 
 def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
     """Return the section of ZeRO, with the optimizer on the CPU (ZeRO-Offload) where the plan offloads its state."""
-    overlap = {"overlap_comm": True} if facts.zero else {}
+    overlap: dict[str, object] = {"overlap_comm": True} if facts.zero else {}
+    if facts.bucket is not None:
+        lost.append(facts.bucket.lost)
+        if facts.zero:
+            overlap["reduce_bucket_size"] = facts.bucket.elements
+        else:
+            lost.append("a size of buckets: DeepSpeed takes reduce_bucket_size with ZeRO")
     if not facts.hosted:
         return {"stage": facts.zero, **overlap}
     lost.append(ON_CPU)

@@ -16,6 +16,7 @@ from autopar import models
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.errors import ExportError
 from autopar.folding.fold import Folded
+from autopar.frameworks.buckets import OneSize
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp, predicting
@@ -100,6 +101,7 @@ class Facts:
         hosted: Stages whose optimizer state lies in host memory.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
+        bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
     """
 
     plan: Plan
@@ -120,6 +122,7 @@ class Facts:
     hosted: tuple[int, ...]
     sizes: Sizes | None
     lost: tuple[str, ...]
+    bucket: OneSize | None = None
 
     @property
     def gpus(self) -> int:

@@ -21,10 +21,9 @@ def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tupl
     found: list[str] = []
     data = facts.dp * facts.cp
     if data > 1:
-        found += [
-            OVERLAPPED_GRADIENTS,
-            f"gradients are reduced in buckets of {full_bucket(Axis('dp', data, 1)) / 1e6:g} MB",
-        ]
+        found.append(OVERLAPPED_GRADIENTS)
+        if facts.bucket is None:
+            found.append(f"gradients are reduced in buckets of {full_bucket(Axis('dp', data, 1)) / 1e6:g} MB")
     if facts.zero and data > 1:
         found.append(OVERLAPPED_GATHERS)
     if facts.tp > 1:

@@ -47,7 +47,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     arguments = [
         *_degrees(facts, lost),
         *_zero(facts, lost),
-        *_overlap(facts),
+        *_overlap(facts, lost),
         *_recompute(facts, lost),
         *_offload(facts, lost),
         ("--micro-batch-size", facts.microbatch),
@@ -157,12 +157,16 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
             lost.append("devices that share are no neighbours here; Megatron-LM puts shards inside copies")
 
 
-def _overlap(facts: Facts) -> Iterable[Argument]:
+def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     """Return the overlap of communication with compute that the simulator assumes."""
     if facts.dp * facts.cp > 1:
         yield "--overlap-grad-reduce", True
         if facts.zero:
             yield "--overlap-param-gather", True
+    if facts.bucket is not None:
+        lost.append(facts.bucket.lost)
+        if facts.zero not in _SHARDING:  # its FSDP reduces by units of its own
+            yield "--ddp-bucket-size", facts.bucket.elements
 
 
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:

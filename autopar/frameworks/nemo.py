@@ -38,9 +38,12 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         **({"trainer.strategy.expert_tensor_parallel_size": facts.etp} if facts.etp and facts.ep > 1 else {}),
         "trainer.strategy.sequence_parallel": facts.sequence_parallel,
         "trainer.strategy.ddp.use_distributed_optimizer": facts.zero > 0,
+        **({} if facts.bucket is None else {"trainer.strategy.ddp.bucket_size": facts.bucket.elements}),
         "data.micro_batch_size": facts.microbatch,
         "data.global_batch_size": facts.plan.job.global_batch,
     }
+    if facts.bucket is not None:
+        lost.append(facts.bucket.lost)
     if facts.sizes is not None:
         values["data.seq_length"] = facts.sizes.seq
     if facts.zero > 1:

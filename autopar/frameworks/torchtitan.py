@@ -39,6 +39,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     }
     sections |= _quantized(facts, lost)
     # FSDP reduces and gathers beside compute by itself.
+    if facts.plan.fusion is not None:
+        lost.append("buckets cut for this plan: torchtitan reduces block by block and has no field for them")
     granted = taken_for_granted(facts, frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ()))
     remarks = Remarks(lost, granted, _NAMES, outcome)
     text = header(facts.plan, "Sections for a torchtitan job configuration", remarks)

@@ -26,6 +26,7 @@ from autopar.plan import BlockPlan, OpPlacement
 from autopar.program.again import run_again
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.offload import offload_saved, offload_state
+from autopar.program.op_groups import NOTHING, Stated
 from autopar.program.records import (
     Category,
     Collective,
@@ -150,7 +151,9 @@ class BlockLowering:
         costs: CostModel,
         sizes: tuple[Mapping[str, float], Mapping[str, float]],
         splits: bool,
+        kernels: Stated = NOTHING,
     ) -> None:
+        self.kernels = kernels
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = reshards.alone.mesh
@@ -449,7 +452,9 @@ class BlockLowering:
             if self.roles.get(name) is Role.GRADIENT:
                 self._store(draft, operand, self.states[name])
         kept = self._left_behind(op, inputs, outputs) if op.phase is not Phase.UPDATE else 0.0
-        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start, kept))
+        kernel, again = self.kernels.kernel.get(op.name, ""), self.kernels.again.get(op.name, ())
+        compute = Compute(local, tuple(inputs), tuple(outputs), constants, start, kept, kernel, again)
+        draft.instructions.append(compute)
 
     def _left_behind(self, op: Op, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> float:
         """Return the bytes an op's kernel keeps for its gradient besides values."""

@@ -10,10 +10,13 @@ from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver, hand_overs, instance_names
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes
+from autopar.fusion_plan import OpGroup
 from autopar.plan import OFFLOADS, BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
+from autopar.program.buckets import with_buckets
 from autopar.program.crossings import find_crossings
 from autopar.program.kinds import program_kind
+from autopar.program.op_groups import stated
 from autopar.program.records import (
     HOST_PHASES,
     Category,
@@ -48,8 +51,14 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     for number, variant in enumerate(plan.all_variants):
         used = {kind for stage in plan.stages if stage.variant == number for kind in _kinds(stage, folded)}
         blocks = [block for block in variant.blocks if block.kind in used or not plan.variants]
+        groups = {} if plan.fusion is None else {kind: plan.fusion.groups_of(number, kind) for kind in used}
         found = lower_blocks(
-            blocks, folded, Resharder(variant.device_mesh, costs), used, splits=SCHEDULES[plan.schedule].splits
+            blocks,
+            folded,
+            Resharder(variant.device_mesh, costs),
+            used,
+            splits=SCHEDULES[plan.schedule].splits,
+            groups=groups,
         )
         lowered |= {program_kind(folded, number, kind): block for kind, block in found.items()}
     chain = [program_kind(folded, stage.variant, kind) for stage in plan.stages for kind in _kinds(stage, folded)]
@@ -84,6 +93,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
             StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant, elsewhere)
         )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+    program = with_buckets(program, plan.fusion)
     return replace(program, crossings=find_crossings(program, folded, costs.cluster))
 
 
@@ -178,6 +188,7 @@ def lower_blocks(
     *,
     splits: bool = False,
     known: Mapping[BlockPlan, LoweredKind] | None = None,
+    groups: Mapping[int, Sequence[OpGroup]] | None = None,
 ) -> dict[int, LoweredKind]:
     """Return the kinds of blocks lowered, with what selective recompute would run again.
 
@@ -188,6 +199,7 @@ def lower_blocks(
         wanted: Kinds that have to be there; all of the graph by default.
         splits: Whether the schedule splits the backward.
         known: Blocks of the same graph that were lowered before, on the same mesh and with as many passes.
+        groups: Kernels that the plan states, by kind.
 
     Raises:
         PlanError: If the blocks do not fit the graph.
@@ -203,7 +215,8 @@ def lower_blocks(
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=HINT)
         found = before.get(block)
         if found is None:
-            found = BlockLowering(block, folded, handed[block.kind], reshards, costs, sizes, splits).run()
+            kernels = stated((groups or {}).get(block.kind, ()), folded.kinds[block.kind].ops)
+            found = BlockLowering(block, folded, handed[block.kind], reshards, costs, sizes, splits, kernels).run()
         lowered[block.kind] = found
     missing = set(folded.chain if wanted is None else wanted) - lowered.keys()
     if missing:

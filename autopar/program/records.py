@@ -21,6 +21,7 @@ from math import prod
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.fusion_plan import BucketCuts
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
 from autopar.recompute import Recompute
@@ -111,6 +112,8 @@ class Compute:
             (index of the input, its flat content), to be taken instead of what the graph's constant holds.
         start: Where the device's block starts, if the op has to know: its value is one more input, last.
         kept: Bytes its kernel leaves behind for its gradient, besides its outputs: the scores of unfused attention.
+        kernel: Name of the first op of the kernel it runs in, if the plan states it; "" where the stack decides.
+        again: Of that first op, the ops of the segment that run in the kernel again, besides their own.
     """
 
     op: Op
@@ -119,6 +122,8 @@ class Compute:
     constants: tuple[tuple[int, tuple[int, ...]], ...] = ()
     start: "Start | None" = None
     kept: float = 0.0
+    kernel: str = ""
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +456,7 @@ class StageProgram:
         variant: Which mesh and placements of the plan it has.
         hosted: Persistent bytes per device that lie in host memory, likewise: the optimizer's state, which is fetched
             for the update of each block; nothing if the stage offloads none.
+        buckets: Where its gradients are cut into buckets; those that are not named share them by the uniform rule.
     """
 
     index: int
@@ -461,6 +467,7 @@ class StageProgram:
     resident: tuple[Resident, ...]
     variant: int = 0
     hosted: tuple[Resident, ...] = ()
+    buckets: tuple[BucketCuts, ...] = ()
 
     @property
     def num_devices(self) -> int:

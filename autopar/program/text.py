@@ -23,9 +23,12 @@ A value is written with its local shape, placements and bytes where it is define
 is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
-keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
+keeps for its gradient, `kernel=a` the first op of its kernel, `again=(b)` which ops that kernel runs besides their own.
+What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
-bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`.
+bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`. A line
+`buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
+collective travel together, and the next five; without one gradients share buckets by the uniform rule.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
 value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
 
@@ -41,6 +44,7 @@ from typing import assert_never
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.escaping import is_plain
+from autopar.fusion_plan import MICROBATCH, STEP, BucketCuts
 from autopar.ir.graph import Attr, Cast, LinearProduct, Op, Phase, parse_linear
 from autopar.ir.routing import Routed, Routing
 from autopar.program.line import COMMENT, MAX_WHOLE, Line, format_name
@@ -91,6 +95,11 @@ def _recompute(flavours: Sequence[Recompute]) -> str:
     return str(flavours[0]) if len(set(flavours)) == 1 else _list(flavours)
 
 
+def _buckets(cuts: BucketCuts) -> str:
+    where = f"axis={format_name(cuts.axis)} per={cuts.per} hops={cuts.hops}"
+    return f"buckets {cuts.collective} {where} ends={_list(cuts.ends)}"
+
+
 def _definition(operand: Operand | None) -> str:
     if operand is None:
         return "_"
@@ -131,6 +140,10 @@ def _compute(compute: Compute) -> str:
         parts.append(f"start={_list(map(_axis, compute.start.axes))} rows={compute.start.rows}")
     if compute.kept:
         parts.append(f"kept={_number(compute.kept)}")
+    if compute.kernel:
+        parts.append(f"kernel={format_name(compute.kernel)}")
+    if compute.again:
+        parts.append(f"again={_list(map(format_name, compute.again))}")
     return " ".join(parts)
 
 
@@ -197,6 +210,7 @@ def format_program(program: Program) -> str:
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
         lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}" for resident in stage.hosted)
+        lines.extend(f"  {_buckets(cuts)}" for cuts in stage.buckets)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
     for crossing in program.crossings:
@@ -284,7 +298,9 @@ def _parse_instruction(line: Line, scope: _Scope) -> Instruction:
     constants = line.sequence(line.numbered) if line.accept("constants=") else ()
     start = line.start() if line.accept("start=") else None
     kept = line.size() if line.accept("kept=") else 0.0
-    return Compute(op, inputs, tuple(outputs), constants, start, kept)
+    kernel = line.name() if line.accept("kernel=") else ""
+    again = line.sequence(line.name) if line.accept("again=") else ()
+    return Compute(op, inputs, tuple(outputs), constants, start, kept, kernel, again)
 
 
 def _parse_copy(line: Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> HostCopy:
@@ -411,7 +427,11 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     header.end()
     resident: list[Resident] = []
     hosted: list[Resident] = []
+    buckets: list[BucketCuts] = []
     for line in lines:
+        if line.accept("buckets"):
+            buckets.append(_parse_buckets(line))
+            continue
         found = hosted if line.accept("hosted") else resident
         if found is resident:
             line.expect("resident")
@@ -419,7 +439,22 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
         line.expect(":")
         found.append(Resident(category, line.size()))
         line.end()
-    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted))
+    return StageProgram(
+        index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted), tuple(buckets)
+    )
+
+
+def _parse_buckets(line: Line) -> BucketCuts:
+    collective = line.match(re.compile("|".join(CollectiveKind)), "a collective")
+    line.expect("axis=")
+    axis = line.name()
+    line.expect("per=")
+    per = line.match(re.compile(f"{STEP}|{MICROBATCH}"), f"{STEP} or {MICROBATCH}")
+    hops = line.labelled("hops")
+    line.expect("ends=")
+    cuts = BucketCuts(collective, axis, per, hops, line.sequence(line.integer))
+    line.end()
+    return cuts
 
 
 def _parse_crossing(header: Line, lines: Sequence[Line]) -> Crossing:

@@ -6,7 +6,7 @@ from itertools import chain
 from autopar.escaping import one_line
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.report.summary import assumptions, fullest, headline, price, spent, step_band, throughput
+from autopar.report.summary import assumptions, buckets, fullest, headline, price, spent, step_band, throughput
 from autopar.report.text import format_change, format_entries
 from autopar.units import format_seconds
 
@@ -60,6 +60,7 @@ def _entries(plan: Plan) -> list[tuple[str, str]]:
             *price(plan, simulated),
             ("memory", fullest(plan, simulated)),
             ("spent on", spent(simulated)),
+            *buckets(plan),
             *assumptions(plan),
         ]
     if search is not None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from autopar.plan import Plan
 from autopar.report.summary import (
     assumptions,
+    buckets,
     fullest_stage,
     headline,
     notes,
@@ -43,6 +44,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         *occupied(plan, plan.simulated),
         *format_host(timeline),
         ("spent on", spent(plan.simulated)),
+        *buckets(plan),
         *assumptions(plan),
         *notes(plan.simulated, without="fit"),  # the line above has it
     ]

@@ -111,6 +111,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
             ("memory", fullest(plan, simulated)),
             *occupied(plan, simulated),
             *price(plan, simulated),
+            *buckets(plan),
             *assumptions(plan),
             *notes(simulated),
         ]
@@ -225,6 +226,18 @@ def _history(search: SearchReport) -> str:
         slower = 100 * (first.objective / best.objective - 1)
         told += f" ({slower:.1f} % slower than the best), best after {format_seconds(best.seconds)}"
     return told
+
+
+def buckets(plan: Plan) -> list[tuple[str, str]]:
+    """Return how the gradients of a plan are cut into buckets, if otherwise than by the uniform rule."""
+    if plan.fusion is None or not plan.fusion.buckets:
+        return []
+    counts = [sum(len(cuts.ends) for cuts in each.cuts) for each in plan.fusion.buckets]
+    number = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    where = " per stage" if len(plan.stages) > 1 else ""
+    told = f"gradients travel in {number} buckets{where}, cut for this plan; `autopar fuse` compares them with others"
+    searched = "; what is proven of other plans is proven by the uniform rule" if plan.search is not None else ""
+    return [("buckets", told + searched)]
 
 
 def assumptions(plan: Plan) -> list[tuple[str, str]]:

@@ -77,18 +77,24 @@ def stages_in_time(program: Program, costs: Costs, bucket: float | None) -> list
     return stages
 
 
+def maker_of(program: Program) -> Pass:
+    """Return the pass that makes gradients."""
+    return Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
+
+
 def traffic_of(
     stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float | None
-) -> tuple[Pass, list[StageTraffic]]:
-    """Return the pass that makes gradients, and the gradient traffic of every stage."""
-    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
-    known = {
-        id(layout): stage_traffic(layout, maker, costs.on(range(*stage.devices)), bucket)
-        for layout, stage in {
-            id(layout): (layout, stage) for layout, stage in zip(stages, program.stages, strict=True)
-        }.values()
-    }
-    return maker, [known[id(layout)] for layout in stages]
+) -> list[StageTraffic]:
+    """Return the gradient traffic of every stage."""
+    maker = maker_of(program)
+    known: dict[object, StageTraffic] = {}
+    found = []
+    for layout, stage in zip(stages, program.stages, strict=True):
+        key = (id(layout), stage.buckets)
+        if key not in known:
+            known[key] = stage_traffic(layout, maker, costs.on(range(*stage.devices)), bucket, stage.buckets)
+        found.append(known[key])
+    return found
 
 
 _ROUNDING = 1e-12
@@ -157,14 +163,32 @@ def _update_seconds(chunks: Sequence[StageLayout]) -> float:
 
 
 def run_step(
-    program: Program, costs: Costs, *, bucket: float | None = None, stragglers: Stragglers = EVEN
+    program: Program,
+    costs: Costs,
+    *,
+    bucket: float | None = None,
+    stragglers: Stragglers = EVEN,
+    stages: Sequence[StageLayout] | None = None,
+    traffic: Sequence[StageTraffic] | None = None,
 ) -> Simulation:
-    """Return one step of a lawful program in time; arguments as of `simulate`."""
-    stages = stages_in_time(program, costs, bucket)
+    """Return one step of a lawful program in time.
+
+    Args:
+        program: As of `simulate`.
+        costs: As of `simulate`.
+        bucket: As of `simulate`.
+        stragglers: As of `simulate`.
+        stages: The stages in time if they are known.
+        traffic: The gradient traffic of every stage in place of its own.
+    """
+    if stages is None:
+        stages = stages_in_time(program, costs, bucket)
     placed, stack = program.groups, costs.stack
     groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
     boundaries = _boundaries(program, costs)
-    maker, traffic = traffic_of(stages, program, costs, bucket)
+    maker = maker_of(program)
+    if traffic is None:
+        traffic = traffic_of(stages, program, costs, bucket)
     slower = [stragglers.slowest(program.stages[chunks[0]].devices) for chunks in program.chunks]
     turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
     factors = [slower[group] * turns for group in placed]
@@ -219,8 +243,8 @@ def simulate(
         program: The lowered plan.
         costs: Seconds of its ops, collectives and transfers.
         trace: Whether to record the bars of a trace and memory over time.
-        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for 25 MB, or 2 MB
-            per device of a group where that is more.
+        bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
+            plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than the others devices are.
         verified: Whether the program is known to keep the laws of programs, so that they need not be checked again.
 

@@ -34,6 +34,7 @@ class Job:
         after: Index of an earlier job that has to be done first; -1 if there is none.
         once: Whether it is a reduction of the step, not of one microbatch.
         axis: Over which devices; None if each is on its own.
+        key: What its gradients have in common, as of `BucketCuts.key`; None if it is no bucket.
     """
 
     resource: Resource
@@ -43,6 +44,7 @@ class Job:
     after: int
     once: bool = False
     axis: Axis | None = None
+    key: tuple[str, str, str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

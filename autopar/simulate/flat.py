@@ -20,7 +20,7 @@ from autopar.program.records import Program, StageProgram
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass, topological_order
 from autopar.sharding import Axis
-from autopar.simulate.engine import stages_in_time, traffic_of
+from autopar.simulate.engine import maker_of, stages_in_time, traffic_of
 from autopar.simulate.fitting import Interval, Job, Line
 from autopar.simulate.gradients import StageTraffic
 from autopar.simulate.hops import hops
@@ -96,7 +96,7 @@ def simulate_flat(
     verify_program(program)
     stages = stages_in_time(program, costs, bucket)
     schedule, stack = SCHEDULES[program.schedule], costs.stack
-    maker, traffic = traffic_of(stages, program, costs, bucket)
+    maker, traffic = maker_of(program), traffic_of(stages, program, costs, bucket)
     clocks = _Clocks(stragglers.factors(program.num_devices))
     turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
     sends = _Sends(program, costs)

@@ -1,7 +1,8 @@
 """When gradient traffic runs: beside compute, in the gaps the rest of the traffic leaves on the link.
 
 Gradients travel in buckets: those of one collective and one axis wait for each other until they are large enough, or
-until the backward is over. Compute never waits for them, only the optimizer does. So the pipeline is timed first, and
+until the backward is over; or a plan says where they are cut. Compute never waits for them, only the optimizer does. So
+the pipeline is timed first, and
 this traffic is fitted in afterwards: per link first in, first out, interrupted whenever a collective that compute waits
 for, or a transfer between stages, has the link.
 
@@ -11,7 +12,7 @@ slow the backward beside which they run.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -20,6 +21,7 @@ import numpy as np
 from autopar.cost import Overlap
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.overlap import full_bucket
+from autopar.fusion_plan import MICROBATCH, STEP, BucketCuts
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
 from autopar.sharding import Axis
@@ -46,16 +48,53 @@ that no two buckets can wait for each other.
 """
 
 
-class _Buckets:
-    """Gradients of one backward on their way into jobs; times count from its start."""
+def _named(key: _Key) -> tuple[str, str, str, int]:
+    """Return a key as plans state it."""
+    collective, axis, once, hops = key
+    return str(collective), axis.name, STEP if once else MICROBATCH, hops
 
-    def __init__(self, costs: Costs, limit: float | None) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A gradient of the last backward of a stage.
+
+    Attributes:
+        traffic: Its collective.
+        ready: When it may run if nothing else has the link; from the start of the backward on.
+        needed: Number of the gradient that it is made from; -1 if there is none.
+        key: What it has in common with those it may share a bucket with, as of `BucketCuts.key`.
+        job: The job of its bucket among those of the last backward.
+    """
+
+    traffic: Traffic
+    ready: float
+    needed: int
+    key: tuple[str, str, str, int]
+    job: int
+
+
+class _Buckets:
+    """Gradients of one backward on their way into jobs; times count from its start.
+
+    A bucket of a plan is issued with its last gradient, and no sooner than those that made what it reduces further.
+
+    Args:
+        costs: What a bucket takes.
+        limit: Bytes from which on a bucket is full, as of `full_bucket`.
+        cuts: Where gradients are cut into buckets; those not named follow the limit.
+    """
+
+    def __init__(self, costs: Costs, limit: float | None, cuts: Iterable[BucketCuts] = ()) -> None:
         self.jobs: list[Job] = []
         self._costs, self._limit = costs, limit
+        self._cuts: Mapping[tuple[str, str, str, int], BucketCuts] = {own.key: own for own in cuts}
+        self._counts: dict[_Key, int] = {}  # gradients so far
+        self._waiting: list[tuple[_Key, list[int], float]] = []  # complete buckets that others have to be issued before
         self._open: dict[_Key, list[int]] = {}  # numbers of the gradients of a bucket
         self._full: dict[_Key, float] = {}  # its bytes
         self._gradients: list[tuple[Traffic, float, int, _Key]] = []  # what, ready, number of the one it needs, bucket
-        self._job: list[int] = []  # job of every gradient; -1 while its bucket is open
+        self._job: list[int] = []  # job of every gradient; -1 until its bucket is issued
+        self._over = False
 
     def issue(self, start: float, what: Layout, once: bool) -> None:
         """Add the traffic of a segment that starts at `start`; `once` if it is the reduction of a step."""
@@ -69,23 +108,51 @@ class _Buckets:
             self._gradients.append((traffic, start + traffic.ready, after, key))
             self._job.append(-1)
             full = self._full[key] = self._full.get(key, 0.0) + traffic.nbytes
-            if full >= full_bucket(traffic.axis, self._limit):
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            cuts = self._cuts_of(key)
+            if full >= full_bucket(traffic.axis, self._limit) if cuts is None else count in cuts.ends:
                 self._close(key)
 
     def flush(self) -> Jobs:
         """Close all buckets and return the jobs."""
+        self._over = True
         for key in list(self._open):
             if key in self._open:  # closing one closes those it needs
                 self._close(key)
         return Jobs.of(self.jobs)
 
+    def issued(self) -> tuple[Issued, ...]:
+        """Return the gradients in order, once all buckets are closed."""
+        return tuple(
+            Issued(traffic, ready, needed, _named(key), job)
+            for (traffic, ready, needed, key), job in zip(self._gradients, self._job, strict=True)
+        )
+
+    def _cuts_of(self, key: _Key) -> BucketCuts | None:
+        return self._cuts.get(_named(key))
+
     def _close(self, key: _Key) -> None:
-        collective, axis, once, _ = key
         numbers, total = self._open.pop(key), self._full.pop(key)
+        for needed in self._needed(numbers):
+            known = self._gradients[needed][3]
+            if self._job[needed] < 0 and known in self._open and (self._over or self._cuts_of(known) is None):
+                self._close(known)
+        self._waiting.append((key, numbers, total))
+        ready = [each for each in self._waiting if all(self._job[needed] >= 0 for needed in self._needed(each[1]))]
+        while ready:
+            for each in ready:
+                self._waiting.remove(each)
+                self._put(*each)
+            ready = [each for each in self._waiting if all(self._job[needed] >= 0 for needed in self._needed(each[1]))]
+
+    def _needed(self, numbers: Iterable[int]) -> list[int]:
+        """Return the gradients that a bucket is made from."""
+        return [needed for number in numbers if (needed := self._gradients[number][2]) >= 0]
+
+    def _put(self, key: _Key, numbers: Sequence[int], total: float) -> None:
+        """Add the job of a bucket."""
+        collective, axis, once, _ = key
         members = [self._gradients[number] for number in numbers]
-        for _, _, needed, _ in members:
-            if needed >= 0 and self._job[needed] < 0:
-                self._close(self._gradients[needed][3])
         traffic = members[0][0]
         seconds, name = traffic.seconds, traffic.name
         if len(members) > 1:
@@ -95,7 +162,16 @@ class _Buckets:
         for number in numbers:
             self._job[number] = len(self.jobs)
         self.jobs.append(
-            Job(traffic.resource, name, max(ready for _, ready, *_ in members), seconds, after, once, axis)
+            Job(
+                traffic.resource,
+                name,
+                max(ready for _, ready, *_ in members),
+                seconds,
+                after,
+                once,
+                axis,
+                _named(key),
+            )
         )
 
 
@@ -106,12 +182,14 @@ class StageTraffic:
     Attributes:
         every: Of any backward but the last one.
         last: Of the last backward, with the reductions of the step.
+        issued: The gradients of the last backward in order.
         longer: By how much the traffic makes any backward longer, in seconds.
         longest: By how much it makes the last one longer, besides.
     """
 
     every: Jobs
     last: Jobs
+    issued: tuple[Issued, ...]
     longer: float
     longest: float
 
@@ -119,7 +197,9 @@ class StageTraffic:
 _PHASE = {Pass.BACKWARD: SegmentPhase.BACKWARD, Pass.WEIGHT: SegmentPhase.WEIGHT}
 
 
-def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float | None) -> StageTraffic:
+def stage_traffic(
+    layout: StageLayout, maker: Pass, costs: Costs, bucket: float | None, cuts: Sequence[BucketCuts] = ()
+) -> StageTraffic:
     """Return the gradient traffic of a stage.
 
     Args:
@@ -127,8 +207,10 @@ def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float 
         maker: The pass that makes the gradients: the backward, or what a split leaves of it for later.
         costs: What a bucket takes.
         bucket: Bytes from which on a bucket is full, as of `full_bucket`.
+        cuts: Buckets of the plan; a `bucket` that is stated overrides them.
     """
-    every, last = _Buckets(costs, bucket), _Buckets(costs, bucket)
+    own = cuts if bucket is None else ()
+    every, last = _Buckets(costs, bucket, own), _Buckets(costs, bucket, own)
     for part in layout.passes[maker].parts:
         every.issue(part.offset, part.layout, once=False)
         last.issue(part.offset, part.layout, once=False)
@@ -140,7 +222,9 @@ def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float 
     passes = fsum(task.seconds for task in layout.passes.values())
     longer = overlap.share * gradient
     longer += (overlap.slowdown - 1) * min(passes, (1 - overlap.share) * gradient)
-    return StageTraffic(*jobs, longer, (overlap.slowdown - 1) * _hidden(layout, maker, jobs[1], 1 - overlap.share))
+    return StageTraffic(
+        *jobs, last.issued(), longer, (overlap.slowdown - 1) * _hidden(layout, maker, jobs[1], 1 - overlap.share)
+    )
 
 
 def _hidden(layout: StageLayout, maker: Pass, jobs: Iterable[Job], share: float) -> float:

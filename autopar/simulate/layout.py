@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import ALONE, Fused, Overlap, Stack
+from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
+from autopar.cost.fusion import Work
 from autopar.cost.overlap import WEIGHT_COVER, bucket_share, full_bucket, launched
 from autopar.ir.graph import Op
 from autopar.ir.routing import Routed
@@ -53,8 +54,10 @@ class Costs(Protocol):
     def stack(self) -> Stack:
         """What the software makes of it; the simulator reads the scalars of overlap and of the step."""
 
-    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
-        """Return by name those of the ops of a segment that are not a kernel of their own."""
+    def fuse(
+        self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /
+    ) -> Mapping[str, Fused]:
+        """Return by name those of the ops of a segment that are not a kernel of their own, `stated` ones if given."""
 
     def op_seconds(
         self,
@@ -201,9 +204,30 @@ def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
     ]
 
 
+def stated_kernels(computes: Sequence[Compute]) -> list[Kernel] | None:
+    """Return the kernels that a plan states for the ops of a segment; None if it states none."""
+    members: dict[str, list[Compute]] = {}
+    for compute in computes:
+        if compute.kernel:
+            members.setdefault(compute.kernel, []).append(compute)
+    kernels = (
+        Kernel(tuple(own.op.name for own in group), tuple(name for own in group for name in own.again))
+        for group in members.values()
+    )
+    return list(kernels) or None
+
+
 def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
     computes = [instruction for instruction in segment.instructions if isinstance(instruction, Compute)]
-    ranks = {
+    ranks = ranks_of(computes)
+    stated = stated_kernels(computes)
+    ops = [compute.op for compute in computes]
+    return costs.fuse(ops, ranks) if stated is None else costs.fuse(ops, ranks, stated)
+
+
+def ranks_of(computes: Sequence[Compute]) -> dict[str, int]:
+    """Return the number of dims of the values of some ops, by name."""
+    return {
         name: len(operand.shape)
         for compute in computes
         for name, operand in zip(
@@ -211,10 +235,24 @@ def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
         )
         if operand is not None
     }
-    return costs.fuse([compute.op for compute in computes], ranks)
 
 
-def _op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
+def _repeated_seconds(segment: Segment, costs: Costs) -> Mapping[str, float]:
+    """Return the seconds of what kernels run again besides their own ops, by the first op of the kernel."""
+    computes = {item.op.name: item for item in segment.instructions if isinstance(item, Compute)}
+    stated = stated_kernels(list(computes.values())) or ()
+    if not any(kernel.again for kernel in stated):
+        return {}
+    work = Work.of([compute.op for compute in computes.values()], ranks_of(list(computes.values())), costs.stack.fusion)
+    return {
+        kernel.ops[0]: fsum(op_seconds(computes[name], costs, fused) for name, fused in work.repeated(kernel).items())
+        for kernel in stated
+        if kernel.again
+    }
+
+
+def op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
+    """Return the seconds of an op of a program."""
     op = compute.op
     sizes = {
         name: operand.bytes / max(1, prod(operand.shape))
@@ -286,14 +324,15 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     spans: list[Span] = []
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
-    fused = _fused(segment, costs)
+    fused, repeated = _fused(segment, costs), _repeated_seconds(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
     for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = _op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
+                seconds = op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
+                seconds += repeated.get(instruction.op.name, 0.0)
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
                 kernels += seconds
                 weight += seconds if position in covering else 0.0

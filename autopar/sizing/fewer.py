@@ -213,7 +213,7 @@ def _planned(
     with clock("search"):
         outcome = search_plans(task, searching(limited, task), progress=progress, should_stop=is_over, engine=engine)
     try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, is_over)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, is_over, effort.fusion)
     except (InfeasibleError, InterruptedSearchError):
         return None, outcome.bound if outcome.proves_none or not math.isinf(outcome.bound) else 0.0
     report = plan.search

@@ -29,6 +29,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import Configuration
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.block_memory import UNHOSTED
+from autopar.fusion_plan import OFF
 from autopar.least_memory_plan import held_in_all, thriftiest
 from autopar.pins import read_pins
 from autopar.plan import Plan
@@ -104,7 +105,8 @@ def find_gpus(
     machine = given if isinstance(given, Cluster) else load_cluster(given)
     price = machine.gpu_hour_price if gpu_hour_price is None else gpu_hour_price
     goal = Goal(target_seconds, budget, Per(per), steps, price)
-    effort = Effort(solver, top_k, time_limit or COUNT_SECONDS, seed)
+    # Bounds on other numbers of GPUs know the uniform rule of buckets only: plans are held to it, too.
+    effort = Effort(solver, top_k, time_limit or COUNT_SECONDS, seed, fusion=OFF)
     task = _first_task(model, max_gpus, progress, request)
     finder = Finder(task, goal, effort, max_gpus, progress, should_stop)
     return finder.find()

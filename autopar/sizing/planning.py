@@ -66,7 +66,10 @@ def find_plan(
     with clock("search"):
         outcome = search_plans(task, effort, progress=progress, should_stop=should_stop, late=True, known=known)
     try:
-        return Found(conclude(outcome, task, effort.solver, effort.top_k, clock, should_stop=should_stop), outcome)
+        return Found(
+            conclude(outcome, task, effort.solver, effort.top_k, clock, should_stop=should_stop, fusion=effort.fusion),
+            outcome,
+        )
     except (InfeasibleError, InterruptedSearchError):
         return Found(None, outcome)
 

@@ -166,7 +166,7 @@ def _searched(
         why, note = outcome.stopped or "infeasible", "nothing it tried fits"
         return nothing(name, why, clock.times, size, outcome.solved, note)
     try:
-        plan = conclude(outcome, task, name, effort.top_k, clock, end, should_stop)
+        plan = conclude(outcome, task, name, effort.top_k, clock, end, should_stop, effort.fusion)
     except InfeasibleError as error:
         return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
     return replace(Result.of(name, plan, gpus), bound=0.0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.folding.fold import Folded
+from autopar.program.buckets import fault as bucket_fault
 from autopar.program.records import Program, Segment, SegmentPhase, Table, saved_for
 from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title
@@ -14,6 +15,7 @@ from autopar.program.verify.offload import verify_copies, verify_hosted
 from autopar.program.verify.persistent import verify_persistent
 from autopar.program.verify.placements import verify_placements
 from autopar.program.verify.segments import verify_again, verify_axes, verify_segment
+from autopar.schedule import SCHEDULES
 
 __all__ = ["verify_program"]
 
@@ -39,6 +41,7 @@ def verify_program(
       change shapes and placements as they say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
     - Persistent tensors are read as they are stored, and not stored as terms, but for sums of gradients.
+    - Buckets hold all gradients of their collective and axis, in order.
     - Reductions and updates follow a backward; reductions only communicate; only gradient traffic overlaps.
     - With a graph: the program computes it. Every op runs once on the values it names, blocks hand on what the next
       one takes it for, every state gets its new content, every result leaves.
@@ -70,6 +73,7 @@ def verify_program(
             verify_axes(segment, mesh)
             verify_placements(segment, saved, mesh)
     verify_crossings(program)
+    _verify_buckets(program, table)
     verify_persistent(program)
     if not program.trains:
         for segment in program.segments:
@@ -78,6 +82,13 @@ def verify_program(
     if folded is not None:
         verify_graph(program, folded, rules, doubt)
         verify_hosted(program, folded)
+
+
+def _verify_buckets(program: Program, table: Table) -> None:
+    """Check that buckets hold gradients that are there, all of them, in order."""
+    for stage in program.stages:
+        if wrong := bucket_fault(stage, table, splits=SCHEDULES[program.schedule].splits):
+            raise ProgramError(f"buckets of stage {stage.index}: {wrong}")
 
 
 def _verify_parts(segment: Segment, table: Table) -> None:

@@ -1,0 +1,99 @@
+"""Buckets of a plan in the words of a framework: one size, or units of whole blocks, and what is lost by that."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autopar.folding.fold import Folded
+from autopar.fusion import cut_gradients
+from autopar.fusion.buckets import Bucketing, BucketTimer
+from autopar.fusion.rules import DDP_FIRST, MIB, RULES, SizeRule, best_rule
+from autopar.plan import Plan
+from autopar.program.buckets import gradients
+from autopar.program.lower import lower
+from autopar.program.records import Program
+from autopar.schedule import SCHEDULES
+from autopar.task import job_costs
+from autopar.units import format_seconds
+
+NAMES = {"megatron": "Megatron-LM", "nemo": "NeMo", "deepspeed": "DeepSpeed", "ddp": "DistributedDataParallel"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneSize:
+    """The best buckets of one size for a plan.
+
+    Attributes:
+        nbytes: Bytes of a bucket.
+        elements: Gradients, counted one by one, of a bucket.
+        lost: What the plan's own cuts would bring beyond it, a sentence.
+    """
+
+    nbytes: float
+    elements: int
+    lost: str
+
+
+def one_size(plan: Plan, folded: Folded, rule: str) -> OneSize | None:
+    """Return the best buckets of one size, cut as a framework does; None if the plan follows the uniform rule.
+
+    Args:
+        plan: The plan.
+        folded: The graph of one of its microbatches.
+        rule: The framework: "ddp", "megatron", "nemo" or "deepspeed".
+    """
+    if plan.fusion is None or not plan.fusion.buckets:
+        return None
+    costs = job_costs(plan.job)
+    program = lower(plan, folded, costs)
+    timer = BucketTimer(program, costs)
+    restriction: SizeRule = RULES["megatron" if rule == "nemo" else rule]
+    best, timed = best_rule(timer, restriction)
+    ours = timer.time(tuple(stage.buckets for stage in program.stages))
+    own = sum(len(cuts.ends) for stage in program.stages for cuts in stage.buckets)
+    elements = max(1, round(best.limit / costs.policy.gradient_wire))
+    return OneSize(
+        best.limit,
+        elements,
+        f"{own} buckets cut for this plan ({format_seconds(ours.step_seconds)} a step): {NAMES[rule]} cuts by one "
+        f"size; the best of {best.limit / 1e6:.3g} MB takes {format_seconds(timed.step_seconds)}",
+    )
+
+
+def in_pytorch(plan: Plan, folded: Folded) -> list[str]:
+    """Return how the buckets of a plan are stated in PyTorch: to DistributedDataParallel, or as units of FSDP2."""
+    if plan.fusion is None or not plan.fusion.buckets:
+        return []
+    keys = {cuts.key for each in plan.fusion.buckets for cuts in each.cuts}
+    if {key[:1] for key in keys} == {("all_reduce",)}:
+        size = one_size(plan, folded, "ddp")
+        assert size is not None, "there are buckets"
+        return [
+            f"{size.lost}: DistributedDataParallel(module, bucket_cap_mb={size.nbytes / MIB:.4g}); the first bucket "
+            f"has {DDP_FIRST / MIB:g} MiB (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)"
+        ]
+    costs = job_costs(plan.job)
+    program = lower(plan, folded, costs)
+    found = cut_gradients(program, costs, whole_blocks=True)
+    units = "; ".join(_units(program, found))
+    told = f"fully_shard on units of blocks {units}" if units else "fully_shard on every block"
+    own = BucketTimer(program, costs).time(tuple(stage.buckets for stage in program.stages))
+    return [
+        f"buckets cut for this plan ({format_seconds(own.step_seconds)} a step): FSDP2 reduces whole units; the "
+        f"best are {told} ({format_seconds(found.found.step_seconds)})"
+    ]
+
+
+def _units(program: Program, found: Bucketing) -> list[str]:
+    """Return the blocks of each unit, stage by stage, in the order in which the forward runs them."""
+    table, splits = program.table(), SCHEDULES[program.schedule].splits
+    told: list[str] = []
+    first = 0
+    for stage, cuts in zip(program.stages, found.cuts, strict=True):
+        known = gradients(stage, table, splits=splits)
+        for own in cuts[:1]:
+            blocks = [gradient.block for gradient in known[own.key]]
+            parts = [(blocks[end - 1], blocks[begin]) for begin, end in pairwise((0, *own.ends))]
+            names = (f"{first + low}" if low == high else f"{first + low}-{first + high}" for low, high in parts)
+            told.append(", ".join(reversed(list(names))))
+        first += len(stage.blocks)
+    return told
