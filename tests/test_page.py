@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import autopar
 from autopar import api
 from autopar.cli import main
+from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
@@ -24,11 +25,13 @@ from autopar.page.charts import alternatives_chart
 from autopar.page.document import render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
+from autopar.page.tiles import tiles
 from autopar.plan import Plan
 from autopar.program.records import Program
 from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
 from autopar.simulate import Row, simulate
+from autopar.units import format_seconds
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, programs
@@ -224,6 +227,50 @@ def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
     page = render(view)
     assert "Host memory</h3>" in page
     assert "optimizer, activations" in page
+
+
+def test_tiles_have_the_figures_of_the_plan() -> None:
+    """By hand: 32 samples in 1 s are 32 a second; a stage at 96 % of its limit warns, one at half does not."""
+    plan = two_stage_plan()
+    simulated = plan.simulated
+    assert simulated is not None
+    full = replace(simulated, error=0.1, stages=(replace(simulated.stages[0], peak=0.96 * plan.job.memory_limit),))
+
+    shown = {tile.name: tile for tile in tiles(replace(plan, simulated=full))}
+
+    assert shown["step time"].value == format_seconds(simulated.step_seconds)
+    assert "± 10.0 %" in shown["step time"].detail
+    assert shown["MFU"].value == f"{100 * simulated.mfu:.1f} %"
+    assert shown["peak memory"].share == pytest.approx(0.96)
+    assert shown["peak memory"].warns
+    half = replace(simulated, stages=(replace(simulated.stages[0], peak=0.5 * plan.job.memory_limit),))
+    assert not {tile.name: tile for tile in tiles(replace(plan, simulated=half))}["peak memory"].warns
+    assert plan.search is not None
+    assert shown["optimality gap"].value == f"{100 * plan.search.gap:.1f} %"
+    assert "price" not in shown
+
+
+def test_tile_of_the_price_is_that_of_the_hour() -> None:
+    """2 an hour and GPU, 8 GPUs, 64 samples in 2 s: 16 an hour are 16 / 3600 * 2 / 64 * 1e6 for a million samples."""
+    plan = two_stage_plan()
+    assert plan.simulated is not None
+    cluster = {**load_cluster("h100").to_dict(), "gpu_hour_price": 2.0}
+    simulated = replace(plan.simulated, step_seconds=2.0)
+    job = replace(plan.job, gpus=8, global_batch=64, cluster=cluster)
+
+    shown = {
+        tile.name: tile
+        for tile in tiles(replace(plan, job=job, simulated=simulated, model=replace(plan.model, tokens=0)))
+    }
+
+    assert shown["price"].value == f"{16 / 3600 * 2 / 64 * 1e6:.4g} per M samples"
+    assert shown["throughput"].value == "32 samples/s"
+
+
+def test_a_plan_that_was_not_simulated_has_the_time_of_the_formula() -> None:
+    plan = _without_search(two_stage_plan())
+
+    assert [(tile.name, tile.value) for tile in tiles(plan)] == [("step time", format_seconds(plan.objective))]
 
 
 def test_search_without_history_is_its_end() -> None:

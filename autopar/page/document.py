@@ -16,6 +16,7 @@ from autopar.page import charts
 from autopar.page.bars import memory_top
 from autopar.page.palette import DARK, LIGHT, PLACED
 from autopar.page.records import BlockGraph, Node, Progress, StageShares
+from autopar.page.tiles import tiles
 from autopar.page.view import View
 from autopar.plan import StagePlan
 from autopar.recompute import Recompute
@@ -45,6 +46,7 @@ def render(view: View) -> str:
         title=f"{view.plan.model.name} on {view.plan.job.gpus} GPUs",
         model=describe_model(view.plan),
         job=describe_job(view.plan),
+        tiles=tiles(view.plan),
         verdict=verdict(view.plan),
         limit=format_bytes(view.plan.job.memory_limit),
         limit_is_seen=memory_top(view.memory, view.plan.job.memory_limit) > view.plan.job.memory_limit,

@@ -6,6 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A headline figure.
+
+    Attributes:
+        name: What it is.
+        value: The figure with its unit.
+        detail: What it is relative to, or how sure it is.
+        share: How much of a limit it takes, from 0 to 1 or more; None without a limit.
+        warns: Whether that is close to the limit or above it.
+    """
+
+    name: str
+    value: str
+    detail: str
+    share: float | None = None
+    warns: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bars:
     """Bars of one kind in a timeline, by lane and then by start; bars of a lane never overlap.
