@@ -20,14 +20,15 @@ from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
-from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
+from autopar.page.bars import gantt, lanes_of, memory_curves, memory_top, row_edges
 from autopar.page.charts import alternatives_chart
-from autopar.page.document import render
+from autopar.page.document import _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
 from autopar.page.tiles import tiles
 from autopar.plan import Plan
-from autopar.program.records import Program
+from autopar.program.records import Category, Program
+from autopar.report.parts import from_peak
 from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
 from autopar.simulate import Row, simulate
@@ -52,7 +53,7 @@ def test_every_bar_of_the_trace_is_in_the_timeline(program: Program) -> None:
         wanted[event.stage, row] += event.seconds
     found: dict[tuple[int, str], float] = defaultdict(float)
     for bars in shown.bars:
-        for stage, row, seconds in zip(bars.stage, bars.row, bars.seconds, strict=True):
+        for stage, row, seconds in zip(bars.lane, bars.row, bars.seconds, strict=True):
             if bars.kind != "critical path" and (bars.kind != "update" or shown.rows[row] != "tasks"):
                 found[int(stage), shown.rows[row]] += float(seconds)
     assert found == pytest.approx({key: seconds for key, seconds in wanted.items() if seconds}, rel=1e-5)
@@ -64,10 +65,10 @@ def test_bars_of_a_lane_are_in_order_and_apart(program: Program) -> None:
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
     for bars in gantt(timeline, program.groups).bars:
-        lanes = list(zip(bars.stage.tolist(), bars.row.tolist(), bars.start.tolist(), strict=True))
+        lanes = list(zip(bars.lane.tolist(), bars.row.tolist(), bars.start.tolist(), strict=True))
         assert lanes == sorted(lanes)
         ends = bars.start + bars.seconds
-        same = (bars.stage[1:] == bars.stage[:-1]) & (bars.row[1:] == bars.row[:-1])
+        same = (bars.lane[1:] == bars.lane[:-1]) & (bars.row[1:] == bars.row[:-1])
         assert (bars.start[1:][same] >= ends[:-1][same] - 1e-5 * timeline.step_seconds).all()
 
 
@@ -88,13 +89,17 @@ def test_parts_add_up(program: Program) -> None:
     """To the step, to the peak, and for every stage."""
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    assert time_waterfall(timeline, [{}] * len(program.stages)).total == pytest.approx(timeline.step_seconds)
-    assert memory_waterfall(timeline).total == pytest.approx(timeline.peak_bytes)
+    lanes = lanes_of(program.groups)
+
+    for ideal in (0.0, 0.1 * timeline.step_seconds):
+        parts = time_waterfall(timeline, [{}] * len(program.stages), lanes, ideal)
+        assert parts.total == pytest.approx(timeline.step_seconds)
+    assert memory_waterfall(timeline, lanes).total == pytest.approx(timeline.peak_bytes)
     for shares, whole in (
-        (time_shares(timeline, [{}] * len(program.stages)), [timeline.step_seconds] * len(timeline.stages)),
-        (memory_shares(timeline), [stage.memory.bytes for stage in timeline.stages]),
+        (time_shares(timeline, [{}] * len(program.stages), lanes), [timeline.step_seconds] * len(timeline.stages)),
+        (memory_shares(timeline, lanes), [stage.memory.bytes for stage in timeline.stages]),
     ):
-        sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.stages))]
+        sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.lanes))]
         assert sums == pytest.approx(whole)
 
 
@@ -102,7 +107,7 @@ def test_parts_add_up(program: Program) -> None:
 def test_curves_of_memory_have_the_peaks(program: Program) -> None:
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    curves = memory_curves(timeline)
+    curves = memory_curves(timeline, lanes_of(program.groups))
 
     assert [curve.bytes.max() for curve in curves] == [stage.memory.bytes for stage in timeline.stages]
     assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
@@ -176,7 +181,7 @@ def test_blocks_have_all_instructions_of_the_program(plan: Plan, cache_dir: Path
     """Once per distinct block and phase, with the collectives."""
     program, costs, _ = api.lower_plan(plan, cache_dir=cache_dir)
 
-    graphs = block_graphs(plan, program, costs)
+    graphs = block_graphs(plan, program, costs, [{}] * len(program.stages))
 
     wanted = sorted(len(segment.instructions) for segment in program.segments if segment.instructions)
     assert sorted(len(graph.nodes) for graph in graphs) == wanted
@@ -193,7 +198,7 @@ def test_time_of_the_busiest_stage_is_that_of_the_plan(plan: Plan, cache_dir: Pa
     view = look(plan, cache_dir=cache_dir)
 
     assert plan.simulated is not None, "plans of searches are simulated"
-    assert view.time_parts.parts == plan.simulated.parts
+    assert view.time_parts.parts == tuple(from_peak(plan.simulated))
     assert view.time_parts.total == pytest.approx(plan.simulated.step_seconds)
 
 
@@ -208,7 +213,7 @@ def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
     view = look(plan, cache_dir=cache_dir)
 
     assert {graph.axes for graph in view.graphs} == {("dp",), ("tp",)}
-    assert len(view.gantt.stages) == 2
+    assert len(view.gantt.lanes) == 2
     assert "</html>" in render(view)
 
 
@@ -221,7 +226,7 @@ def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
     view = look(replace(plan, stages=stages), cache_dir=cache_dir)
 
     assert {"copies to the host", "copies from the host"} <= set(view.gantt.rows)
-    assert {bars.kind for bars in view.gantt.bars} <= set(palette.KINDS)
+    assert {bars.kind for bars in view.gantt.bars} <= set(palette.MEANINGS)
     assert dict(view.time_parts.parts)["host memory"] > 0
     assert view.time_parts.total == pytest.approx(view.timeline.step_seconds)
     page = render(view)
@@ -308,10 +313,11 @@ def test_plans_of_different_models_have_no_scaling() -> None:
 
 def test_colours_can_be_seen_on_both_backgrounds() -> None:
     """Contrast of 3 for what is drawn, 4.5 for white letters on nodes (WCAG 2.2, 1.4.11 and 1.4.3)."""
-    drawn = [*palette.KINDS.values(), *palette.series(9), *palette.ordered(64), *palette.PLACED.values()]
+    drawn = [*palette.MEANINGS.values(), *palette.series(9), *palette.ordered(64)]
+    drawn += [palette.lettered(colour) for colour in palette.MEANINGS.values()]
 
     assert min(palette.contrast(colour, ground) for colour in drawn for ground in (palette.LIGHT, palette.DARK)) >= 3
-    assert min(palette.contrast(colour, "#ffffff") for colour in palette.PLACED.values()) >= 4.5
+    assert min(palette.contrast(palette.lettered(colour), "#ffffff") for colour in palette.MEANINGS.values()) >= 4.5
 
 
 def _without_search(plan: Plan) -> Plan:
@@ -383,6 +389,39 @@ def test_cells_without_a_plan_have_a_row_with_the_reason() -> None:
 def test_host_memory_is_on_the_page_when_a_plan_uses_it() -> None:
     """In words and by stage, and not at all otherwise."""
     assert "Host memory</h3>" not in render(view_of())
+
+
+def test_stages_and_device_groups_are_told_apart() -> None:
+    """Where a device group has several stages, what is known of groups is not called a stage."""
+    interleaved = view_of(equal_stages(4, 4, "interleaved", num_chunks=2))
+    plain = view_of(equal_stages(4, 4, "1f1b"))
+
+    assert (interleaved.gantt.lanes.word, plain.gantt.lanes.word) == ("device group", "stage")
+    assert interleaved.gantt.lanes.titles[1] == "device group 1 (stages 1, 3)"
+    assert interleaved.memory[1].lane == "device group 1 (stages 1, 3)"
+    assert interleaved.time_parts.title.startswith("Time of device group ")
+    header, rows = _stage_table(interleaved)
+    assert header[:2] == ("stage", "device group")
+    assert [row[:2] for row in rows] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
+    assert "<h3>Peak by device group</h3>" in render(interleaved)
+    assert "device group" not in render(plain)
+
+
+def test_a_colour_means_one_thing() -> None:
+    """Names share a colour where they are one thing; the legend of the page has each colour once."""
+    synonyms = [
+        {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
+        {"collectives", "tp communication", "communication"}, {"sends", "pp communication"},
+        {"host copies", "host memory"}, {"critical path", "limit"},
+    ]  # fmt: skip
+    shared: dict[str, set[str]] = defaultdict(set)
+    for name, colour in palette.MEANINGS.items():
+        shared[colour].add(name)
+
+    assert sorted(sorted(names) for names in shared.values() if len(names) > 1) == sorted(map(sorted, synonyms))
+    assert {str(category) for category in Category} <= set(palette.MEANINGS)
+    found = palette.legend(palette.MEANINGS)
+    assert len({colour for _, colour in found}) == len(found) == len(shared)
 
 
 def test_names_cannot_break_out_of_the_page() -> None:

@@ -26,8 +26,8 @@ from bokeh.models.tools import BoxZoomTool, PanTool, ResetTool, WheelZoomTool, Z
 from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
-from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
-from autopar.page.records import Alternatives, Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
+from autopar.page.records import Alternatives, Gantt, Lanes, LaneShares, MemoryCurve, Progress, ScalePoint, Waterfall
 from autopar.report.text import format_change
 from autopar.units import format_bytes, format_seconds
 
@@ -37,7 +37,6 @@ _MANY = 10  # curves above which a legend says less than their order
 _LEGEND_COLUMNS = 3
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
 _LONGEST = 3.0  # of bars of alternatives, in steps of the plan
-_PLAIN = "#7d8794"
 _SERIES_TWO = series(2)
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
 
@@ -62,13 +61,13 @@ class Timed:
 
 def gantt_chart(gantt: Gantt) -> Timed:
     """Return the timeline of the pipeline."""
-    count = len(gantt.stages)
+    count = len(gantt.lanes)
     columns = ("left", "right", "top", "bottom", "alpha", "what", "when")
     shown = [ColumnDataSource({name: [] for name in columns}) for _ in gantt.bars]
     full = [
         ColumnDataSource(
             {
-                "stage": bars.stage,
+                "lane": bars.lane,
                 "row": bars.row,
                 "start": bars.start,
                 "seconds": bars.seconds,
@@ -79,21 +78,21 @@ def gantt_chart(gantt: Gantt) -> Timed:
     ]
     plot = _timed("timeline", height=min(900, 170 + max(24, 90 - 6 * count) * count), end=gantt.seconds)
     plot.y_range = Range1d(count, 0, bounds=(0, count))
-    plot.yaxis.axis_label = "stage"
-    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(gantt.stages)
+    plot.yaxis.axis_label = gantt.lanes.word
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _lane_ticks(gantt.lanes)
     plot.ygrid.ticker = FixedTicker(ticks=list(range(count + 1)))
-    colours = kind_colours([bars.kind for bars in gantt.bars])
+    fills = colours([bars.kind for bars in gantt.bars])
     drawn = [
         plot.quad(
             left="left", right="right", top="top", bottom="bottom", source=source,
             fill_color=colour, fill_alpha="alpha", line_color=None, legend_label=bars.kind,
         )
-        for bars, source, colour in zip(gantt.bars, shown, colours, strict=True)
+        for bars, source, colour in zip(gantt.bars, shown, fills, strict=True)
     ]  # fmt: skip
     tops, bottoms = row_edges(gantt)
     state = {
         "plot": plot, "full": full, "shown": shown, "tops": tops, "bottoms": bottoms,
-        "kinds": [bars.kind for bars in gantt.bars], "names": list(gantt.names), "stages": list(gantt.stages),
+        "kinds": [bars.kind for bars in gantt.bars], "names": list(gantt.names), "lanes": list(gantt.lanes.titles),
     }  # fmt: skip
     formatters = {
         f"@{wanted}": CustomJSHover(code=f"return autopar.describeBar(value, '{wanted}')")
@@ -113,24 +112,25 @@ def gantt_chart(gantt: Gantt) -> Timed:
 
 
 def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) -> Timed:
-    """Return memory over time by stage, on the time axis of another chart."""
+    """Return memory over time by lane, on the time axis of another chart."""
     plot = _timed("memory", height=320, end=1.0)
     plot.x_range = shared.x_range
     plot.y_range = Range1d(0, memory_top(curves, limit))
     plot.yaxis.formatter = bytes_axis()
-    colours = ordered(len(curves))
     full = [ColumnDataSource({"start": curve.start, "bytes": curve.bytes.astype(np.float32)}) for curve in curves]
     shown = ColumnDataSource(
-        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "stage": [f"stage {c.stage}" for c in curves],
-         "colour": colours, "here": list(range(len(curves)))}
+        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "lane": [curve.lane for curve in curves],
+         "colour": ordered(len(curves)), "alpha": [1.0] * len(curves), "here": list(range(len(curves)))}
     )  # fmt: skip
-    grouping = {"legend_group": "stage"} if 1 < len(curves) <= _MANY else {}
-    lines = plot.multi_line(xs="xs", ys="ys", line_color="colour", line_width=1.5, source=shown, **grouping)
+    grouping = {"legend_group": "lane"} if 1 < len(curves) <= _MANY else {}
+    lines = plot.multi_line(
+        xs="xs", ys="ys", line_color="colour", line_alpha="alpha", line_width=1.5, source=shown, **grouping
+    )
     _limit(plot, limit, "width")
     plot.add_tools(
         HoverTool(
             renderers=[lines],
-            tooltips=[("", "@stage: @here{custom}")],
+            tooltips=[("", "@lane: @here{custom}")],
             formatters={"@here": CustomJSHover(args={"full": full}, code=_BYTES_HERE)},
             line_policy="interp",
             visible=False,
@@ -150,14 +150,14 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     if limit is not None:
         low, high = sorted((waterfall.total, limit))
         rows.append(("free" if high == limit else "over the limit", low, high, high - low))
-    colours = [*part_colours([part for part, _ in waterfall.parts]), *[_PLAIN] * (len(rows) - len(ends))]
+    fills = [*colours([part for part, _ in waterfall.parts]), *[PLAIN] * (len(rows) - len(ends))]
     whole = limit or waterfall.total
     source = ColumnDataSource(
         {
             "label": [row[0] for row in rows],
             "left": [row[1] for row in rows],
             "right": [row[2] for row in rows],
-            "colour": colours,
+            "colour": fills,
             "text": [f"{show(value)} ({100 * value / whole:.1f} %)" for *_, value in rows],
         }
     )
@@ -173,27 +173,27 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     return plot
 
 
-def shares_chart(name: str, shares: StageShares, *, limit: float | None = None) -> figure:
-    """Return the parts of every stage side by side; seconds, or bytes if there is a limit."""
+def shares_chart(name: str, shares: LaneShares, *, limit: float | None = None) -> figure:
+    """Return the parts of every lane side by side; seconds, or bytes if there is a limit."""
     axis = seconds_axis() if limit is None else bytes_axis()
-    count = len(shares.stages)
+    count = len(shares.lanes)
     totals = [sum(values) for values in zip(*shares.values, strict=True)]
     end = 1.02 * max(*totals, limit or 0.0)
     plot = _still(name, 130 + max(12, 30 - count) * count, x_range=Range1d(0, end), y_range=Range1d(count, 0))
     plot.xaxis.formatter = axis
-    plot.yaxis.axis_label = "stage"
-    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(shares.stages)
+    plot.yaxis.axis_label = shares.lanes.word
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _lane_ticks(shares.lanes)
     plot.ygrid.grid_line_color = None
     middles = [i + 0.5 for i in range(count)]
-    columns = {"stage": middles, "number": list(shares.stages)}
+    columns = {"lane": middles, "title": list(shares.lanes.titles)}
     source = ColumnDataSource({**columns, **{f"part{i}": values for i, values in enumerate(shares.values)}})
     stack = plot.hbar_stack(
-        [f"part{i}" for i in range(len(shares.parts))], y="stage", height=0.75, source=source,
-        color=part_colours(shares.parts), legend_label=list(shares.parts),
+        [f"part{i}" for i in range(len(shares.parts))], y="lane", height=0.75, source=source,
+        color=colours(shares.parts), legend_label=list(shares.parts),
     )  # fmt: skip
     write = CustomJSHover(code=f"return autopar.{'seconds' if limit is None else 'bytes'}(value)")
     for i, (part, drawn) in enumerate(zip(shares.parts, stack, strict=True)):
-        tooltips = [("", f"stage @number: {part} @part{i}{{custom}}")]
+        tooltips = [("", f"@title: {part} @part{i}{{custom}}")]
         plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, formatters={f"@part{i}": write}, visible=False))
     if limit is not None:
         _limit(plot, limit, "height")
@@ -265,7 +265,7 @@ def scaling_chart(points: Sequence[ScalePoint]) -> figure:
     plot.xaxis.ticker = FixedTicker(ticks=sorted(set(gpus)))
     ends = [min(gpus), max(gpus)]
     plot.line(
-        ends, [first.throughput / first.gpus * count for count in ends], line_dash="dotted", line_width=2, color=_PLAIN,
+        ends, [first.throughput / first.gpus * count for count in ends], line_dash="dotted", line_width=2, color=PLAIN,
         legend_label=f"in proportion to {first.gpus} GPUs",
     )  # fmt: skip
     clusters = list(dict.fromkeys(point.cluster for point in points))
@@ -300,7 +300,7 @@ def block_chart() -> figure:
     plot = _plot("block", 400, tools, x_range=Range1d(-3, 3), y_range=Range1d(3, -0.5))
     plot.axis.visible = False
     plot.grid.visible = False
-    plot.segment(x0="x0", y0="y0", x1="x1", y1="y1", source=edges, line_color=_PLAIN, line_alpha=0.7, line_width=1.2)
+    plot.segment(x0="x0", y0="y0", x1="x1", y1="y1", source=edges, line_color=PLAIN, line_alpha=0.7, line_width=1.2)
     boxes = plot.rect(x="x", y="y", width="width", height=0.62, source=nodes, color="colour", border_radius=4)
     plot.text(
         x="x", y="y", text="text", source=nodes, text_align="center", text_baseline="middle", text_font_size="11px",
@@ -346,15 +346,15 @@ def _timed(name: str, height: int, end: float) -> figure:
     return plot
 
 
-def _stage_ticks(stages: Sequence[str]) -> tuple[FixedTicker, dict[float, str]]:
-    """Return a tick in the middle of each stage, of every few if there are many, and what to write there."""
-    step = 1 + (len(stages) - 1) // 32
-    places = {i + 0.5: stages[i] for i in range(0, len(stages), step)}
+def _lane_ticks(lanes: Lanes) -> tuple[FixedTicker, dict[float, str]]:
+    """Return a tick in the middle of each lane, of every few if there are many, and what to write there."""
+    step = 1 + (len(lanes) - 1) // 32
+    places = {i + 0.5: lanes.names[i] for i in range(0, len(lanes), step)}
     return FixedTicker(ticks=list(places)), places
 
 
 def _limit(plot: figure, limit: float, dimension: str) -> None:
-    colour = KINDS["critical path"]
+    colour = MEANINGS["limit"]
     plot.add_layout(Span(location=limit, dimension=dimension, line_color=colour, line_dash="dashed", line_width=2))
 
 

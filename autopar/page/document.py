@@ -1,6 +1,8 @@
 """The page: charts, tables and texts put into one file that needs nothing else."""
 
+from collections.abc import Mapping
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,8 +16,8 @@ from jinja2 import Environment, StrictUndefined
 from autopar import __version__
 from autopar.page import charts
 from autopar.page.bars import memory_top
-from autopar.page.palette import DARK, LIGHT, PLACED
-from autopar.page.records import BlockGraph, Node, Progress, StageShares
+from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
+from autopar.page.records import BlockGraph, LaneShares, Node, Progress
 from autopar.page.tiles import tiles
 from autopar.page.view import View
 from autopar.plan import StagePlan
@@ -66,8 +68,9 @@ def render(view: View) -> str:
         whatif=None if view.whatif is None else whatif_table(view.whatif),
         graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
         chosen=_first_choice(view),
-        placed=PLACED,
-        blocks=_json({"graphs": [_graph(graph) for graph in view.graphs], "colours": PLACED}),
+        legend=_legend(view),
+        lane=view.gantt.lanes.word,
+        blocks=_json({"graphs": [_graph(graph) for graph in view.graphs]}),
         report=format_report(view.plan),
         version=__version__,
         colours={"light": LIGHT, "dark": DARK},
@@ -94,7 +97,7 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         "memory_parts": charts.waterfall_chart("memory_parts", view.memory_parts, limit=limit),
         "block": charts.block_chart(),
     }
-    if len(view.gantt.stages) > 1:
+    if len(view.gantt.lanes) > 1:
         plots["time_shares"] = charts.shares_chart("time_shares", view.time_shares)
         plots["memory_shares"] = charts.shares_chart("memory_shares", view.memory_shares, limit=limit)
     if view.progress is not None and len(view.progress.seconds) > 1:
@@ -111,29 +114,52 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def _stage_table(view: View) -> Table:
-    plan, step = view.plan, view.timeline.step_seconds
+    """Return what each stage has; where device groups have several stages, what is known by group is of its group."""
+    plan, step, lanes = view.plan, view.timeline.step_seconds, view.gantt.lanes
     limits = plan.stage_limits or (plan.job.memory_limit,)
+    lane_of = {stage: lane for lane, held in enumerate(lanes.stages) for stage in held}
+    grouped = lanes.word != "stage"
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages):
-        found = view.timeline.stages[number % len(view.timeline.stages)]
+        lane = lane_of[number]
+        found = view.timeline.stages[lane]
         rows.append(
             (
                 str(number),
+                *([str(lane)] if grouped else []),
                 format_range(stage.devices),
                 format_range(stage.blocks),
                 stage.recompute,
                 format_share(found.busy_seconds, step),
                 format_bytes(found.memory.bytes),
-                format_share(found.memory.bytes, limits[number % len(limits)]),
+                format_share(found.memory.bytes, limits[lane % len(limits)]),
                 found.memory.during,
             )
         )
-    return ("stage", "devices", "blocks", "recompute", "busy", "peak", "of limit", "during"), rows
+    own = " of group" if grouped else ""
+    columns = (f"busy{own}", f"peak{own}", "of limit", "during")
+    return ("stage", *(["device group"] if grouped else []), "devices", "blocks", "recompute", *columns), rows
 
 
-def _shares_table(shares: StageShares, show: Any) -> Table:
-    rows = [(stage, *(show(values[number]) for values in shares.values)) for number, stage in enumerate(shares.stages)]
-    return ("stage", *shares.parts), rows
+def _shares_table(shares: LaneShares, show: Any) -> Table:
+    rows = [
+        (name, *(show(values[number]) for values in shares.values)) for number, name in enumerate(shares.lanes.names)
+    ]
+    return (shares.lanes.word, *shares.parts), rows
+
+
+def _legend(view: View) -> list[tuple[str, str]]:
+    """Return the colours of all charts and what they mean."""
+    shares = (view.time_shares.parts, view.memory_shares.parts)
+    waterfalls = (view.time_parts.parts, view.memory_parts.parts)
+    return legend(
+        [
+            *(bars.kind for bars in view.gantt.bars),
+            *chain.from_iterable(shares),
+            *(name for parts in waterfalls for name, _ in parts),
+            "limit",
+        ]
+    )
 
 
 def _ended(progress: Progress) -> dict[str, str]:
@@ -189,14 +215,15 @@ def _host(view: View) -> dict[str, Any] | None:
     entries = format_host(view.timeline)
     if not entries:
         return None
-    timed = view.timeline.stages
+    lane_of = {stage: lane for lane, held in enumerate(view.gantt.lanes.stages) for stage in held}
+    timed = [view.timeline.stages[lane_of[number]] for number in range(len(view.plan.stages))]
     rows: list[tuple[str, ...]] = [
         (
             str(number),
             ", ".join((*filter(None, (stage.offload,)), *(["activations"] if _keeps_on_host(stage) else []))) or "-",
-            format_bytes(timed[number % len(timed)].host_bytes),
-            format_seconds(timed[number % len(timed)].host_link_seconds),
-            format_seconds(timed[number % len(timed)].copy_seconds),
+            format_bytes(timed[number].host_bytes),
+            format_seconds(timed[number].host_link_seconds),
+            format_seconds(timed[number].copy_seconds),
         )
         for number, stage in enumerate(view.plan.stages)
     ]
@@ -245,7 +272,7 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
                 "name": node.name,
                 "shape": " × ".join(map(str, node.shape)),
                 "placement": " ".join(node.placements) or "whole",
-                "placed": _placed(node),
+                "colour": lettered(MEANINGS[_meaning(node, graph.roles)]),
                 "bytes": node.bytes,
                 "seconds": node.seconds,
                 "beside": node.beside,
@@ -258,16 +285,12 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
     }
 
 
-def _placed(node: Node) -> str:
-    """Return how the result of an instruction lies on the mesh, a key of `PLACED`."""
-    if node.over:
-        return "communication"
-    split = [placement.startswith("S") for placement in node.placements]
-    if any(placement.startswith("P") for placement in node.placements):
-        return "terms"
-    if split and all(split):
-        return "split"
-    return "partly split" if any(split) else "copied"
+def _meaning(node: Node, roles: Mapping[str, str]) -> str:
+    """Return what the colour of an instruction means, a key of `MEANINGS`."""
+    if not node.over:
+        return "host copies" if node.kind in ("offload", "fetch") else "compute"
+    named = f"{roles.get(node.over, '')} communication"
+    return named if named in MEANINGS else "collectives"
 
 
 def _json(value: Any) -> str:

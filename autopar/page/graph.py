@@ -1,6 +1,6 @@
 """The sharded graph, block by block: what one device of a stage runs, with placements, and where each op is drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from autopar.page.records import BlockGraph, Node
@@ -31,8 +31,10 @@ COLUMNS = 6
 _SWEEPS = 4  # passes over the rows that move nodes towards those they are connected with
 
 
-def block_graphs(plan: Plan, program: Program, costs: Costs) -> tuple[BlockGraph, ...]:
-    """Return each distinct block of a program in each phase it has instructions for."""
+def block_graphs(
+    plan: Plan, program: Program, costs: Costs, roles: Sequence[Mapping[str, str]]
+) -> tuple[BlockGraph, ...]:
+    """Return each distinct block of a program in each phase it has instructions for; `roles` of mesh axes by stage."""
     phases = list(SegmentPhase)
     segments = sorted(program.segments, key=lambda segment: phases.index(segment.phase))
     graphs = []
@@ -44,7 +46,15 @@ def block_graphs(plan: Plan, program: Program, costs: Costs) -> tuple[BlockGraph
         )
         axes = tuple(axis.name for axis in stage.mesh.axes)
         graphs += [
-            BlockGraph(_blocks(places), len(places), str(segment.phase), axes, _nodes(segment, view), states)
+            BlockGraph(
+                _blocks(places),
+                len(places),
+                str(segment.phase),
+                axes,
+                roles[stage.index],
+                _nodes(segment, view),
+                states,
+            )
             for segment in segments
             if segment.kind == kind and segment.instructions
         ]

@@ -1,5 +1,6 @@
 """What a page shows, before anything is drawn: series and tables, in seconds and bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,21 +26,59 @@ class Tile:
     warns: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Whom a row of a chart belongs to: a pipeline stage, or a device group that takes turns on several stages.
+
+    Attributes:
+        stages: The stages of each lane, in the order of the timeline's records.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+
+    @property
+    def word(self) -> str:
+        """What a lane is called: "stage", or "device group" where groups have several stages."""
+        return "stage" if all(len(held) == 1 for held in self.stages) else "device group"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Numbers of the lanes."""
+        return tuple(map(str, range(len(self.stages))))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Lanes in words.
+
+        >>> Lanes(((0,), (1,))).titles, Lanes(((0, 2), (1, 3))).titles[1]
+        (('stage 0', 'stage 1'), 'device group 1 (stages 1, 3)')
+        """
+        if self.word == "stage":
+            return tuple(f"stage {number}" for number in self.names)
+        return tuple(
+            f"device group {number} (stage{'s' if len(held) > 1 else ''} {', '.join(map(str, held))})"
+            for number, held in enumerate(self.stages)
+        )
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bars:
     """Bars of one kind in a timeline, by lane and then by start; bars of a lane never overlap.
 
     Attributes:
         kind: What they are: "forward", "collective", ...
-        stage: Position of the stage they belong to among the stages of the timeline, (n,).
-        row: Row of that stage, an index of `Gantt.rows`, (n,).
+        lane: Lane they belong to, (n,).
+        row: Row of that lane, an index of `Gantt.rows`, (n,).
         start: Seconds, (n,).
         seconds: Duration, (n,).
         name: Index of the name in `Gantt.names`, (n,).
     """
 
     kind: str
-    stage: NDArray[np.uint16]
+    lane: NDArray[np.uint16]
     row: NDArray[np.uint8]
     start: NDArray[np.float64]
     seconds: NDArray[np.float32]
@@ -55,14 +94,14 @@ class Gantt:
 
     Attributes:
         seconds: Where the time axis ends.
-        stages: Names of the stages, in order.
-        rows: Names of the rows that every stage has, from top to bottom.
+        lanes: Stages, or device groups.
+        rows: Names of the rows that every lane has, from top to bottom.
         bars: One entry per kind that occurs.
         names: Names of bars.
     """
 
     seconds: float
-    stages: tuple[str, ...]
+    lanes: Lanes
     rows: tuple[str, ...]
     bars: tuple[Bars, ...]
     names: tuple[str, ...]
@@ -73,9 +112,9 @@ class Gantt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """Bytes on a device of a stage; `bytes[i]` is the most between `start[i]` and `start[i + 1]`."""
+    """Bytes on a device of a lane; `bytes[i]` is the most between `start[i]` and `start[i + 1]`."""
 
-    stage: str
+    lane: str
     start: NDArray[np.float64]
     bytes: NDArray[np.float64]
 
@@ -95,16 +134,16 @@ class Waterfall:
 
 
 @dataclass(frozen=True, slots=True)
-class StageShares:
-    """The same parts for every stage.
+class LaneShares:
+    """The same parts for every lane.
 
     Attributes:
-        stages: Names of the stages.
-        parts: Names of the parts that are above 0 on any stage.
-        values: Per part, one value per stage.
+        lanes: Stages, or device groups.
+        parts: Names of the parts that are above 0 on any lane.
+        values: Per part, one value per lane.
     """
 
-    stages: tuple[str, ...]
+    lanes: Lanes
     parts: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
 
@@ -249,6 +288,7 @@ class BlockGraph:
         instances: How many they are.
         phase: When it runs.
         axes: Names of the axes of its mesh.
+        roles: What each of these axes does, in the field's words: "dp", "tp", ...
         nodes: Its instructions in order.
         states: Parameters and their placement between steps, one per axis; they are those of all phases.
     """
@@ -257,5 +297,6 @@ class BlockGraph:
     instances: int
     phase: str
     axes: tuple[str, ...]
+    roles: Mapping[str, str]
     nodes: tuple[Node, ...]
     states: tuple[tuple[str, tuple[str, ...]], ...]

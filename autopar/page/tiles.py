@@ -40,7 +40,9 @@ def _step(simulated: Simulated) -> Tile:
 def _throughput(plan: Plan, simulated: Simulated) -> Tile:
     samples = plan.job.global_batch / simulated.step_seconds
     if not plan.model.tokens:
-        return Tile("throughput", f"{format_count(samples)} samples/s", f"{format_count(samples / plan.job.gpus)} per GPU")
+        return Tile(
+            "throughput", f"{format_count(samples)} samples/s", f"{format_count(samples / plan.job.gpus)} per GPU"
+        )
     tokens = samples * plan.model.tokens
     return Tile("throughput", f"{format_count(tokens)} tokens/s", f"{format_count(tokens / plan.job.gpus)} per GPU")
 

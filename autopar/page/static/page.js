@@ -43,11 +43,11 @@ const autopar = (() => {
   let described = null; // what the bars of the timeline are, by the number that the chart has of them
 
   function lanesOf(source) {
-    const { stage, row } = source.data;
+    const { lane, row } = source.data;
     const lanes = [];
-    for (let i = 0; i < stage.length; i++) {
-      if (i === 0 || stage[i] !== stage[i - 1] || row[i] !== row[i - 1]) {
-        lanes.push({ stage: stage[i], row: row[i], from: i, to: i });
+    for (let i = 0; i < lane.length; i++) {
+      if (i === 0 || lane[i] !== lane[i - 1] || row[i] !== row[i - 1]) {
+        lanes.push({ place: lane[i], row: row[i], from: i, to: i });
       }
       lanes[lanes.length - 1].to = i + 1;
     }
@@ -67,14 +67,14 @@ const autopar = (() => {
   }
 
   function drawBars(bars, lanes) {
-    const { plot, full, shown, kinds, names, stages } = bars;
+    const { plot, full, shown, kinds, names, lanes: titles } = bars;
     let narrow = (NARROW * (plot.x_range.end - plot.x_range.start)) / Math.max(1, plot.inner_width);
     let chosen = chooseBars(bars, lanes, narrow);
     while (chosen.found.length > MOST_BARS) {
       narrow *= 2;
       chosen = chooseBars(bars, lanes, narrow);
     }
-    described = { found: chosen.found, full, kinds, names, stages };
+    described = { found: chosen.found, full, kinds, names, titles };
     chosen.drawn.forEach((data, kind) => (shown[kind].data = data));
   }
 
@@ -89,11 +89,11 @@ const autopar = (() => {
       const put = (lane, left, right, busy, first, count) => {
         out.left.push(left);
         out.right.push(right);
-        out.top.push(lane.stage + tops[lane.row]);
-        out.bottom.push(lane.stage + bottoms[lane.row]);
+        out.top.push(lane.place + tops[lane.row]);
+        out.bottom.push(lane.place + bottoms[lane.row]);
         out.alpha.push(count === 1 ? 1 : Math.max(0.15, Math.min(1, busy / (right - left))));
         out.what.push(found.length);
-        found.push({ kind, first, count, left, right, busy, stage: lane.stage });
+        found.push({ kind, first, count, left, right, busy, place: lane.place });
       };
       for (const lane of lanes[kind]) {
         let run = null;
@@ -126,7 +126,7 @@ const autopar = (() => {
     const bar = described.found[number];
     const data = described.full[bar.kind].data;
     const kind = described.kinds[bar.kind];
-    const where = "stage " + described.stages[bar.stage];
+    const where = described.titles[bar.place];
     if (wanted === "what") {
       if (bar.count > 1) return bar.count + " × " + kind + ", " + where;
       const name = described.names[data.name[bar.first]];
@@ -225,7 +225,7 @@ const autopar = (() => {
   }
 
   /* The drawing and the table of the block and phase that are chosen. */
-  function showBlock(graph, colours) {
+  function showBlock(graph) {
     const plot = Bokeh.documents[0].get_model_by_name("block");
     const widest = Math.max(1, ...graph.nodes.map((node) => Math.abs(node.column))) + 0.5; // at least three columns
     const rows = Math.max(...graph.nodes.map((node) => node.row)) + 1;
@@ -240,7 +240,7 @@ const autopar = (() => {
     for (const node of graph.nodes) {
       nodes.x.push(node.column);
       nodes.y.push(node.row);
-      nodes.colour.push(colours[node.placed]);
+      nodes.colour.push(node.colour);
       nodes.text.push(fit(node.title) + "\n" + fit(node.placement));
       nodes.detail.push(detail(node));
       nodes.width.push(0.94);
@@ -326,8 +326,8 @@ const autopar = (() => {
     }
     const choice = document.querySelector("#block-choice");
     if (choice) {
-      const { graphs, colours } = JSON.parse(document.querySelector("#blocks").textContent);
-      const show = () => showBlock(graphs[Number(choice.value)], colours);
+      const { graphs } = JSON.parse(document.querySelector("#blocks").textContent);
+      const show = () => showBlock(graphs[Number(choice.value)]);
       choice.addEventListener("change", show);
       onWidth("block", show);
     }
