@@ -14,6 +14,7 @@ import numpy as np
 from bokeh.models import (
     BasicTicker,
     ColumnDataSource,
+    CustomJS,
     CustomJSHover,
     CustomJSTickFormatter,
     FixedTicker,
@@ -26,8 +27,19 @@ from bokeh.models.tools import BoxZoomTool, PanTool, ResetTool, WheelZoomTool, Z
 from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
+from autopar.page.compare import pareto
 from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
-from autopar.page.records import Alternatives, Gantt, Lanes, LaneShares, MemoryCurve, Progress, ScalePoint, Waterfall
+from autopar.page.records import (
+    Alternatives,
+    Compared,
+    Gantt,
+    Lanes,
+    LaneShares,
+    MemoryCurve,
+    Progress,
+    ScalePoint,
+    Waterfall,
+)
 from autopar.report.text import format_change
 from autopar.units import format_bytes, format_seconds
 
@@ -37,7 +49,6 @@ _MANY = 10  # curves above which a legend says less than their order
 _LEGEND_COLUMNS = 3
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
 _LONGEST = 3.0  # of bars of alternatives, in steps of the plan
-_SERIES_TWO = series(2)
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
 
 
@@ -202,29 +213,128 @@ def shares_chart(name: str, shares: LaneShares, *, limit: float | None = None) -
 
 
 def progress_chart(progress: Progress) -> figure:
-    """Return the best plan found and the bound proven, against wall time."""
-    columns = {
-        "seconds": progress.seconds,
-        "objective": [_finite(value) for value in progress.objective],
-        "bound": progress.bound,
-    }
+    """Return by how much the best plan and the bound differ from the last best plan, against wall time.
+
+    What lies between the two curves is the gap.
+    """
+    best = progress.objective[-1]
     plot = _still("progress", 300, x_range=Range1d(0, 1.03 * progress.seconds[-1]))
-    plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), seconds_axis()
-    plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "step by the formula"
-    source = ColumnDataSource(columns)
-    for name, label, colour in zip(("objective", "bound"), ("best plan", "bound"), _SERIES_TWO, strict=True):
-        plot.step(x="seconds", y=name, mode="after", line_width=2, color=colour, source=source, legend_label=label)
-        points = plot.scatter(x="seconds", y=name, size=6, color=colour, source=source, legend_label=label)
+    plot.xaxis.formatter = seconds_axis()
+    plot.yaxis.formatter = CustomJSTickFormatter(code="return autopar.percent(tick)")
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "against the best plan"
+    for name, values in (("this plan", progress.objective), ("bound", progress.bound)):
+        source = ColumnDataSource(
+            {
+                "seconds": progress.seconds,
+                "change": [_finite(100 * (value / best - 1)) for value in values],
+                "step": [_finite(value) for value in values],
+            }
+        )
+        colour, label = MEANINGS[name], "best plan" if name == "this plan" else name
+        plot.step(x="seconds", y="change", mode="after", line_width=2, color=colour, source=source, legend_label=label)
+        points = plot.scatter(x="seconds", y="change", size=6, color=colour, source=source, legend_label=label)
         write = CustomJSHover(code="return autopar.seconds(value)")
         plot.add_tools(
             HoverTool(
                 renderers=[points],
-                tooltips=[("", f"{label} @{name}{{custom}} after @seconds{{custom}}")],
-                formatters={f"@{name}": write, "@seconds": write},
+                tooltips=[("", f"{label} @step{{custom}} after @seconds{{custom}}")],
+                formatters={"@step": write, "@seconds": write},
                 visible=False,
             )
         )
     _legend(plot)
+    return plot
+
+
+def compared_chart(found: Sequence[Compared]) -> figure:
+    """Return the step of a plan and of others for the same job as bars, the fastest first."""
+    rows = sorted(found, key=lambda each: each.step)
+    step = found[0].step
+    most = _LONGEST * step
+    source = ColumnDataSource(
+        {
+            "label": [row.name for row in rows],
+            "step": [min(most, row.step) for row in rows],
+            "colour": [MEANINGS.get(row.kind, PLAIN) for row in rows],
+            "plan": [row.summary for row in rows],
+            "text": [
+                format_seconds(row.step) + (f" ({format_change(row.step, step)})" if row is not found[0] else "")
+                for row in rows
+            ],
+        }
+    )
+    end = _ROOM_FOR_TEXT * min(most, rows[-1].step)
+    labels = [row.name for row in rows][::-1]
+    plot = _still("compared", 60 + 26 * len(rows), y_range=labels, x_range=Range1d(0, end))
+    plot.xaxis.formatter = seconds_axis()
+    plot.ygrid.grid_line_color = None
+    bars = plot.hbar(y="label", left=0, right="step", height=0.7, color="colour", source=source)
+    plot.text(
+        x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@plan")], visible=False))
+    return plot
+
+
+def tradeoff_chart(found: Sequence[Compared], limit: float) -> figure:
+    """Return step time against memory of a plan and of others for the same job, with the limit and the Pareto front."""
+    plot = _still("tradeoff", 320)
+    plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), bytes_axis()
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "step time", "peak memory"
+    plot.y_range = Range1d(0, 1.1 * max(limit, *(each.peak for each in found)))
+    front = pareto(found)
+    plot.step(
+        [each.step for each in front], [each.peak for each in front], mode="after", line_dash="dotted", line_width=2,
+        color=PLAIN, legend_label="Pareto front",
+    )  # fmt: skip
+    kinds = dict.fromkeys(each.kind for each in reversed(found))  # the plan is drawn above the others
+    for kind in kinds:
+        mine = [each for each in found if each.kind == kind]
+        source = ColumnDataSource(
+            {
+                "step": [each.step for each in mine],
+                "peak": [each.peak for each in mine],
+                "name": [each.name for each in mine],
+                "plan": [each.summary for each in mine],
+            }
+        )
+        colour = MEANINGS.get(kind, PLAIN)
+        drawn = plot.scatter(x="step", y="peak", size=11, color=colour, source=source, legend_label=kind)
+        plot.add_tools(
+            HoverTool(
+                renderers=[drawn],
+                tooltips=[("", "@name: @step{custom}, @peak{custom}"), ("", "@plan")],
+                formatters={
+                    "@step": CustomJSHover(code="return autopar.seconds(value)"),
+                    "@peak": CustomJSHover(code="return autopar.bytes(value)"),
+                },
+                visible=False,
+            )
+        )
+    _limit(plot, limit, "width")
+    _legend(plot)
+    return plot
+
+
+def machine_chart() -> figure:
+    """Return the empty picture of the machine; the page fills it in, coloured by the groups that are chosen."""
+    names = ("x", "y", "width", "height", "colour", "alpha", "detail")
+    cells = ColumnDataSource({name: [] for name in names}, name="cells")
+    frames = ColumnDataSource({name: [] for name in ("x", "y", "width", "height", "label")}, name="frames")
+    plot = _plot("machine", 200, (), x_range=Range1d(0, 1), y_range=Range1d(1, 0))
+    plot.axis.visible = False
+    plot.grid.visible = False
+    plot.min_border = 0
+    plot.rect(
+        x="x", y="y", width="width", height="height", source=frames, fill_color=None, line_color=PLAIN, border_radius=3
+    )
+    drawn = plot.rect(
+        x="x", y="y", width="width", height="height", source=cells, fill_color="colour", fill_alpha="alpha",
+        line_color=None, border_radius=2,
+    )  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips="@detail{safe}", point_policy="follow_mouse", visible=False))
+    plot.js_on_event("tap", CustomJS(code="autopar.pick(cb_obj.x, cb_obj.y)"))
     return plot
 
 
@@ -247,7 +357,7 @@ def alternatives_chart(found: Alternatives) -> figure:
     plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis()
     plot.ygrid.grid_line_color = None
-    plot.hbar(y="label", left=0, right="step", height=0.7, color=_SERIES_TWO[0], source=source)
+    plot.hbar(y="label", left=0, right="step", height=0.7, color=PLAIN, source=source)
     plot.text(
         x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],

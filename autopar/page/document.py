@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from autopar import __version__
 from autopar.page import charts
 from autopar.page.bars import memory_top
+from autopar.page.machine import machine_data
 from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
 from autopar.page.records import BlockGraph, LaneShares, Node, Progress
 from autopar.page.tiles import tiles
@@ -42,6 +43,7 @@ def render(view: View) -> str:
     for name in ("start", "end"):
         timeline.plot.x_range.js_on_change(name, CustomJS(code="autopar.redraw()"))
     script, divs = components(plots, wrap_script=False)
+    picture = machine_data(view.machine, view.gantt.lanes)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_read("page.html.j2"))
     return template.render(
@@ -70,6 +72,9 @@ def render(view: View) -> str:
         chosen=_first_choice(view),
         legend=_legend(view),
         lane=view.gantt.lanes.word,
+        lanes=view.gantt.lanes.titles,
+        machine=_json(picture),
+        choices=picture["choices"],
         blocks=_json({"graphs": [_graph(graph) for graph in view.graphs]}),
         report=format_report(view.plan),
         version=__version__,
@@ -95,6 +100,7 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         "memory": memory.plot,
         "time_parts": charts.waterfall_chart("time_parts", view.time_parts),
         "memory_parts": charts.waterfall_chart("memory_parts", view.memory_parts, limit=limit),
+        "machine": charts.machine_chart(),
         "block": charts.block_chart(),
     }
     if len(view.gantt.lanes) > 1:
@@ -102,6 +108,9 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         plots["memory_shares"] = charts.shares_chart("memory_shares", view.memory_shares, limit=limit)
     if view.progress is not None and len(view.progress.seconds) > 1:
         plots["progress"] = charts.progress_chart(view.progress)
+    if len(view.compared) > 1:
+        plots["compared"] = charts.compared_chart(view.compared)
+        plots["tradeoff"] = charts.tradeoff_chart(view.compared, limit)
     if view.alternatives is not None and any(own.step is not None for own in view.alternatives.weighed):
         plots["alternatives"] = charts.alternatives_chart(view.alternatives)
     if view.scaling:

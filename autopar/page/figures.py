@@ -169,8 +169,9 @@ def shares_figure(shares: LaneShares, limit: float | None) -> Figure:
 def progress_figure(progress: Progress) -> Figure:
     """Return the best plan found and the bound proven, against wall time."""
     figure, axes = _new(2.2)
-    for name, values, colour in zip(
-        ("best plan", "bound"), (progress.objective, progress.bound), series(2), strict=True
+    for name, values, colour in (
+        ("best plan", progress.objective, MEANINGS["this plan"]),
+        ("bound", progress.bound, MEANINGS["bound"]),
     ):
         finite = [(x, y) for x, y in zip(progress.seconds, values, strict=True) if np.isfinite(y)]
         axes.step(

@@ -43,8 +43,12 @@ MEANINGS: Mapping[str, str] = {
     "activations": "#6f9a4b",
     "transient": "#4f9a7c",
     "buffers": "#85837c",
+    "this plan": "#3f9b3f",
+    "grid search": "#a06a9c",
+    "given plan": "#b5553f",
+    "bound": "#94763a",
 }
-"""What colours mean, in every chart: parts of a step, categories of memory, bars of the timeline. Names that share a
+"""What colours mean, in every chart: parts of a step, categories of memory, bars of the timeline, plans. Names of one
 colour are one thing seen twice: the update is the optimizer's time, gradients travel as dp communication."""
 
 PLAIN = MEANINGS["bubble"]

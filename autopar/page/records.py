@@ -64,6 +64,53 @@ class Lanes:
         return len(self.stages)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRange:
+    """The devices of a lane.
+
+    Attributes:
+        devices: Half-open range of device numbers.
+        axes: Role, size and stride of each axis of their mesh.
+    """
+
+    devices: tuple[int, int]
+    axes: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Nodes and devices.
+
+    Attributes:
+        num_devices: Devices of the job, those that do nothing included.
+        node_starts: The first device of each node.
+        lanes: Devices of each stage, or device group.
+    """
+
+    num_devices: int
+    node_starts: tuple[int, ...]
+    lanes: tuple[DeviceRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan beside others for the same job.
+
+    Attributes:
+        name: What it is: "this plan", "runner-up 1", "grid search", "given plan".
+        kind: The same without a number, a key of the palette where it has a colour of its own.
+        summary: The plan in one line.
+        step: Seconds of a step, simulated.
+        peak: Bytes on the fullest device.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    step: float
+    peak: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bars:
     """Bars of one kind in a timeline, by lane and then by start; bars of a lane never overlap.

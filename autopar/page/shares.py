@@ -23,7 +23,7 @@ def time_waterfall(
         timeline: The simulated step.
         roles: What each mesh axis does, by stage.
         lanes: Stages, or device groups.
-        ideal: Seconds that the model's FLOPs would take at the peak of all devices; compute is split there, unless it is 0.
+        ideal: Seconds that the model's FLOPs would take at the peak of all devices, where compute is split; 0 not to.
     """
     busiest = timeline.busiest
     parts = tuple(split_at_peak(stage_parts(busiest, roles[busiest.index]), ideal))

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 from autopar.alternatives import Weighing
 from autopar.page.bars import gantt, lanes_of, memory_curves
+from autopar.page.compare import compared
 from autopar.page.graph import block_graphs
+from autopar.page.machine import machine
 from autopar.page.records import (
     Alternatives,
     BlockGraph,
+    Compared,
     Gantt,
     LaneShares,
+    Machine,
     MemoryCurve,
     Progress,
     Ranked,
@@ -49,6 +53,8 @@ class View:
         progress: How the search went; None for a plan that was not searched for.
         ranking: The plan and its runners-up.
         scaling: Plans for other numbers of devices, if there are any, with this one.
+        compared: The plan, its runners-up and others for the same job that were simulated.
+        machine: Nodes and devices, and their groups.
         graphs: Distinct blocks as every device runs them.
         alternatives: What other decisions cost; None if nobody asked.
         whatif: The model on several clusters and numbers of devices; None if nobody asked.
@@ -65,6 +71,8 @@ class View:
     progress: Progress | None
     ranking: tuple[Ranked, ...]
     scaling: tuple[ScalePoint, ...]
+    compared: tuple[Compared, ...]
+    machine: Machine
     graphs: tuple[BlockGraph, ...]
     alternatives: Alternatives | None = None
     whatif: WhatIf | None = None
@@ -109,6 +117,8 @@ def prepare(
         progress=search_progress(plan),
         ranking=ranking(plan),
         scaling=scaling(plan, others),
+        compared=compared(plan, others),
+        machine=machine(plan, program, roles),
         graphs=block_graphs(plan, program, costs, roles),
         alternatives=alternatives(weighing),
         whatif=whatif,

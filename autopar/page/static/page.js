@@ -26,6 +26,8 @@ const autopar = (() => {
     return digits(value) + " B";
   }
 
+  const percent = (value) => (value > 0 ? "+" : "") + digits(value) + " %";
+
   /* Return a function whose calls of one frame are one call. */
   function once(draw) {
     let pending = false;
@@ -224,6 +226,157 @@ const autopar = (() => {
     paint();
   }
 
+  /* The machine: nodes with their devices, or nodes alone where devices would be too small to point at. */
+  const CELL = 24; // pixels of a device where there is room
+  const SMALLEST = 9; // below this a node is one cell
+  const TALLEST = 420; // of the picture
+  let machine = null;
+  let cells = [];
+  let chosenLane = null;
+
+  const byName = (name) => Bokeh.documents[0].get_model_by_name(name);
+
+  /* Lane of a device; undefined if it does nothing. */
+  const laneOf = (device) => machine.lanes.find(({ devices }) => devices[0] <= device && device < devices[1]);
+
+  /* Its group by a role, its place in the group, and the size of the group. */
+  function groupOf(device, role) {
+    const lane = laneOf(device);
+    if (!lane) return null;
+    if (role === "pp") return { group: machine.lanes.indexOf(lane), place: 0, size: 1 };
+    let [group, place, size] = [0, 0, 1];
+    for (const [own, length, stride] of lane.axes) {
+      const coordinate = Math.floor((device - lane.devices[0]) / stride) % length;
+      if (own === role) [place, size] = [place * length + coordinate, size * length];
+      else group = group * length + coordinate;
+    }
+    const before = machine.lanes.slice(0, machine.lanes.indexOf(lane));
+    const groups = ({ devices, axes }) =>
+      (devices[1] - devices[0]) / axes.filter(([own]) => own === role).reduce((all, [, length]) => all * length, 1);
+    return { group: before.reduce((sum, each) => sum + groups(each), group), place, size };
+  }
+
+  function colourOf(device, role) {
+    const found = groupOf(device, role);
+    if (!found) return null;
+    return role === "pp" ? machine.ordered[found.group] : machine.series[found.group % machine.series.length];
+  }
+
+  function describeDevice(device, node) {
+    const lane = laneOf(device);
+    const lines = ["GPU " + device + ", node " + node];
+    if (!lane) return [...lines, "does nothing"];
+    lines.push(lane.title + " of " + machine.lanes.length);
+    for (const role of new Set(lane.axes.filter(([, length]) => length > 1).map(([own]) => own))) {
+      const { group, place, size } = groupOf(device, role);
+      lines.push(role + " shard " + place + " of " + size + ", group " + group);
+    }
+    return lines;
+  }
+
+  function showMachine() {
+    const plot = byName("machine");
+    const role = document.querySelector("#colour-choice").value;
+    const width = Math.max(200, plot.inner_width || 200);
+    const nodes = machine.nodes.map((start, i) => ({ start, stop: machine.nodes[i + 1] ?? machine.count }));
+    const most = Math.max(...nodes.map(({ start, stop }) => stop - start));
+    const columns = Array.from({ length: most }, (_, i) => i + 1).find(
+      (count) => most <= 4 ? count === most : most % count === 0 && count * count >= 1.5 * most,
+    );
+    const rows = Math.ceil(most / columns);
+    let cell = CELL;
+    const layout = () => {
+      const across = Math.max(1, Math.floor(width / (cell * (columns + 0.6))));
+      return { across, height: Math.ceil(nodes.length / across) * cell * (rows + 0.6) };
+    };
+    while (layout().height > TALLEST && cell > SMALLEST) cell -= 1;
+    const whole = layout().height > TALLEST; // a node is one cell
+    const across = whole ? Math.floor(width / SMALLEST) : layout().across;
+    const size = whole ? SMALLEST : cell;
+    const [wide, high] = whole ? [size, size] : [size * (columns + 0.6), size * (rows + 0.6)];
+    cells = [];
+    const frames = { x: [], y: [], width: [], height: [], label: [] };
+    nodes.forEach(({ start, stop }, node) => {
+      const left = (node % across) * wide;
+      const top = Math.floor(node / across) * high;
+      const devices = Array.from({ length: stop - start }, (_, i) => start + i);
+      if (whole) {
+        const colours = new Set(devices.map((device) => colourOf(device, role)));
+        const titles = [...new Set(devices.map((device) => laneOf(device)?.title ?? "nothing"))];
+        cells.push({
+          x: left + size / 2, y: top + size / 2, side: size - 1.5, colour: colours.size === 1 ? [...colours][0] : null,
+          lane: machine.lanes.indexOf(laneOf(start)),
+          lines: ["node " + node + ": GPUs " + start + "-" + (stop - 1), titles.join(", ")]
+            .concat(colours.size === 1 ? [] : ["several " + role + " groups"]),
+        });
+        return;
+      }
+      const [inner, outer] = [size * columns, size * rows];
+      frames.x.push(left + inner / 2 + 0.2 * size);
+      frames.y.push(top + outer / 2 + 0.2 * size);
+      frames.width.push(inner + 0.3 * size);
+      frames.height.push(outer + 0.3 * size);
+      frames.label.push(node);
+      devices.forEach((device, i) => {
+        cells.push({
+          x: left + size * ((i % columns) + 0.7), y: top + size * (Math.floor(i / columns) + 0.7), side: size - 2,
+          colour: colourOf(device, role), lane: machine.lanes.indexOf(laneOf(device)),
+          lines: describeDevice(device, node),
+        });
+      });
+    });
+    const height = Math.ceil(nodes.length / across) * high + 4;
+    plot.height = Math.ceil(height) + 10;
+    plot.x_range.setv({ start: -1, end: width });
+    plot.y_range.setv({ start: height, end: -2 });
+    plot.renderers[0].data_source.data = frames;
+    const several = cells.some(({ colour }) => colour === null);
+    plot.renderers[1].data_source.data = {
+      x: cells.map(({ x }) => x), y: cells.map(({ y }) => y),
+      width: cells.map(({ side }) => side), height: cells.map(({ side }) => side),
+      colour: cells.map(({ colour }) => colour ?? machine.plain),
+      alpha: cells.map(({ lane, colour }) =>
+        chosenLane !== null && lane !== chosenLane ? 0.15 : colour === null ? 0.45 : 1),
+      detail: cells.map(({ lines }) => lines.map((text) => "<div>" + escaped(text) + "</div>").join("")),
+    };
+    const each = whole ? "Each square is a node" : "Each square is a GPU, each frame a node";
+    const colours = role === "pp" ? "" : "; squares of one colour side by side are one " + role + " group";
+    const grey = several ? (whole ? "; pale ones have several groups" : "; pale ones do nothing") : "";
+    const click = machine.lanes.length > 1 ? " Click one to see only its " + machine.word + " in the charts." : "";
+    document.querySelector("#machine-note").textContent = each + colours + grey + "." + click;
+  }
+
+  /* Show only one lane in the charts that have lanes; null for all. */
+  function showLane(lane) {
+    chosenLane = lane;
+    const count = machine.lanes.length;
+    for (const name of ["timeline", "time_shares", "memory_shares"]) {
+      const plot = byName(name);
+      if (plot) plot.y_range.setv(lane === null ? { start: count, end: 0 } : { start: lane + 1, end: lane });
+    }
+    const lines = byName("memory").renderers[0].data_source;
+    lines.data = { ...lines.data, alpha: lines.data.alpha.map((_, i) => (lane === null || i === lane ? 1 : 0.12)) };
+    const choice = document.querySelector("#lane-choice");
+    if (choice) choice.value = lane === null ? "" : String(lane);
+    showMachine();
+    redraw();
+  }
+
+  /* A click on the machine: the lane of the device; the one that is shown already means all again. */
+  function pick(x, y) {
+    const found = cells.find((each) => Math.abs(each.x - x) <= each.side / 2 && Math.abs(each.y - y) <= each.side / 2);
+    if (!found || found.lane < 0 || machine.lanes.length < 2) return;
+    showLane(found.lane === chosenLane ? null : found.lane);
+  }
+
+  function readyMachine() {
+    machine = JSON.parse(document.querySelector("#nodes").textContent);
+    document.querySelector("#colour-choice").addEventListener("change", showMachine);
+    const choice = document.querySelector("#lane-choice");
+    if (choice) choice.addEventListener("change", () => showLane(choice.value === "" ? null : Number(choice.value)));
+    onWidth("machine", showMachine);
+  }
+
   /* The drawing and the table of the block and phase that are chosen. */
   function showBlock(graph) {
     const plot = Bokeh.documents[0].get_model_by_name("block");
@@ -324,6 +477,7 @@ const autopar = (() => {
       // A finger scrolls the page; who wants to pan a chart takes its tool.
       for (const model of Bokeh.documents[0].all_models) if (model.type === "PanTool") model.active = false;
     }
+    readyMachine();
     const choice = document.querySelector("#block-choice");
     if (choice) {
       const { graphs } = JSON.parse(document.querySelector("#blocks").textContent);
@@ -335,5 +489,5 @@ const autopar = (() => {
     document.documentElement.dataset.ready = "";
   }
 
-  return { redraw: () => redraw(), seconds, bytes, describeBar, describeMemory, ready };
+  return { redraw: () => redraw(), seconds, bytes, percent, pick, describeBar, describeMemory, ready };
 })();
