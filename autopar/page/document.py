@@ -18,7 +18,7 @@ from autopar.page import charts
 from autopar.page.bars import memory_top
 from autopar.page.machine import machine_data
 from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
-from autopar.page.records import BlockGraph, LaneShares, Node, Progress
+from autopar.page.records import BlockGraph, LaneShares, Node, Progress, Sharded
 from autopar.page.tiles import tiles
 from autopar.page.view import View
 from autopar.plan import StagePlan
@@ -272,6 +272,8 @@ def _first_choice(view: View) -> int:
 def _graph(graph: BlockGraph) -> dict[str, Any]:
     return {
         "axes": graph.axes,
+        "sizes": graph.sizes,
+        "block": graph.block,
         "states": [(name, *placements) for name, placements in graph.states],
         "nodes": [
             {
@@ -279,7 +281,11 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
                 if node.over
                 else node.kind.removeprefix("autopar::"),
                 "name": node.name,
-                "shape": " × ".join(map(str, node.shape)),
+                "kind": node.kind.removeprefix("autopar::"),
+                "over": node.over,
+                "shape": " × ".join(map(str, node.result.local)),
+                "result": _sharded(node.result),
+                "parameters": [_sharded(each) for each in node.parameters],
                 "placement": " ".join(node.placements) or "whole",
                 "colour": lettered(MEANINGS[_meaning(node, graph.roles)]),
                 "bytes": node.bytes,
@@ -291,6 +297,16 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
             }
             for node in graph.nodes
         ],
+    }
+
+
+def _sharded(tensor: Sharded) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "whole": tensor.whole,
+        "local": tensor.local,
+        "placements": tensor.placements,
+        "bytes": tensor.bytes,
     }
 
 

@@ -296,6 +296,25 @@ class ScalePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharded:
+    """A tensor and the part of it that a device holds.
+
+    Attributes:
+        name: Its name; "" for the result of an op, which has the op's.
+        whole: Global shape; with what pads it where devices do not divide a dim.
+        local: Local shape.
+        placements: One per mesh axis, as they print; empty if the program does not say.
+        bytes: Local size.
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    local: tuple[int, ...]
+    placements: tuple[str, ...]
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """An instruction of a block.
 
@@ -303,7 +322,8 @@ class Node:
         name: Name of the op, or of the value that is moved.
         kind: Kind of the op, or the collective.
         over: Mesh axis of a collective; "" for an op.
-        shape: Local shape of the result.
+        result: What it makes.
+        parameters: The parameters it reads, as it reads them: gathered, if they were.
         placements: Placement of the result per mesh axis; of a collective, "before > after" on its axis.
         bytes: Size of the result on one device; of a collective, on the wire.
         seconds: Time it takes alone.
@@ -316,7 +336,8 @@ class Node:
     name: str
     kind: str
     over: str
-    shape: tuple[int, ...]
+    result: Sharded
+    parameters: tuple[Sharded, ...]
     placements: tuple[str, ...]
     bytes: float
     seconds: float
@@ -335,6 +356,7 @@ class BlockGraph:
         instances: How many they are.
         phase: When it runs.
         axes: Names of the axes of its mesh.
+        sizes: Devices along each of these axes.
         roles: What each of these axes does, in the field's words: "dp", "tp", ...
         nodes: Its instructions in order.
         states: Parameters and their placement between steps, one per axis; they are those of all phases.
@@ -344,6 +366,7 @@ class BlockGraph:
     instances: int
     phase: str
     axes: tuple[str, ...]
+    sizes: tuple[int, ...]
     roles: Mapping[str, str]
     nodes: tuple[Node, ...]
     states: tuple[tuple[str, tuple[str, ...]], ...]

@@ -421,6 +421,105 @@ const autopar = (() => {
     );
   }
 
+  const element = (tag, text, name) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (name) made.className = name;
+    return made;
+  };
+
+  /* A shape with the mesh axes that split each dim, "4096 × 14336/tp"; axes on which it is a sum to be, behind it. */
+  function shapeOf(tensor, axes) {
+    const dims = tensor.whole.map(String);
+    const terms = [];
+    tensor.placements.forEach((placement, i) => {
+      const split = /^S\((\d+)/.exec(placement);
+      if (split) dims[Number(split[1])] += "/" + axes[i];
+      else if (placement.startsWith("P")) terms.push(axes[i]);
+    });
+    return (dims.join(" × ") || "scalar") + (terms.length ? ", terms of a sum over " + terms.join(", ") : "");
+  }
+
+  function tensorCell(tensor, axes, name) {
+    const cell = element("span");
+    if (name) cell.append(element("b", name), " ");
+    cell.append(shapeOf(tensor, axes));
+    const same = String(tensor.whole) === String(tensor.local);
+    cell.append(element("small", (same ? "" : tensor.local.join(" × ") + " on a GPU, ") + bytes(tensor.bytes)));
+    return cell;
+  }
+
+  /* What all names of a block begin with, up to a dot. */
+  function commonStart(names) {
+    const parts = names.map((name) => name.split("."));
+    let length = 0;
+    while (parts.every((part) => part.length > length + 1 && part[length] === parts[0][length])) length++;
+    return parts.length ? parts[0].slice(0, length).map((part) => part + ".").join("") : "";
+  }
+
+  /* The chosen block as rows: ops that take time with parameters and result, collectives as bands between them. */
+  function showLayer(graph) {
+    const holder = document.querySelector("#layer");
+    const start = commonStart(graph.nodes.filter((node) => !node.over).map((node) => node.name));
+    const short = (name) => (name.startsWith(start) ? name.slice(start.length) : name);
+    const longest = Math.max(...graph.nodes.map((node) => node.seconds), 1e-12);
+    const sums = new Map();
+    const rows = [];
+    let free = 0;
+    let part = null;
+    const flush = () => {
+      if (free) rows[rows.length - 1].querySelector("small")?.append(" + " + free + (free === 1 ? " op" : " ops") + " without time");
+      free = 0;
+    };
+    const columns = element("li", undefined, "columns");
+    columns.append(...["alone", "op", "parameter", "result"].map((title) => element("span", title)));
+    rows.push(columns);
+    for (const node of graph.nodes) {
+      const moves = node.over !== "" && node.kind !== "slice";
+      const what = moves ? node.title : "compute";
+      sums.set(what, (sums.get(what) ?? 0) + node.seconds);
+      if (!moves && node.seconds === 0 && node.parameters.length === 0) {
+        free += rows.length > 1;
+        continue;
+      }
+      flush();
+      const name = short(node.name);
+      if (!moves) {
+        const own = name.includes(".") ? name.split(".")[0] : null;
+        if (own !== null && own !== part) rows.push(element("li", own, "part"));
+        part = own ?? part;
+      }
+      const row = element("li", undefined, moves ? "move" : undefined);
+      if (moves) {
+        const size = graph.sizes[graph.axes.indexOf(node.over)];
+        row.style.background = node.colour;
+        row.append(
+          element("b", node.kind + " over " + node.over + " (" + size + " GPUs)"), element("span", node.placement),
+          element("span", bytes(node.bytes)), element("span", seconds(node.seconds) + (node.beside ? ", beside compute" : "")),
+          element("span", name),
+        );
+      } else {
+        const took = element("span", seconds(node.seconds), "took");
+        const bar = element("i");
+        bar.style.background = node.colour;
+        bar.style.width = Math.max(1, (100 * node.seconds) / longest) + "%";
+        took.append(bar);
+        const op = element("span");
+        op.append(element("b", node.kind), element("small", name));
+        const read = element("span");
+        read.append(...node.parameters.map((each) => tensorCell(each, graph.axes, short(each.name))));
+        row.append(took, op, read, tensorCell(node.result, graph.axes));
+      }
+      rows.push(row);
+    }
+    flush();
+    holder.replaceChildren(...rows);
+    const told = [...sums].filter(([, value]) => value > 0).map(([name, value]) => name + " " + seconds(value));
+    const places = graph.axes.map((axis, i) => axis + " " + graph.sizes[i]).join(" × ");
+    document.querySelector("#layer-sum").textContent =
+      "On a mesh of " + (places || "one GPU") + ": " + told.join(", ") + "." + (start ? " Names begin with " + start : "");
+  }
+
   const escaped = (text) => {
     const holder = document.createElement("span");
     holder.textContent = text;
@@ -482,7 +581,11 @@ const autopar = (() => {
     if (choice) {
       const { graphs } = JSON.parse(document.querySelector("#blocks").textContent);
       const show = () => showBlock(graphs[Number(choice.value)]);
-      choice.addEventListener("change", show);
+      choice.addEventListener("change", () => {
+        showLayer(graphs[Number(choice.value)]);
+        show();
+      });
+      showLayer(graphs[Number(choice.value)]);
       onWidth("block", show);
     }
     onWidth("timeline", redraw);
