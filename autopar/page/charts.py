@@ -41,7 +41,8 @@ from autopar.page.records import (
     Waterfall,
 )
 from autopar.report.text import format_change
-from autopar.units import format_bytes, format_seconds
+from autopar.scenarios import WhatIf
+from autopar.units import format_bytes, format_count, format_seconds
 
 INK = "ink"
 """Tag of what is written in the colour of the page's text."""
@@ -314,6 +315,36 @@ def tradeoff_chart(found: Sequence[Compared], limit: float) -> figure:
         )
     _limit(plot, limit, "width")
     _legend(plot)
+    return plot
+
+
+def whatif_chart(found: WhatIf) -> figure:
+    """Return the throughput of the best plan of each cluster and number of GPUs that has one, as bars."""
+    cells = [cell for cell in found.cells if cell.items_per_second is not None]
+    rates = [cell.items_per_second or 0.0 for cell in cells]
+    labels = [f"{cell.gpus} × {cell.cluster}" for cell in cells]
+    fastest = max(rates)
+    prices = [
+        "" if cell.price_per_million is None else f", {cell.price_per_million:.4g} per M {found.unit}s"
+        for cell in cells
+    ]
+    source = ColumnDataSource(
+        {
+            "label": labels,
+            "rate": rates,
+            "colour": [MEANINGS["this plan"] if rate == fastest else PLAIN for rate in rates],
+            "text": [f"{format_count(rate)}/s{price}" for rate, price in zip(rates, told, strict=True)],
+        }
+    )
+    plot = _still("whatif", 60 + 26 * len(cells), y_range=labels[::-1], x_range=Range1d(0, _ROOM_FOR_TEXT * fastest))
+    plot.xaxis.axis_label = f"{found.unit}s per second"
+    plot.xaxis.formatter = CustomJSTickFormatter(code="return autopar.count(tick)")
+    plot.ygrid.grid_line_color = None
+    plot.hbar(y="label", left=0, right="rate", height=0.7, color="colour", source=source)
+    plot.text(
+        x="rate", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
     return plot
 
 

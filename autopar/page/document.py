@@ -21,7 +21,7 @@ from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
 from autopar.page.records import BlockGraph, LaneShares, Node, Progress, Sharded
 from autopar.page.tiles import tiles
 from autopar.page.view import View
-from autopar.plan import StagePlan
+from autopar.plan import Plan, StagePlan
 from autopar.recompute import Recompute
 from autopar.report.summary import describe_job, describe_model, format_range, format_report, verdict
 from autopar.report.text import format_change, format_share
@@ -71,6 +71,7 @@ def render(view: View) -> str:
         graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
         chosen=_first_choice(view),
         legend=_legend(view),
+        commands=_commands(view.plan),
         lane=view.gantt.lanes.word,
         lanes=view.gantt.lanes.titles,
         machine=_json(picture),
@@ -113,9 +114,22 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         plots["tradeoff"] = charts.tradeoff_chart(view.compared, limit)
     if view.alternatives is not None and any(own.step is not None for own in view.alternatives.weighed):
         plots["alternatives"] = charts.alternatives_chart(view.alternatives)
+    if view.whatif is not None and any(cell.plan is not None for cell in view.whatif.cells):
+        plots["whatif"] = charts.whatif_chart(view.whatif)
     if view.scaling:
         plots["scaling"] = charts.scaling_chart(view.scaling)
     return plots, timeline, memory
+
+
+def _commands(plan: Plan) -> list[tuple[str, str]]:
+    """Return what to do with the plan next: commands, and what each is for."""
+    trained = [("torchtitan", "arguments of torchtitan"), ("megatron", "arguments of Megatron-LM")]
+    targets = [*(trained if plan.job.mode == "train" and plan.model.tokens else []), ("pytorch", "DTensor placements")]
+    return [
+        *((f"autopar export plan.json --to {name}", purpose) for name, purpose in targets),
+        ("autopar explain plan.json --alternatives", "what other decisions cost"),
+        ("autopar figures plan.json -o figures", "these charts for a paper"),
+    ]
 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]

@@ -55,7 +55,7 @@ def block_graphs(
                 roles[stage.index],
                 _nodes(segment, view, stage.mesh),
                 states,
-            )  # fmt: skip
+            )
             for segment in segments
             if segment.kind == kind and segment.instructions
         ]

@@ -26,6 +26,13 @@ const autopar = (() => {
     return digits(value) + " B";
   }
 
+  function count(value) {
+    for (const [prefix, scale] of PREFIXES) {
+      if (Math.abs(value) >= scale) return digits(value / scale) + " " + prefix;
+    }
+    return digits(value);
+  }
+
   const percent = (value) => (value > 0 ? "+" : "") + digits(value) + " %";
 
   /* Return a function whose calls of one frame are one call. */
@@ -191,6 +198,22 @@ const autopar = (() => {
   }
 
   const describeMemory = (data, time) => bytes(data.bytes[sampleAt(data, time)]) + " at " + seconds(time);
+
+  /* Copy the text that a button is for; pages opened from disk may lack the clipboard, which a selection has always. */
+  async function copy(button) {
+    const source = document.querySelector(button.dataset.copy);
+    let copied = false;
+    if (navigator.clipboard) {
+      copied = await navigator.clipboard.writeText(source.textContent.trim()).then(() => true, () => false);
+    }
+    if (!copied) {
+      getSelection().selectAllChildren(source);
+      copied = document.execCommand("copy");
+      if (copied) getSelection().removeAllRanges();
+    }
+    button.textContent = copied ? "Copied" : "Selected: press Ctrl+C";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  }
 
   /* Light and dark: the page follows the system until its switch is used. */
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -478,7 +501,7 @@ const autopar = (() => {
       const moves = node.over !== "" && node.kind !== "slice";
       const what = moves ? node.title : "compute";
       sums.set(what, (sums.get(what) ?? 0) + node.seconds);
-      if (!moves && node.seconds === 0 && node.parameters.length === 0) {
+      if (!moves && node.seconds === 0) {
         free += rows.length > 1;
         continue;
       }
@@ -570,6 +593,10 @@ const autopar = (() => {
       button.hidden = false;
       button.addEventListener("click", switchTheme);
     });
+    document.querySelectorAll("[data-copy]").forEach((button) => {
+      button.hidden = false;
+      button.addEventListener("click", () => copy(button));
+    });
     system.addEventListener("change", paint);
     paint();
     if (matchMedia("(pointer: coarse)").matches) {
@@ -592,5 +619,5 @@ const autopar = (() => {
     document.documentElement.dataset.ready = "";
   }
 
-  return { redraw: () => redraw(), seconds, bytes, percent, pick, describeBar, describeMemory, ready };
+  return { redraw: () => redraw(), seconds, bytes, count, percent, pick, describeBar, describeMemory, ready };
 })();
