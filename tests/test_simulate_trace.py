@@ -12,7 +12,7 @@ from autopar.errors import PlanError
 from autopar.program.records import Program
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
-from autopar.simulate import Row, chrome_trace, simulate, track_names, write_chrome_trace
+from autopar.simulate import Row, chrome_trace, simulate, write_chrome_trace
 from tests.programs import ExactCosts, equal_stages, programs, two_block_step
 
 
@@ -25,7 +25,7 @@ def test_file_holds_bars_rows_and_memory(tmp_path: Path) -> None:
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["displayTimeUnit"] == "ms"
     events = trace["traceEvents"]
-    assert {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "stage 1"}} in events
+    assert {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "stage 1: GPU 1, block 1"}} in events
     assert {"ph": "M", "name": "thread_name", "pid": 1, "tid": 0, "args": {"name": "compute"}} in events
     assert {"ph": "C", "name": "memory", "pid": 0, "ts": 0.0, "args": {"bytes": 11.0}} in events
     bar = {"ph": "X", "name": "F0", "cat": "compute", "pid": 1, "tid": 0, "ts": 1.5e6, "dur": 1e6}
@@ -106,7 +106,7 @@ def test_trace_has_every_event_that_takes_time() -> None:
 def test_tracks_are_named_and_none_is_empty(program: Program) -> None:
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    events = chrome_trace(timeline, track_names(program))["traceEvents"]
+    events = chrome_trace(timeline)["traceEvents"]
 
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert named == {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
@@ -150,5 +150,5 @@ def test_blocks_are_numbered_along_the_chain() -> None:
     program = equal_stages(2, 2, "1f1b", blocks_per_stage=3)
     timeline = simulate(program, ExactCosts(), trace=True)
 
-    assert track_names(program)[1].endswith("block 3-5")
+    assert timeline.tracks[1].endswith("block 3-5")
     assert {event.block for event in timeline.events if event.stage == 1 and event.block is not None} == {3, 4, 5}

@@ -34,7 +34,7 @@ def write_folder(plan: "Plan", folder: Path, cache: Path | None) -> "View":
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())
     view = look(plan, cache_dir=cache)
-    write_chrome_trace(view.timeline, folder / "trace.json", view.tracks)
+    write_chrome_trace(view.timeline, folder / "trace.json")
     write_page(view, folder / "report.html")
     click.echo(one_line(f"wrote plan.json, report.txt, report.html and trace.json into {folder}"), err=True)
     return view

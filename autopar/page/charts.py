@@ -324,10 +324,8 @@ def whatif_chart(found: WhatIf) -> figure:
     rates = [cell.items_per_second or 0.0 for cell in cells]
     labels = [f"{cell.gpus} × {cell.cluster}" for cell in cells]
     fastest = max(rates)
-    prices = [
-        "" if cell.price_per_million is None else f", {cell.price_per_million:.4g} per M {found.unit}s"
-        for cell in cells
-    ]
+    prices = [cell.price_per_million for cell in cells]
+    told = ["" if price is None else f", {price:.4g} per M {found.unit}s" for price in prices]
     source = ColumnDataSource(
         {
             "label": labels,

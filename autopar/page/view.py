@@ -34,7 +34,7 @@ from autopar.page.shares import (
 from autopar.plan import Plan
 from autopar.program.records import Program
 from autopar.scenarios import WhatIf
-from autopar.simulate import Costs, Timeline, track_names
+from autopar.simulate import Costs, Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,6 @@ class View:
     Attributes:
         plan: The plan.
         timeline: Its simulated step, with the bars of a trace.
-        tracks: Names of stages, or device groups, for a trace.
         gantt: The step as bars.
         memory: Memory over time by lane.
         time_parts: Where the time of the busiest lane goes, from the peak of the devices on.
@@ -63,7 +62,6 @@ class View:
 
     plan: Plan
     timeline: Timeline
-    tracks: tuple[str, ...]
     gantt: Gantt
     memory: tuple[MemoryCurve, ...]
     time_parts: Waterfall
@@ -110,7 +108,6 @@ def prepare(
     return View(
         plan=plan,
         timeline=timeline,
-        tracks=track_names(program),
         gantt=gantt(timeline, program.groups),
         memory=memory_curves(timeline, lanes),
         time_parts=time_waterfall(timeline, roles, lanes, ideal),

@@ -7,7 +7,7 @@ from autopar.simulate.layout import Costs
 from autopar.simulate.path import PathStep
 from autopar.simulate.simulation import EVEN, Stragglers
 from autopar.simulate.timeline import Event, MemoryPeak, MemorySample, Row, StageTimeline, Timeline
-from autopar.simulate.trace import chrome_trace, track_names, write_chrome_trace
+from autopar.simulate.trace import chrome_trace, write_chrome_trace
 
 __all__ = [
     "EVEN",
@@ -25,6 +25,5 @@ __all__ = [
     "chrome_trace",
     "simulate",
     "simulate_flat",
-    "track_names",
     "write_chrome_trace",
 ]

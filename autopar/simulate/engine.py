@@ -21,7 +21,7 @@ from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
 from autopar.simulate.blocks import BlockMemories
-from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
+from autopar.simulate.events import gradient_events, part_events, task_events, track_names, transfer_event
 from autopar.simulate.fitting import fit_in
 from autopar.simulate.gradients import (
     Boundary,
@@ -256,7 +256,8 @@ def simulate(
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
     arrays = step_arrays(program, sim, samples)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays, host)
+    path, tracks = _path(program, sim), track_names(program)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks)
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

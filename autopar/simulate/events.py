@@ -1,7 +1,8 @@
-"""The bars of a trace: tasks, transfers, gradient traffic, and each op of the first microbatch and of the update."""
+"""The bars of a trace: tasks, transfers, gradient traffic, and each op of the first microbatch and of the update; and what tracks are called."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from autopar.program.records import Program
 from autopar.simulate.fitting import Interval, Jobs
 from autopar.simulate.layout import Resource
 from autopar.simulate.pipeline import Run, Transfer
@@ -62,3 +63,32 @@ def transfer_event(transfer: Transfer, groups: Sequence[int], chunks: Sequence[S
     taken = transfer.task._replace(chunk=chunks[target].index(transfer.receiver))
     seconds = transfer.end - transfer.start
     return Event(group, row, str(transfer.task), transfer.start, seconds, receiver=(target, str(taken)))
+
+
+def track_names(program: Program) -> tuple[str, ...]:
+    """Return what the tracks of a program's timeline are: stages with their devices and blocks, or device groups."""
+    starts = [0]
+    for stage in program.stages:
+        starts.append(starts[-1] + len(stage.blocks))
+    names = []
+    for number, held in enumerate(program.chunks):
+        first, last = program.stages[held[0]].devices
+        blocks = ", ".join(_span(starts[stage], starts[stage + 1]) for stage in held)
+        own = f"stage {number}" if program.num_chunks == 1 else _group(number, held)
+        names.append(f"{own}: GPU {_span(first, last)}, block {blocks}")
+    return tuple(names)
+
+
+def _group(number: int, held: Sequence[int]) -> str:
+    return f"device group {number} (stages {', '.join(map(str, held))})"
+
+
+def _span(start: int, stop: int) -> str:
+    """Return a half-open range for reading.
+
+    >>> _span(0, 8), _span(3, 4), _span(2, 2)
+    ('0-7', '3', 'none')
+    """
+    if stop == start:
+        return "none"
+    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"

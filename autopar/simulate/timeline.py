@@ -157,6 +157,7 @@ class Timeline:
         path: The critical path in order of time; empty unless asked for.
         arrays: The same as arrays; None unless asked for.
         host: Memory of the fullest host; None if nothing lies in host memory.
+        tracks: What the records in `stages` are, with devices and blocks; empty unless asked for.
     """
 
     step_seconds: float
@@ -167,6 +168,7 @@ class Timeline:
     path: tuple["PathStep", ...] = ()
     arrays: "StepArrays | None" = field(default=None, compare=False)
     host: HostMemory | None = None
+    tracks: tuple[str, ...] = ()
 
     @property
     def band(self) -> tuple[float, float] | None:

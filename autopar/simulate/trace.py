@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from autopar.plan import write_atomically
-from autopar.program.records import Program
 from autopar.simulate.timeline import Event, Row, Timeline
 
 _THREADS = {row: index for index, row in enumerate(Row)}
@@ -22,50 +21,17 @@ _VERSION = re.compile(r"\|\S*")
 """What is behind the name of a tensor that was moved: its placement and phase."""
 
 
-def track_names(program: Program) -> tuple[str, ...]:
-    """Return what the tracks of a program's timeline are: stages with their devices and blocks, or device groups."""
-    starts = [0]
-    for stage in program.stages:
-        starts.append(starts[-1] + len(stage.blocks))
-    names = []
-    for number, held in enumerate(program.chunks):
-        first, last = program.stages[held[0]].devices
-        blocks = ", ".join(_span(starts[stage], starts[stage + 1]) for stage in held)
-        own = f"stage {number}" if program.num_chunks == 1 else _group(number, held)
-        names.append(f"{own}: GPU {_span(first, last)}, block {blocks}")
-    return tuple(names)
-
-
-def _group(number: int, held: Sequence[int]) -> str:
-    return f"device group {number} (stages {', '.join(map(str, held))})"
-
-
-def _span(start: int, stop: int) -> str:
-    """Return a half-open range for reading.
-
-    >>> _span(0, 8), _span(3, 4), _span(2, 2)
-    ('0-7', '3', 'none')
-    """
-    if stop == start:
-        return "none"
-    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
-
-
-def chrome_trace(timeline: Timeline, tracks: Sequence[str] = ()) -> dict[str, Any]:
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Return the events of a timeline that was simulated with `trace=True`, ready for JSON.
 
     Events that take no time are left out, and so are threads without events.
-
-    Args:
-        timeline: The timeline.
-        tracks: Names of its stages or device groups, as `track_names` has them; their numbers without.
     """
     bars = [event for event in timeline.events if event.seconds > 0]
     rows = {(event.stage, event.row) for event in bars}
     events: list[dict[str, Any]] = []
     for stage in timeline.stages:
-        own = tracks[stage.index] if tracks else f"stage {stage.index}"
-        events.append({"ph": "M", "name": "process_name", "pid": stage.index, "args": {"name": own}})
+        own = {"name": timeline.tracks[stage.index]}
+        events.append({"ph": "M", "name": "process_name", "pid": stage.index, "args": own})
         events.append(
             {"ph": "M", "name": "process_sort_index", "pid": stage.index, "args": {"sort_index": stage.index}}
         )
@@ -89,13 +55,13 @@ def chrome_trace(timeline: Timeline, tracks: Sequence[str] = ()) -> dict[str, An
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_chrome_trace(timeline: Timeline, path: str | Path, tracks: Sequence[str] = ()) -> None:
-    """Write the trace as JSON, atomically; `tracks` as of `chrome_trace`.
+def write_chrome_trace(timeline: Timeline, path: str | Path) -> None:
+    """Write the trace as JSON, atomically.
 
     Raises:
         PlanError: If the file cannot be written.
     """
-    write_atomically(Path(path), msgspec.json.encode(chrome_trace(timeline, tracks)))
+    write_atomically(Path(path), msgspec.json.encode(chrome_trace(timeline)))
 
 
 def _bar(event: Event) -> dict[str, Any]:
