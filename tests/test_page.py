@@ -22,15 +22,19 @@ from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
 from autopar.page.bars import gantt, lanes_of, memory_curves, memory_top, row_edges
 from autopar.page.charts import alternatives_chart
+from autopar.page.compare import compared, pareto
 from autopar.page.document import _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
+from autopar.page.machine import machine, machine_data
+from autopar.page.records import Compared, Lanes
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
 from autopar.page.tiles import tiles
-from autopar.plan import Plan
+from autopar.plan import Plan, Rival
 from autopar.program.records import Category, Program
 from autopar.report.parts import from_peak
 from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
+from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
 from autopar.units import format_seconds
 from tests.formulations import DIMS
@@ -422,6 +426,87 @@ def test_a_colour_means_one_thing() -> None:
     assert {str(category) for category in Category} <= set(palette.MEANINGS)
     found = palette.legend(palette.MEANINGS)
     assert len({colour for _, colour in found}) == len(found) == len(shared)
+
+
+def staged_program() -> Program:
+    """Return two stages of 4 devices, dp=2 × tp=2 each."""
+    program = equal_stages(2, 4, "1f1b")
+    mesh = Mesh.of(dp=2, tp=2)
+    stages = [replace(stage, devices=(4 * i, 4 * i + 4), mesh=mesh) for i, stage in enumerate(program.stages)]
+    return replace(program, stages=tuple(stages))
+
+
+def test_devices_of_the_machine_have_their_groups() -> None:
+    """Two stages of dp=2 × tp=2 in nodes of 8, by hand; a role is chosen only where an axis has several devices."""
+    plan, program = two_stage_plan(), staged_program()
+    found = machine(plan, program, [{"dp": "dp", "tp": "tp"}] * 2)
+
+    data = machine_data(found, Lanes(program.chunks))
+
+    assert (found.num_devices, found.node_starts) == (8, (0,))
+    assert [lane.devices for lane in found.lanes] == [(0, 4), (4, 8)]
+    assert found.lanes[0].axes == (("dp", 2, 2), ("tp", 2, 1))
+    assert data["choices"] == ["pp", "dp", "tp"]
+    twice = machine(replace(plan, job=replace(plan.job, gpus=20)), program, [{}] * 2)
+    assert (twice.num_devices, twice.node_starts) == (20, (0, 8, 16))
+
+
+def test_plans_for_the_same_job_are_compared() -> None:
+    """The plan, its runner-up, grid search and a given plan; one for other devices is not among them."""
+    plan = two_stage_plan()
+    assert plan.simulated is not None
+    rival = Rival("grid search", "dp/tp/pp", "dp=8", 1.2, 40e9, 10, 10, "", 1.0)
+    plan = replace(plan, rival=rival)
+
+    found = compared(plan, [replace(plan, alternatives=()), _for_gpus(16)])
+
+    assert [(each.name, each.step) for each in found] == [
+        ("this plan", 1.0), ("runner-up", 1.05), ("given plan", 1.0), ("grid search", 1.2),
+    ]  # fmt: skip
+    assert [each.name for each in compared(replace(plan, simulated=None, alternatives=(), rival=None))] == []
+
+
+@given(points=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12))
+def test_no_plan_beats_one_of_the_pareto_front(points: list[tuple[int, int]]) -> None:
+    """In both step time and memory; whoever is not in the front is beaten, or equalled, by one that is."""
+    plans = [Compared("", "", "", float(step), float(peak)) for step, peak in points]
+
+    front = pareto(plans)
+
+    for own in front:
+        assert not any(each.step <= own.step and each.peak < own.peak for each in plans)
+    for own in plans:
+        assert any(each.step <= own.step and each.peak <= own.peak for each in front)
+
+
+def test_global_shapes_of_a_layer_are_those_of_the_model(plan: Plan, cache_dir: Path) -> None:
+    """Parameters of the forward, whole and as a device reads them; whole is local times the axes that split it."""
+    program, costs, folded = api.lower_plan(plan, cache_dir=cache_dir)
+    graphs = block_graphs(plan, program, costs, [{}] * len(program.stages))
+    shapes = {state.value: folded.graph.shape(state.value) for block in plan.blocks for state in block.states}
+
+    read = [each for graph in graphs for node in graph.nodes for each in node.parameters if each.name in shapes]
+
+    assert {each.name for each in read} == set(shapes)
+    assert all(each.whole == shapes[each.name] for each in read)
+    assert all(len(each.local) == len(each.whole) for each in read)
+
+
+def test_page_has_the_commands_that_come_next() -> None:
+    """Exports only to frameworks that train where the plan trains."""
+    page = render(view_of())
+
+    assert "autopar export plan.json --to torchtitan" in page
+    inference = replace(two_stage_plan(), job=replace(two_stage_plan().job, mode="infer"))
+    assert "torchtitan" not in render(view_of(plan=inference))
+    assert "autopar export plan.json --to pytorch" in render(view_of(plan=inference))
+
+
+def test_page_of_what_if_begins_with_its_comparison() -> None:
+    page = render(view_of(whatif=whatif_of(two_stage_plan())))
+
+    assert page.index("What if</h2>") < page.index("The plan</h2>")
+    assert "Throughput of the best plans" in page
 
 
 def test_names_cannot_break_out_of_the_page() -> None:

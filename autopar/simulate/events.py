@@ -1,4 +1,4 @@
-"""The bars of a trace: tasks, transfers, gradient traffic, and each op of the first microbatch and of the update; and what tracks are called."""
+"""The bars of a trace: tasks, transfers, gradient traffic, ops of the first microbatch and of the update; its tracks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
