@@ -483,7 +483,7 @@ def test_global_shapes_of_a_layer_are_those_of_the_model(plan: Plan, cache_dir: 
     """Parameters of the forward, whole and as a device reads them; whole is local times the axes that split it."""
     program, costs, folded = api.lower_plan(plan, cache_dir=cache_dir)
     graphs = block_graphs(plan, program, costs, [{}] * len(program.stages))
-    shapes = {state.value: folded.graph.shape(state.value) for block in plan.blocks for state in block.states}
+    shapes = {state.value: folded.graph.values[state.value].shape for block in plan.blocks for state in block.states}
 
     read = [each for graph in graphs for node in graph.nodes for each in node.parameters if each.name in shapes]
 

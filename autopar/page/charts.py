@@ -216,10 +216,12 @@ def shares_chart(name: str, shares: LaneShares, *, limit: float | None = None) -
 def progress_chart(progress: Progress) -> figure:
     """Return by how much the best plan and the bound differ from the last best plan, against wall time.
 
-    What lies between the two curves is the gap.
+    What lies between the two curves is the gap. Bounds of 0, before anything is proven, are left out.
     """
     best = progress.objective[-1]
-    plot = _still("progress", 300, x_range=Range1d(0, 1.03 * progress.seconds[-1]))
+    first, last = progress.seconds[0], progress.seconds[-1]
+    start = 0.0 if first < last / 2 else first - 0.1 * (last - first)  # most of the time may pass before the first plan
+    plot = _still("progress", 300, x_range=Range1d(start, last + 0.03 * (last - start)))
     plot.xaxis.formatter = seconds_axis()
     plot.yaxis.formatter = CustomJSTickFormatter(code="return autopar.percent(tick)")
     plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "against the best plan"
@@ -227,7 +229,7 @@ def progress_chart(progress: Progress) -> figure:
         source = ColumnDataSource(
             {
                 "seconds": progress.seconds,
-                "change": [_finite(100 * (value / best - 1)) for value in values],
+                "change": [_finite(100 * (value / best - 1)) if value > 0 else math.nan for value in values],
                 "step": [_finite(value) for value in values],
             }
         )
@@ -280,7 +282,8 @@ def compared_chart(found: Sequence[Compared]) -> figure:
 
 def tradeoff_chart(found: Sequence[Compared], limit: float) -> figure:
     """Return step time against memory of a plan and of others for the same job, with the limit and the Pareto front."""
-    plot = _still("tradeoff", 320)
+    steps = [each.step for each in found]
+    plot = _still("tradeoff", 320, x_range=Range1d(0.95 * min(steps), 1.05 * max(steps)))
     plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), bytes_axis()
     plot.xaxis.axis_label, plot.yaxis.axis_label = "step time", "peak memory"
     plot.y_range = Range1d(0, 1.1 * max(limit, *(each.peak for each in found)))

@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from autopar import __version__
 from autopar.page import charts
 from autopar.page.bars import memory_top
+from autopar.page.compare import RUNNER_UP, THIS
 from autopar.page.machine import machine_data
 from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
 from autopar.page.records import BlockGraph, LaneShares, Node, Progress, Sharded
@@ -40,6 +41,8 @@ def render(view: View) -> str:
         document.add_root(plot)
     ready = CustomJS(args={"bars": timeline.state, "curves": memory.state}, code="autopar.ready(bars, curves)")
     document.js_on_event("document_ready", ready)
+    for name in ("timeline", "machine", "block"):
+        plots[name].js_on_change("inner_width", CustomJS(code=f"autopar.resized('{name}')"))
     for name in ("start", "end"):
         timeline.plot.x_range.js_on_change(name, CustomJS(code="autopar.redraw()"))
     script, divs = components(plots, wrap_script=False)
@@ -213,6 +216,21 @@ def _ranking_table(view: View) -> Table:
                 "-" if plan.mfu is None else f"{100 * plan.mfu:.1f} %",
             )
         )
+    step = best.objective if best.simulated is None else best.simulated
+    rows += [
+        (
+            each.name,
+            each.summary,
+            "-",
+            format_seconds(each.step),
+            "-",
+            format_change(each.step, step),
+            format_bytes(each.peak),
+            "-",
+        )
+        for each in view.compared
+        if each.kind not in (THIS, RUNNER_UP)
+    ]
     return ("#", "plan", "formula", "simulated", "formula against simulated", "against the best", "peak", "MFU"), rows
 
 
@@ -287,6 +305,7 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
     return {
         "axes": graph.axes,
         "sizes": graph.sizes,
+        "roles": [graph.roles.get(axis, axis) for axis in graph.axes],
         "block": graph.block,
         "states": [(name, *placements) for name, placements in graph.states],
         "nodes": [

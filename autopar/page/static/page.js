@@ -538,7 +538,9 @@ const autopar = (() => {
     flush();
     holder.replaceChildren(...rows);
     const told = [...sums].filter(([, value]) => value > 0).map(([name, value]) => name + " " + seconds(value));
-    const places = graph.axes.map((axis, i) => axis + " " + graph.sizes[i]).join(" × ");
+    const places = graph.axes
+      .map((axis, i) => axis + (axis === graph.roles[i] ? " " : " (" + graph.roles[i] + ") ") + graph.sizes[i])
+      .join(" × ");
     document.querySelector("#layer-sum").textContent =
       "On a mesh of " + (places || "one GPU") + ": " + told.join(", ") + "." + (start ? " Names begin with " + start : "");
   }
@@ -572,15 +574,17 @@ const autopar = (() => {
     holder.replaceChildren(head, body);
   }
 
-  /* Call now, and whenever a chart gets another width, once Bokeh has laid it out anew. */
+  /* What draws a chart anew when Bokeh has given it another width. */
+  const drawers = {};
+
+  function resized(name) {
+    if (drawers[name]) drawers[name]();
+  }
+
+  /* Call now, if the chart has been laid out, and whenever it gets another width. */
   function onWidth(name, show) {
-    const holder = document.querySelector(`[data-chart="${name}"]`);
-    let width = -1;
-    new ResizeObserver(() => {
-      if (holder.clientWidth === width) return;
-      width = holder.clientWidth;
-      requestAnimationFrame(() => requestAnimationFrame(show));
-    }).observe(holder);
+    drawers[name] = once(show);
+    if (byName(name).inner_width > 0) drawers[name]();
   }
 
   function ready(bars, curves) {
@@ -619,5 +623,5 @@ const autopar = (() => {
     document.documentElement.dataset.ready = "";
   }
 
-  return { redraw: () => redraw(), seconds, bytes, count, percent, pick, describeBar, describeMemory, ready };
+  return { redraw: () => redraw(), seconds, bytes, count, percent, pick, resized, describeBar, describeMemory, ready };
 })();
