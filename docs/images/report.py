@@ -18,7 +18,7 @@ from autopar.page import look, write_page  # noqa: E402
 from autopar.prediction import predict  # noqa: E402
 from tests.browser import browser_path, open_browser  # noqa: E402
 
-SHOTS = (("report_light", 1280, 1180, False, "#timeline"), ("report_dark", 400, 1180, True, "#graph"))
+SHOTS = (("report_light", 1280, 1700, False, "body"), ("report_dark", 400, 1180, True, "#graph"))
 """Name, width and height in pixels, whether it is dark, and what is at the top."""
 
 
