@@ -62,7 +62,8 @@ def timeline() -> Gantt:
                 np.zeros(count, np.uint32),
             )
         )
-    return Gantt(float((start + seconds).max()), Lanes(tuple((i,) for i in range(LANES))), ("tasks",), tuple(bars), ("a task",))
+    lanes = Lanes(tuple((i,) for i in range(LANES)))
+    return Gantt(float((start + seconds).max()), lanes, ("tasks",), tuple(bars), ("a task",))
 
 
 def ours(gantt: Gantt) -> tuple[str, str]:
