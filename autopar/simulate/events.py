@@ -1,4 +1,4 @@
-"""The bars of a trace: tasks, transfers, gradient traffic, ops of the first microbatch and of the update; its tracks."""
+"""The bars of a trace: tasks, transfers, gradient traffic, ops of the first microbatch and of the update; tracks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
