@@ -16,19 +16,27 @@ from hypothesis import strategies as st
 import autopar
 from autopar import api
 from autopar.cli import main
+from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
-from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
+from autopar.page.bars import gantt, lanes_of, memory_curves, memory_top, row_edges
 from autopar.page.charts import alternatives_chart
-from autopar.page.document import render
+from autopar.page.compare import compared, pareto
+from autopar.page.document import _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
+from autopar.page.machine import machine, machine_data
+from autopar.page.records import Compared, Lanes
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
-from autopar.plan import Plan
-from autopar.program.records import Program
+from autopar.page.tiles import tiles
+from autopar.plan import Plan, Rival
+from autopar.program.records import Category, Program
+from autopar.report.parts import from_peak
 from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
+from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
+from autopar.units import format_seconds
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, programs
@@ -49,7 +57,7 @@ def test_every_bar_of_the_trace_is_in_the_timeline(program: Program) -> None:
         wanted[event.stage, row] += event.seconds
     found: dict[tuple[int, str], float] = defaultdict(float)
     for bars in shown.bars:
-        for stage, row, seconds in zip(bars.stage, bars.row, bars.seconds, strict=True):
+        for stage, row, seconds in zip(bars.lane, bars.row, bars.seconds, strict=True):
             if bars.kind != "critical path" and (bars.kind != "update" or shown.rows[row] != "tasks"):
                 found[int(stage), shown.rows[row]] += float(seconds)
     assert found == pytest.approx({key: seconds for key, seconds in wanted.items() if seconds}, rel=1e-5)
@@ -61,10 +69,10 @@ def test_bars_of_a_lane_are_in_order_and_apart(program: Program) -> None:
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
     for bars in gantt(timeline, program.groups).bars:
-        lanes = list(zip(bars.stage.tolist(), bars.row.tolist(), bars.start.tolist(), strict=True))
+        lanes = list(zip(bars.lane.tolist(), bars.row.tolist(), bars.start.tolist(), strict=True))
         assert lanes == sorted(lanes)
         ends = bars.start + bars.seconds
-        same = (bars.stage[1:] == bars.stage[:-1]) & (bars.row[1:] == bars.row[:-1])
+        same = (bars.lane[1:] == bars.lane[:-1]) & (bars.row[1:] == bars.row[:-1])
         assert (bars.start[1:][same] >= ends[:-1][same] - 1e-5 * timeline.step_seconds).all()
 
 
@@ -85,13 +93,17 @@ def test_parts_add_up(program: Program) -> None:
     """To the step, to the peak, and for every stage."""
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    assert time_waterfall(timeline, [{}] * len(program.stages)).total == pytest.approx(timeline.step_seconds)
-    assert memory_waterfall(timeline).total == pytest.approx(timeline.peak_bytes)
+    lanes = lanes_of(program.groups)
+
+    for ideal in (0.0, 0.1 * timeline.step_seconds):
+        parts = time_waterfall(timeline, [{}] * len(program.stages), lanes, ideal)
+        assert parts.total == pytest.approx(timeline.step_seconds)
+    assert memory_waterfall(timeline, lanes).total == pytest.approx(timeline.peak_bytes)
     for shares, whole in (
-        (time_shares(timeline, [{}] * len(program.stages)), [timeline.step_seconds] * len(timeline.stages)),
-        (memory_shares(timeline), [stage.memory.bytes for stage in timeline.stages]),
+        (time_shares(timeline, [{}] * len(program.stages), lanes), [timeline.step_seconds] * len(timeline.stages)),
+        (memory_shares(timeline, lanes), [stage.memory.bytes for stage in timeline.stages]),
     ):
-        sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.stages))]
+        sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.lanes))]
         assert sums == pytest.approx(whole)
 
 
@@ -99,7 +111,7 @@ def test_parts_add_up(program: Program) -> None:
 def test_curves_of_memory_have_the_peaks(program: Program) -> None:
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    curves = memory_curves(timeline)
+    curves = memory_curves(timeline, lanes_of(program.groups))
 
     assert [curve.bytes.max() for curve in curves] == [stage.memory.bytes for stage in timeline.stages]
     assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
@@ -173,7 +185,7 @@ def test_blocks_have_all_instructions_of_the_program(plan: Plan, cache_dir: Path
     """Once per distinct block and phase, with the collectives."""
     program, costs, _ = api.lower_plan(plan, cache_dir=cache_dir)
 
-    graphs = block_graphs(plan, program, costs)
+    graphs = block_graphs(plan, program, costs, [{}] * len(program.stages))
 
     wanted = sorted(len(segment.instructions) for segment in program.segments if segment.instructions)
     assert sorted(len(graph.nodes) for graph in graphs) == wanted
@@ -190,7 +202,7 @@ def test_time_of_the_busiest_stage_is_that_of_the_plan(plan: Plan, cache_dir: Pa
     view = look(plan, cache_dir=cache_dir)
 
     assert plan.simulated is not None, "plans of searches are simulated"
-    assert view.time_parts.parts == plan.simulated.parts
+    assert view.time_parts.parts == tuple(from_peak(plan.simulated))
     assert view.time_parts.total == pytest.approx(plan.simulated.step_seconds)
 
 
@@ -205,7 +217,7 @@ def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
     view = look(plan, cache_dir=cache_dir)
 
     assert {graph.axes for graph in view.graphs} == {("dp",), ("tp",)}
-    assert len(view.gantt.stages) == 2
+    assert len(view.gantt.lanes) == 2
     assert "</html>" in render(view)
 
 
@@ -218,12 +230,56 @@ def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
     view = look(replace(plan, stages=stages), cache_dir=cache_dir)
 
     assert {"copies to the host", "copies from the host"} <= set(view.gantt.rows)
-    assert {bars.kind for bars in view.gantt.bars} <= set(palette.KINDS)
+    assert {bars.kind for bars in view.gantt.bars} <= set(palette.MEANINGS)
     assert dict(view.time_parts.parts)["host memory"] > 0
     assert view.time_parts.total == pytest.approx(view.timeline.step_seconds)
     page = render(view)
     assert "Host memory</h3>" in page
     assert "optimizer, activations" in page
+
+
+def test_tiles_have_the_figures_of_the_plan() -> None:
+    """By hand: 32 samples in 1 s are 32 a second; a stage at 96 % of its limit warns, one at half does not."""
+    plan = two_stage_plan()
+    simulated = plan.simulated
+    assert simulated is not None
+    full = replace(simulated, error=0.1, stages=(replace(simulated.stages[0], peak=0.96 * plan.job.memory_limit),))
+
+    shown = {tile.name: tile for tile in tiles(replace(plan, simulated=full))}
+
+    assert shown["step time"].value == format_seconds(simulated.step_seconds)
+    assert "± 10.0 %" in shown["step time"].detail
+    assert shown["MFU"].value == f"{100 * simulated.mfu:.1f} %"
+    assert shown["peak memory"].share == pytest.approx(0.96)
+    assert shown["peak memory"].warns
+    half = replace(simulated, stages=(replace(simulated.stages[0], peak=0.5 * plan.job.memory_limit),))
+    assert not {tile.name: tile for tile in tiles(replace(plan, simulated=half))}["peak memory"].warns
+    assert plan.search is not None
+    assert shown["optimality gap"].value == f"{100 * plan.search.gap:.1f} %"
+    assert "price" not in shown
+
+
+def test_tile_of_the_price_is_that_of_the_hour() -> None:
+    """2 an hour and GPU, 8 GPUs, 64 samples in 2 s: 16 an hour are 16 / 3600 * 2 / 64 * 1e6 for a million samples."""
+    plan = two_stage_plan()
+    assert plan.simulated is not None
+    cluster = {**load_cluster("h100").to_dict(), "gpu_hour_price": 2.0}
+    simulated = replace(plan.simulated, step_seconds=2.0)
+    job = replace(plan.job, gpus=8, global_batch=64, cluster=cluster)
+
+    shown = {
+        tile.name: tile
+        for tile in tiles(replace(plan, job=job, simulated=simulated, model=replace(plan.model, tokens=0)))
+    }
+
+    assert shown["price"].value == f"{16 / 3600 * 2 / 64 * 1e6:.4g} per M samples"
+    assert shown["throughput"].value == "32 samples/s"
+
+
+def test_a_plan_that_was_not_simulated_has_the_time_of_the_formula() -> None:
+    plan = _without_search(two_stage_plan())
+
+    assert [(tile.name, tile.value) for tile in tiles(plan)] == [("step time", format_seconds(plan.objective))]
 
 
 def test_search_without_history_is_its_end() -> None:
@@ -261,10 +317,11 @@ def test_plans_of_different_models_have_no_scaling() -> None:
 
 def test_colours_can_be_seen_on_both_backgrounds() -> None:
     """Contrast of 3 for what is drawn, 4.5 for white letters on nodes (WCAG 2.2, 1.4.11 and 1.4.3)."""
-    drawn = [*palette.KINDS.values(), *palette.series(9), *palette.ordered(64), *palette.PLACED.values()]
+    drawn = [*palette.MEANINGS.values(), *palette.series(9), *palette.ordered(64)]
+    drawn += [palette.lettered(colour) for colour in palette.MEANINGS.values()]
 
     assert min(palette.contrast(colour, ground) for colour in drawn for ground in (palette.LIGHT, palette.DARK)) >= 3
-    assert min(palette.contrast(colour, "#ffffff") for colour in palette.PLACED.values()) >= 4.5
+    assert min(palette.contrast(palette.lettered(colour), "#ffffff") for colour in palette.MEANINGS.values()) >= 4.5
 
 
 def _without_search(plan: Plan) -> Plan:
@@ -336,6 +393,120 @@ def test_cells_without_a_plan_have_a_row_with_the_reason() -> None:
 def test_host_memory_is_on_the_page_when_a_plan_uses_it() -> None:
     """In words and by stage, and not at all otherwise."""
     assert "Host memory</h3>" not in render(view_of())
+
+
+def test_stages_and_device_groups_are_told_apart() -> None:
+    """Where a device group has several stages, what is known of groups is not called a stage."""
+    interleaved = view_of(equal_stages(4, 4, "interleaved", num_chunks=2))
+    plain = view_of(equal_stages(4, 4, "1f1b"))
+
+    assert (interleaved.gantt.lanes.word, plain.gantt.lanes.word) == ("device group", "stage")
+    assert interleaved.gantt.lanes.titles[1] == "device group 1 (stages 1, 3)"
+    assert interleaved.memory[1].lane == "device group 1 (stages 1, 3)"
+    assert interleaved.time_parts.title.startswith("Time of device group ")
+    header, rows = _stage_table(interleaved)
+    assert header[:2] == ("stage", "device group")
+    assert [row[:2] for row in rows] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
+    assert "<h3>Peak by device group</h3>" in render(interleaved)
+    assert "device group" not in render(plain)
+
+
+def test_a_colour_means_one_thing() -> None:
+    """Names share a colour where they are one thing; the legend of the page has each colour once."""
+    synonyms = [
+        {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
+        {"collectives", "tp communication", "communication"}, {"sends", "pp communication"},
+        {"host copies", "host memory"}, {"critical path", "limit"},
+    ]  # fmt: skip
+    shared: dict[str, set[str]] = defaultdict(set)
+    for name, colour in palette.MEANINGS.items():
+        shared[colour].add(name)
+
+    assert sorted(sorted(names) for names in shared.values() if len(names) > 1) == sorted(map(sorted, synonyms))
+    assert {str(category) for category in Category} <= set(palette.MEANINGS)
+    found = palette.legend(palette.MEANINGS)
+    assert len({colour for _, colour in found}) == len(found) == len(shared)
+
+
+def staged_program() -> Program:
+    """Return two stages of 4 devices, dp=2 × tp=2 each."""
+    program = equal_stages(2, 4, "1f1b")
+    mesh = Mesh.of(dp=2, tp=2)
+    stages = [replace(stage, devices=(4 * i, 4 * i + 4), mesh=mesh) for i, stage in enumerate(program.stages)]
+    return replace(program, stages=tuple(stages))
+
+
+def test_devices_of_the_machine_have_their_groups() -> None:
+    """Two stages of dp=2 × tp=2 in nodes of 8, by hand; a role is chosen only where an axis has several devices."""
+    plan, program = two_stage_plan(), staged_program()
+    found = machine(plan, program, [{"dp": "dp", "tp": "tp"}] * 2)
+
+    data = machine_data(found, Lanes(program.chunks))
+
+    assert (found.num_devices, found.node_starts) == (8, (0,))
+    assert [lane.devices for lane in found.lanes] == [(0, 4), (4, 8)]
+    assert found.lanes[0].axes == (("dp", 2, 2), ("tp", 2, 1))
+    assert data["choices"] == ["pp", "dp", "tp"]
+    twice = machine(replace(plan, job=replace(plan.job, gpus=20)), program, [{}] * 2)
+    assert (twice.num_devices, twice.node_starts) == (20, (0, 8, 16))
+
+
+def test_plans_for_the_same_job_are_compared() -> None:
+    """The plan, its runner-up, grid search and a given plan; one for other devices is not among them."""
+    plan = two_stage_plan()
+    assert plan.simulated is not None
+    rival = Rival("grid search", "dp/tp/pp", "dp=8", 1.2, 40e9, 10, 10, "", 1.0)
+    plan = replace(plan, rival=rival)
+
+    found = compared(plan, [replace(plan, alternatives=()), _for_gpus(16)])
+
+    assert [(each.name, each.step) for each in found] == [
+        ("this plan", 1.0), ("runner-up", 1.05), ("given plan", 1.0), ("grid search", 1.2),
+    ]  # fmt: skip
+    assert [each.name for each in compared(replace(plan, simulated=None, alternatives=(), rival=None))] == []
+
+
+@given(points=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12))
+def test_no_plan_beats_one_of_the_pareto_front(points: list[tuple[int, int]]) -> None:
+    """In both step time and memory; whoever is not in the front is beaten, or equalled, by one that is."""
+    plans = [Compared("", "", "", float(step), float(peak)) for step, peak in points]
+
+    front = pareto(plans)
+
+    for own in front:
+        assert not any(each.step <= own.step and each.peak < own.peak for each in plans)
+    for own in plans:
+        assert any(each.step <= own.step and each.peak <= own.peak for each in front)
+
+
+def test_global_shapes_of_a_layer_are_those_of_the_model(plan: Plan, cache_dir: Path) -> None:
+    """Parameters of the forward, whole and as a device reads them; whole is local times the axes that split it."""
+    program, costs, folded = api.lower_plan(plan, cache_dir=cache_dir)
+    graphs = block_graphs(plan, program, costs, [{}] * len(program.stages))
+    shapes = {state.value: folded.graph.values[state.value].shape for block in plan.blocks for state in block.states}
+
+    read = [each for graph in graphs for node in graph.nodes for each in node.parameters if each.name in shapes]
+
+    assert {each.name for each in read} == set(shapes)
+    assert all(each.whole == shapes[each.name] for each in read)
+    assert all(len(each.local) == len(each.whole) for each in read)
+
+
+def test_page_has_the_commands_that_come_next() -> None:
+    """Exports only to frameworks that train where the plan trains."""
+    page = render(view_of())
+
+    assert "autopar export plan.json --to torchtitan" in page
+    inference = replace(two_stage_plan(), job=replace(two_stage_plan().job, mode="infer"))
+    assert "torchtitan" not in render(view_of(plan=inference))
+    assert "autopar export plan.json --to pytorch" in render(view_of(plan=inference))
+
+
+def test_page_of_what_if_begins_with_its_comparison() -> None:
+    page = render(view_of(whatif=whatif_of(two_stage_plan())))
+
+    assert page.index("What if</h2>") < page.index("The plan</h2>")
+    assert "Throughput of the best plans" in page
 
 
 def test_names_cannot_break_out_of_the_page() -> None:

@@ -127,10 +127,16 @@ def test_page_draws_all_charts_and_asks_for_nothing(browser: Page, tmp_path: Pat
     assert [address for address in page.requests if not address.startswith("data:")] == [
         (tmp_path / "report.html").as_uri()
     ]
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    _settle(page)
     painted = page.evaluate(PAINTED)
     assert {
+        "whatif",
+        "machine",
         "timeline",
         "memory",
+        "compared",
+        "tradeoff",
         "time_parts",
         "memory_parts",
         "time_shares",
@@ -192,7 +198,7 @@ def test_a_hundred_thousand_bars_are_drawn_as_few_and_none_is_lost(browser: Page
     timeline = simulate(program, ExactCosts(latency=0.25), trace=True)
     shown = gantt(timeline, program.groups)
     assert len(shown) > 100_000
-    view = replace(view_of(), gantt=shown, memory=memory_curves(timeline))
+    view = replace(view_of(), gantt=shown, memory=memory_curves(timeline, shown.lanes))
 
     page = _open(browser, view, tmp_path)
 
@@ -228,6 +234,56 @@ def test_choosing_a_block_draws_it(browser: Page, tmp_path: Path) -> None:
         assert page.evaluate(f"{MODEL}('block').renderers[1].data_source.data.x.length") == len(graph.nodes)
         assert page.evaluate("document.querySelectorAll('#instructions tbody tr').length") == len(graph.nodes)
         assert page.evaluate("document.querySelectorAll('#states tbody tr').length") == len(graph.states)
+    assert page.messages == []
+
+
+def test_a_layer_is_drawn_row_by_row(browser: Page, tmp_path: Path) -> None:
+    """An op that takes time is a row, a collective a band, in the order of the program."""
+    view = view_of()
+    page = _open(browser, view, tmp_path)
+    chosen = int(page.evaluate("document.querySelector('#block-choice').value"))
+
+    rows = page.evaluate("document.querySelectorAll('#layer > li:not(.part):not(.columns)').length")
+    bands = page.evaluate("document.querySelectorAll('#layer > .move').length")
+
+    nodes = view.graphs[chosen].nodes
+    assert bands == sum(bool(node.over) and node.kind != "slice" for node in nodes)
+    assert rows == bands + sum((not node.over or node.kind == "slice") and node.seconds > 0 for node in nodes)
+    assert rows > 0
+
+
+def test_a_click_on_a_gpu_shows_its_stage_alone(browser: Page, tmp_path: Path) -> None:
+    """In the timeline and in what is drawn by stage; a second click shows all again, and so does the list."""
+    page = _open(browser, view_of(), tmp_path)
+    shown = f"[{MODEL}('timeline').y_range.start, {MODEL}('timeline').y_range.end]"
+    cells = f"{MODEL}('machine').renderers[1].data_source.data"
+    before = page.evaluate(shown)
+
+    x, y = page.evaluate(f"[{cells}.x[1], {cells}.y[1]]")
+    page.evaluate(f"autopar.pick({x}, {y})")
+    _settle(page)
+    one = page.evaluate(shown)
+    lines = page.evaluate(f"{MODEL}('memory').renderers[0].data_source.data.alpha")
+    listed = page.evaluate("document.querySelector('#lane-choice').value")
+    page.evaluate(f"autopar.pick({x}, {y})")
+    _settle(page)
+
+    assert before == [2, 0]
+    assert one == [2, 1]
+    assert (lines[0] < 0.5, lines[1]) == (True, 1)
+    assert listed == "1"
+    assert page.evaluate(shown) == before
+    assert page.messages == []
+
+
+def test_copy_takes_the_command(browser: Page, tmp_path: Path) -> None:
+    """Even where the browser gives the page no clipboard: then the command is selected."""
+    page = _open(browser, view_of(), tmp_path)
+
+    page.evaluate("document.querySelector('[data-copy]').click()")
+    _wait(page, "document.querySelector('[data-copy]').textContent !== 'Copy'")
+
+    assert page.evaluate("document.querySelector('[data-copy]').textContent") in ("Copied", "Selected: press Ctrl+C")
     assert page.messages == []
 
 

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ def test_file_holds_bars_rows_and_memory(tmp_path: Path) -> None:
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["displayTimeUnit"] == "ms"
     events = trace["traceEvents"]
-    assert {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "stage 1"}} in events
+    assert {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "stage 1: GPU 1, block 1"}} in events
     assert {"ph": "M", "name": "thread_name", "pid": 1, "tid": 0, "args": {"name": "compute"}} in events
     assert {"ph": "C", "name": "memory", "pid": 0, "ts": 0.0, "args": {"bytes": 11.0}} in events
     bar = {"ph": "X", "name": "F0", "cat": "compute", "pid": 1, "tid": 0, "ts": 1.5e6, "dur": 1e6}
@@ -93,9 +94,61 @@ def test_unwritable_place_is_an_error(tmp_path: Path) -> None:
         write_chrome_trace(timeline, tmp_path / "file" / "trace.json")
 
 
-def test_trace_data_counts_every_event() -> None:
+def test_trace_has_every_event_that_takes_time() -> None:
     timeline = simulate(two_block_step(Mesh.of(dp=2, tp=2)), ExactCosts(), trace=True)
 
     bars = [event for event in chrome_trace(timeline)["traceEvents"] if event["ph"] == "X"]
 
-    assert len(bars) == len(timeline.events)
+    assert len(bars) == sum(event.seconds > 0 for event in timeline.events) > 0
+
+
+@given(program=programs())
+def test_tracks_are_named_and_none_is_empty(program: Program) -> None:
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    events = chrome_trace(timeline)["traceEvents"]
+
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert named == {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert len(set(processes)) == len(timeline.stages)
+
+
+def _slices(events: list[dict[str, Any]], arrow: dict[str, Any]) -> list[str]:
+    """Return the bars of the thread of one end of an arrow that are open at its time."""
+    place = (arrow["pid"], arrow["tid"])
+    return [
+        event["name"]
+        for event in events
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == place
+        and event["ts"] <= arrow["ts"] < event["ts"] + event["dur"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2), ("zb-v", 2)])
+def test_arrows_lead_from_sends_to_the_tasks_that_take_them(schedule: str, chunks: int) -> None:
+    """Forwards to the forward of that microbatch, backwards likewise, each after the transfer is over."""
+    program = equal_stages(4, 4, schedule, num_chunks=chunks)
+    timeline = simulate(program, ExactCosts(latency=0.5), trace=True)
+
+    events = chrome_trace(timeline)["traceEvents"]
+
+    starts, ends = ({event["id"]: event for event in events if event["ph"] == kind} for kind in "sf")
+    sends = [event for event in timeline.events if event.receiver is not None and event.seconds > 0]
+    assert set(starts) == set(ends)
+    assert len(starts) == len(sends) > 0
+    for number, start in starts.items():
+        (sent,) = _slices(events, start)
+        task = _slices(events, ends[number])[0]
+        assert sent.split(".")[0] == task.split(".")[0]
+        assert start["ts"] < ends[number]["ts"]
+        assert start["pid"] != ends[number]["pid"]
+
+
+def test_blocks_are_numbered_along_the_chain() -> None:
+    """Two stages of three blocks: those of the second are 3 to 5."""
+    program = equal_stages(2, 2, "1f1b", blocks_per_stage=3)
+    timeline = simulate(program, ExactCosts(), trace=True)
+
+    assert timeline.tracks[1].endswith("block 3-5")
+    assert {event.block for event in timeline.events if event.stage == 1 and event.block is not None} == {3, 4, 5}

@@ -25,7 +25,7 @@ _shown_options = together(
         multiple=True,
         type=file_path(),
         metavar="PLAN",
-        help="A plan of the model for another number of GPUs, for the chart of scaling. Repeatable.",
+        help="Another plan of the model: for other GPUs, for the chart of scaling, or for the same job. Repeatable.",
     ),
     other_stack_option,
     moved_model_option,
@@ -48,8 +48,9 @@ def report(
 ) -> None:
     """Write a plan as a page to look at.
 
-    PLAN is a plan.json. The page is one HTML file with all it needs in it: it opens from disk, offline. It shows where
-    the time and the memory of every stage go over the step, how the search went, and each distinct block, sharded.
+    PLAN is a plan.json. The page is one HTML file with all it needs in it: it opens from disk, offline. It shows the
+    machine, where the time and the memory of every stage go over the step, how the search went, other plans, and each
+    distinct block, sharded.
     """
     from autopar.plan import Plan
 

@@ -39,7 +39,7 @@ def look(
 
     Args:
         plan: A plan, solved or read from a file.
-        others: Plans of the same model for other numbers of devices, for the chart of scaling.
+        others: Other plans of the same model: for other devices, for the chart of scaling, or for the same job.
         weighing: What other decisions than the plan's cost (`autopar.alternatives.weigh`).
         whatif: The model on several clusters and numbers of devices (`autopar.whatif`).
         model: Where the model is now; None for where it was.

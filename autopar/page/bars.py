@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.page.records import Bars, Gantt, MemoryCurve
+from autopar.page.records import Bars, Gantt, Lanes, MemoryCurve
 from autopar.program.records import SegmentPhase
-from autopar.schedule import Pass
+from autopar.schedule import Pass, chunks_of
 from autopar.simulate import Event, Row, Timeline
 
 _TASKS, _BLOCKS, _OPS, _PATH = "tasks", "blocks", "ops", "critical path"
@@ -36,14 +36,14 @@ _PHASES = {
 }
 """Kinds of bars of blocks; the other phases that have one move something to host memory or back."""
 _SEEN = 0.1  # share of the limit below which memory is a line at the bottom of a chart that shows the limit
-_FEW_STAGES = 8  # up to which rows other than that of tasks are high enough to be looked at without zooming
-_GAP = 0.12  # share of a stage's height between it and the next
+_FEW_LANES = 8  # up to which rows other than that of tasks are high enough to be looked at without zooming
+_GAP = 0.12  # share of a lane's height between it and the next
 
 
 class _Bar(NamedTuple):
     kind: str
     row: str
-    stage: int
+    lane: int
     start: float
     seconds: float
     name: str
@@ -54,7 +54,7 @@ def gantt(timeline: Timeline, groups: Sequence[int]) -> Gantt:
 
     Args:
         timeline: The timeline.
-        groups: The group of devices of every stage; stages that share their devices have one record in the timeline.
+        groups: The device group of every stage; stages that share their devices have one record in the timeline.
     """
     found = [*_events(timeline.events), *_updates(timeline.events), *_path(timeline, groups)]
     found = [bar for bar in found if bar.seconds > 0]
@@ -67,21 +67,26 @@ def gantt(timeline: Timeline, groups: Sequence[int]) -> Gantt:
     end = max((bar.start + bar.seconds for bar in found), default=timeline.step_seconds)
     return Gantt(
         seconds=max(end, timeline.step_seconds),
-        stages=tuple(str(stage.index) for stage in timeline.stages),
+        lanes=lanes_of(groups),
         rows=rows,
         bars=tuple(_bars(kind, found, numbers, names) for kind in kinds),
         names=tuple(names),
     )
 
 
-def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
-    """Return memory over time of every stage of a timeline that was simulated with `trace=True`."""
+def lanes_of(groups: Sequence[int]) -> Lanes:
+    """Return the lanes of a timeline, given the device group of every stage."""
+    return Lanes(chunks_of(groups))
+
+
+def memory_curves(timeline: Timeline, lanes: Lanes) -> tuple[MemoryCurve, ...]:
+    """Return memory over time of every lane of a timeline that was simulated with `trace=True`."""
     curves = []
     for index, samples in groupby(sorted(timeline.samples, key=lambda s: (s.stage, s.start)), lambda s: s.stage):
         points = [(sample.start, sample.bytes) for sample in samples]
         end = max(timeline.step_seconds, points[-1][0])  # where steps overlap, that of a stage begins later
         start, size = np.array([*points, (end, points[-1][1])]).T
-        curves.append(MemoryCurve(str(index), start, size))
+        curves.append(MemoryCurve(lanes.titles[index], start, size))
     return tuple(curves)
 
 
@@ -92,21 +97,21 @@ def memory_top(curves: Sequence[MemoryCurve], limit: float) -> float:
 
 
 def row_edges(gantt: Gantt) -> tuple[list[float], list[float]]:
-    """Return top and bottom of each row of a stage that is 1 high; the first row, of the tasks, is the highest."""
+    """Return top and bottom of each row of a lane that is 1 high; the first row, of the tasks, is the highest."""
     others = len(gantt.rows) - 1
-    weights = [6 if len(gantt.stages) <= _FEW_STAGES else max(1, 3 * others), *[1] * others]
+    weights = [6 if len(gantt.lanes) <= _FEW_LANES else max(1, 3 * others), *[1] * others]
     ends = [(1 - _GAP) * end / sum(weights) for end in accumulate(weights)]
     return [0.0, *ends[:-1]], ends
 
 
 def _bars(kind: str, found: Sequence[_Bar], rows: dict[str, int], names: dict[str, int]) -> Bars:
     mine = sorted(
-        (bar.stage, rows[bar.row], bar.start, bar.seconds, names[bar.name]) for bar in found if bar.kind == kind
+        (bar.lane, rows[bar.row], bar.start, bar.seconds, names[bar.name]) for bar in found if bar.kind == kind
     )
-    stage, row, start, seconds, name = zip(*mine, strict=True)
+    lane, row, start, seconds, name = zip(*mine, strict=True)
     return Bars(
         kind,
-        np.array(stage, np.uint16),
+        np.array(lane, np.uint16),
         np.array(row, np.uint8),
         np.array(start, np.float64),
         np.array(seconds, np.float32),
@@ -145,7 +150,7 @@ def _updates(events: Iterable[Event]) -> Iterator[_Bar]:
 
 def _path(timeline: Timeline, groups: Sequence[int]) -> Iterator[_Bar]:
     """Yield the critical path, what follows each other on a stage and is of one sort put together."""
-    for (stage, what), pieces in groupby(timeline.path, key=lambda piece: (groups[piece.stage], piece.what)):
+    for (lane, what), pieces in groupby(timeline.path, key=lambda piece: (groups[piece.stage], piece.what)):
         run = list(pieces)
         start, end = run[0].start, run[-1].end
-        yield _Bar(_PATH, _PATH, stage, start, end - start, what)
+        yield _Bar(_PATH, _PATH, lane, start, end - start, what)

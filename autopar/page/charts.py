@@ -14,6 +14,7 @@ import numpy as np
 from bokeh.models import (
     BasicTicker,
     ColumnDataSource,
+    CustomJS,
     CustomJSHover,
     CustomJSTickFormatter,
     FixedTicker,
@@ -26,10 +27,22 @@ from bokeh.models.tools import BoxZoomTool, PanTool, ResetTool, WheelZoomTool, Z
 from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
-from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
-from autopar.page.records import Alternatives, Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.page.compare import pareto
+from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
+from autopar.page.records import (
+    Alternatives,
+    Compared,
+    Gantt,
+    Lanes,
+    LaneShares,
+    MemoryCurve,
+    Progress,
+    ScalePoint,
+    Waterfall,
+)
 from autopar.report.text import format_change
-from autopar.units import format_bytes, format_seconds
+from autopar.scenarios import WhatIf
+from autopar.units import format_bytes, format_count, format_seconds
 
 INK = "ink"
 """Tag of what is written in the colour of the page's text."""
@@ -37,8 +50,6 @@ _MANY = 10  # curves above which a legend says less than their order
 _LEGEND_COLUMNS = 3
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
 _LONGEST = 3.0  # of bars of alternatives, in steps of the plan
-_PLAIN = "#7d8794"
-_SERIES_TWO = series(2)
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
 
 
@@ -62,13 +73,13 @@ class Timed:
 
 def gantt_chart(gantt: Gantt) -> Timed:
     """Return the timeline of the pipeline."""
-    count = len(gantt.stages)
+    count = len(gantt.lanes)
     columns = ("left", "right", "top", "bottom", "alpha", "what", "when")
     shown = [ColumnDataSource({name: [] for name in columns}) for _ in gantt.bars]
     full = [
         ColumnDataSource(
             {
-                "stage": bars.stage,
+                "lane": bars.lane,
                 "row": bars.row,
                 "start": bars.start,
                 "seconds": bars.seconds,
@@ -79,21 +90,21 @@ def gantt_chart(gantt: Gantt) -> Timed:
     ]
     plot = _timed("timeline", height=min(900, 170 + max(24, 90 - 6 * count) * count), end=gantt.seconds)
     plot.y_range = Range1d(count, 0, bounds=(0, count))
-    plot.yaxis.axis_label = "stage"
-    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(gantt.stages)
+    plot.yaxis.axis_label = gantt.lanes.word
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _lane_ticks(gantt.lanes)
     plot.ygrid.ticker = FixedTicker(ticks=list(range(count + 1)))
-    colours = kind_colours([bars.kind for bars in gantt.bars])
+    fills = colours([bars.kind for bars in gantt.bars])
     drawn = [
         plot.quad(
             left="left", right="right", top="top", bottom="bottom", source=source,
             fill_color=colour, fill_alpha="alpha", line_color=None, legend_label=bars.kind,
         )
-        for bars, source, colour in zip(gantt.bars, shown, colours, strict=True)
+        for bars, source, colour in zip(gantt.bars, shown, fills, strict=True)
     ]  # fmt: skip
     tops, bottoms = row_edges(gantt)
     state = {
         "plot": plot, "full": full, "shown": shown, "tops": tops, "bottoms": bottoms,
-        "kinds": [bars.kind for bars in gantt.bars], "names": list(gantt.names), "stages": list(gantt.stages),
+        "kinds": [bars.kind for bars in gantt.bars], "names": list(gantt.names), "lanes": list(gantt.lanes.titles),
     }  # fmt: skip
     formatters = {
         f"@{wanted}": CustomJSHover(code=f"return autopar.describeBar(value, '{wanted}')")
@@ -113,24 +124,25 @@ def gantt_chart(gantt: Gantt) -> Timed:
 
 
 def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) -> Timed:
-    """Return memory over time by stage, on the time axis of another chart."""
+    """Return memory over time by lane, on the time axis of another chart."""
     plot = _timed("memory", height=320, end=1.0)
     plot.x_range = shared.x_range
     plot.y_range = Range1d(0, memory_top(curves, limit))
     plot.yaxis.formatter = bytes_axis()
-    colours = ordered(len(curves))
     full = [ColumnDataSource({"start": curve.start, "bytes": curve.bytes.astype(np.float32)}) for curve in curves]
     shown = ColumnDataSource(
-        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "stage": [f"stage {c.stage}" for c in curves],
-         "colour": colours, "here": list(range(len(curves)))}
+        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "lane": [curve.lane for curve in curves],
+         "colour": ordered(len(curves)), "alpha": [1.0] * len(curves), "here": list(range(len(curves)))}
     )  # fmt: skip
-    grouping = {"legend_group": "stage"} if 1 < len(curves) <= _MANY else {}
-    lines = plot.multi_line(xs="xs", ys="ys", line_color="colour", line_width=1.5, source=shown, **grouping)
+    grouping = {"legend_group": "lane"} if 1 < len(curves) <= _MANY else {}
+    lines = plot.multi_line(
+        xs="xs", ys="ys", line_color="colour", line_alpha="alpha", line_width=1.5, source=shown, **grouping
+    )
     _limit(plot, limit, "width")
     plot.add_tools(
         HoverTool(
             renderers=[lines],
-            tooltips=[("", "@stage: @here{custom}")],
+            tooltips=[("", "@lane: @here{custom}")],
             formatters={"@here": CustomJSHover(args={"full": full}, code=_BYTES_HERE)},
             line_policy="interp",
             visible=False,
@@ -150,14 +162,14 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     if limit is not None:
         low, high = sorted((waterfall.total, limit))
         rows.append(("free" if high == limit else "over the limit", low, high, high - low))
-    colours = [*part_colours([part for part, _ in waterfall.parts]), *[_PLAIN] * (len(rows) - len(ends))]
+    fills = [*colours([part for part, _ in waterfall.parts]), *[PLAIN] * (len(rows) - len(ends))]
     whole = limit or waterfall.total
     source = ColumnDataSource(
         {
             "label": [row[0] for row in rows],
             "left": [row[1] for row in rows],
             "right": [row[2] for row in rows],
-            "colour": colours,
+            "colour": fills,
             "text": [f"{show(value)} ({100 * value / whole:.1f} %)" for *_, value in rows],
         }
     )
@@ -173,27 +185,27 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     return plot
 
 
-def shares_chart(name: str, shares: StageShares, *, limit: float | None = None) -> figure:
-    """Return the parts of every stage side by side; seconds, or bytes if there is a limit."""
+def shares_chart(name: str, shares: LaneShares, *, limit: float | None = None) -> figure:
+    """Return the parts of every lane side by side; seconds, or bytes if there is a limit."""
     axis = seconds_axis() if limit is None else bytes_axis()
-    count = len(shares.stages)
+    count = len(shares.lanes)
     totals = [sum(values) for values in zip(*shares.values, strict=True)]
     end = 1.02 * max(*totals, limit or 0.0)
     plot = _still(name, 130 + max(12, 30 - count) * count, x_range=Range1d(0, end), y_range=Range1d(count, 0))
     plot.xaxis.formatter = axis
-    plot.yaxis.axis_label = "stage"
-    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(shares.stages)
+    plot.yaxis.axis_label = shares.lanes.word
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _lane_ticks(shares.lanes)
     plot.ygrid.grid_line_color = None
     middles = [i + 0.5 for i in range(count)]
-    columns = {"stage": middles, "number": list(shares.stages)}
+    columns = {"lane": middles, "title": list(shares.lanes.titles)}
     source = ColumnDataSource({**columns, **{f"part{i}": values for i, values in enumerate(shares.values)}})
     stack = plot.hbar_stack(
-        [f"part{i}" for i in range(len(shares.parts))], y="stage", height=0.75, source=source,
-        color=part_colours(shares.parts), legend_label=list(shares.parts),
+        [f"part{i}" for i in range(len(shares.parts))], y="lane", height=0.75, source=source,
+        color=colours(shares.parts), legend_label=list(shares.parts),
     )  # fmt: skip
     write = CustomJSHover(code=f"return autopar.{'seconds' if limit is None else 'bytes'}(value)")
     for i, (part, drawn) in enumerate(zip(shares.parts, stack, strict=True)):
-        tooltips = [("", f"stage @number: {part} @part{i}{{custom}}")]
+        tooltips = [("", f"@title: {part} @part{i}{{custom}}")]
         plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, formatters={f"@part{i}": write}, visible=False))
     if limit is not None:
         _limit(plot, limit, "height")
@@ -202,29 +214,159 @@ def shares_chart(name: str, shares: StageShares, *, limit: float | None = None) 
 
 
 def progress_chart(progress: Progress) -> figure:
-    """Return the best plan found and the bound proven, against wall time."""
-    columns = {
-        "seconds": progress.seconds,
-        "objective": [_finite(value) for value in progress.objective],
-        "bound": progress.bound,
-    }
-    plot = _still("progress", 300, x_range=Range1d(0, 1.03 * progress.seconds[-1]))
-    plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), seconds_axis()
-    plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "step by the formula"
-    source = ColumnDataSource(columns)
-    for name, label, colour in zip(("objective", "bound"), ("best plan", "bound"), _SERIES_TWO, strict=True):
-        plot.step(x="seconds", y=name, mode="after", line_width=2, color=colour, source=source, legend_label=label)
-        points = plot.scatter(x="seconds", y=name, size=6, color=colour, source=source, legend_label=label)
+    """Return by how much the best plan and the bound differ from the last best plan, against wall time.
+
+    What lies between the two curves is the gap. Bounds of 0, before anything is proven, are left out.
+    """
+    best = progress.objective[-1]
+    first, last = progress.seconds[0], progress.seconds[-1]
+    start = 0.0 if first < last / 2 else first - 0.1 * (last - first)  # most of the time may pass before the first plan
+    plot = _still("progress", 300, x_range=Range1d(start, last + 0.03 * (last - start)))
+    plot.xaxis.formatter = seconds_axis()
+    plot.yaxis.formatter = CustomJSTickFormatter(code="return autopar.percent(tick)")
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "against the best plan"
+    for name, values in (("this plan", progress.objective), ("bound", progress.bound)):
+        source = ColumnDataSource(
+            {
+                "seconds": progress.seconds,
+                "change": [_finite(100 * (value / best - 1)) if value > 0 else math.nan for value in values],
+                "step": [_finite(value) for value in values],
+            }
+        )
+        colour, label = MEANINGS[name], "best plan" if name == "this plan" else name
+        plot.step(x="seconds", y="change", mode="after", line_width=2, color=colour, source=source, legend_label=label)
+        points = plot.scatter(x="seconds", y="change", size=6, color=colour, source=source, legend_label=label)
         write = CustomJSHover(code="return autopar.seconds(value)")
         plot.add_tools(
             HoverTool(
                 renderers=[points],
-                tooltips=[("", f"{label} @{name}{{custom}} after @seconds{{custom}}")],
-                formatters={f"@{name}": write, "@seconds": write},
+                tooltips=[("", f"{label} @step{{custom}} after @seconds{{custom}}")],
+                formatters={"@step": write, "@seconds": write},
                 visible=False,
             )
         )
     _legend(plot)
+    return plot
+
+
+def compared_chart(found: Sequence[Compared]) -> figure:
+    """Return the step of a plan and of others for the same job as bars, the fastest first."""
+    rows = sorted(found, key=lambda each: each.step)
+    step = found[0].step
+    most = _LONGEST * step
+    source = ColumnDataSource(
+        {
+            "label": [row.name for row in rows],
+            "step": [min(most, row.step) for row in rows],
+            "colour": [MEANINGS.get(row.kind, PLAIN) for row in rows],
+            "plan": [row.summary for row in rows],
+            "text": [
+                format_seconds(row.step) + (f" ({format_change(row.step, step)})" if row is not found[0] else "")
+                for row in rows
+            ],
+        }
+    )
+    end = _ROOM_FOR_TEXT * min(most, rows[-1].step)
+    labels = [row.name for row in rows][::-1]
+    plot = _still("compared", 60 + 26 * len(rows), y_range=labels, x_range=Range1d(0, end))
+    plot.xaxis.formatter = seconds_axis()
+    plot.ygrid.grid_line_color = None
+    bars = plot.hbar(y="label", left=0, right="step", height=0.7, color="colour", source=source)
+    plot.text(
+        x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@plan")], visible=False))
+    return plot
+
+
+def tradeoff_chart(found: Sequence[Compared], limit: float) -> figure:
+    """Return step time against memory of a plan and of others for the same job, with the limit and the Pareto front."""
+    steps = [each.step for each in found]
+    plot = _still("tradeoff", 320, x_range=Range1d(0.95 * min(steps), 1.05 * max(steps)))
+    plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), bytes_axis()
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "step time", "peak memory"
+    plot.y_range = Range1d(0, 1.1 * max(limit, *(each.peak for each in found)))
+    front = pareto(found)
+    plot.step(
+        [each.step for each in front], [each.peak for each in front], mode="after", line_dash="dotted", line_width=2,
+        color=PLAIN, legend_label="Pareto front",
+    )  # fmt: skip
+    kinds = dict.fromkeys(each.kind for each in reversed(found))  # the plan is drawn above the others
+    for kind in kinds:
+        mine = [each for each in found if each.kind == kind]
+        source = ColumnDataSource(
+            {
+                "step": [each.step for each in mine],
+                "peak": [each.peak for each in mine],
+                "name": [each.name for each in mine],
+                "plan": [each.summary for each in mine],
+            }
+        )
+        colour = MEANINGS.get(kind, PLAIN)
+        drawn = plot.scatter(x="step", y="peak", size=11, color=colour, source=source, legend_label=kind)
+        plot.add_tools(
+            HoverTool(
+                renderers=[drawn],
+                tooltips=[("", "@name: @step{custom}, @peak{custom}"), ("", "@plan")],
+                formatters={
+                    "@step": CustomJSHover(code="return autopar.seconds(value)"),
+                    "@peak": CustomJSHover(code="return autopar.bytes(value)"),
+                },
+                visible=False,
+            )
+        )
+    _limit(plot, limit, "width")
+    _legend(plot)
+    return plot
+
+
+def whatif_chart(found: WhatIf) -> figure:
+    """Return the throughput of the best plan of each cluster and number of GPUs that has one, as bars."""
+    cells = [cell for cell in found.cells if cell.items_per_second is not None]
+    rates = [cell.items_per_second or 0.0 for cell in cells]
+    labels = [f"{cell.gpus} × {cell.cluster}" for cell in cells]
+    fastest = max(rates)
+    prices = [cell.price_per_million for cell in cells]
+    told = ["" if price is None else f", {price:.4g} per M {found.unit}s" for price in prices]
+    source = ColumnDataSource(
+        {
+            "label": labels,
+            "rate": rates,
+            "colour": [MEANINGS["this plan"] if rate == fastest else PLAIN for rate in rates],
+            "text": [f"{format_count(rate)}/s{price}" for rate, price in zip(rates, told, strict=True)],
+        }
+    )
+    plot = _still("whatif", 60 + 26 * len(cells), y_range=labels[::-1], x_range=Range1d(0, _ROOM_FOR_TEXT * fastest))
+    plot.xaxis.axis_label = f"{found.unit}s per second"
+    plot.xaxis.formatter = CustomJSTickFormatter(code="return autopar.count(tick)")
+    plot.ygrid.grid_line_color = None
+    plot.hbar(y="label", left=0, right="rate", height=0.7, color="colour", source=source)
+    plot.text(
+        x="rate", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    return plot
+
+
+def machine_chart() -> figure:
+    """Return the empty picture of the machine; the page fills it in, coloured by the groups that are chosen."""
+    names = ("x", "y", "width", "height", "colour", "alpha", "detail")
+    cells = ColumnDataSource({name: [] for name in names}, name="cells")
+    frames = ColumnDataSource({name: [] for name in ("x", "y", "width", "height", "label")}, name="frames")
+    plot = _plot("machine", 200, (), x_range=Range1d(0, 1), y_range=Range1d(1, 0))
+    plot.axis.visible = False
+    plot.grid.visible = False
+    plot.min_border = 0
+    plot.rect(
+        x="x", y="y", width="width", height="height", source=frames, fill_color=None, line_color=PLAIN, border_radius=3
+    )
+    drawn = plot.rect(
+        x="x", y="y", width="width", height="height", source=cells, fill_color="colour", fill_alpha="alpha",
+        line_color=None, border_radius=2,
+    )  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips="@detail{safe}", point_policy="follow_mouse", visible=False))
+    plot.js_on_event("tap", CustomJS(code="autopar.pick(cb_obj.x, cb_obj.y)"))
     return plot
 
 
@@ -247,7 +389,7 @@ def alternatives_chart(found: Alternatives) -> figure:
     plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis()
     plot.ygrid.grid_line_color = None
-    plot.hbar(y="label", left=0, right="step", height=0.7, color=_SERIES_TWO[0], source=source)
+    plot.hbar(y="label", left=0, right="step", height=0.7, color=PLAIN, source=source)
     plot.text(
         x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],
@@ -265,7 +407,7 @@ def scaling_chart(points: Sequence[ScalePoint]) -> figure:
     plot.xaxis.ticker = FixedTicker(ticks=sorted(set(gpus)))
     ends = [min(gpus), max(gpus)]
     plot.line(
-        ends, [first.throughput / first.gpus * count for count in ends], line_dash="dotted", line_width=2, color=_PLAIN,
+        ends, [first.throughput / first.gpus * count for count in ends], line_dash="dotted", line_width=2, color=PLAIN,
         legend_label=f"in proportion to {first.gpus} GPUs",
     )  # fmt: skip
     clusters = list(dict.fromkeys(point.cluster for point in points))
@@ -300,7 +442,7 @@ def block_chart() -> figure:
     plot = _plot("block", 400, tools, x_range=Range1d(-3, 3), y_range=Range1d(3, -0.5))
     plot.axis.visible = False
     plot.grid.visible = False
-    plot.segment(x0="x0", y0="y0", x1="x1", y1="y1", source=edges, line_color=_PLAIN, line_alpha=0.7, line_width=1.2)
+    plot.segment(x0="x0", y0="y0", x1="x1", y1="y1", source=edges, line_color=PLAIN, line_alpha=0.7, line_width=1.2)
     boxes = plot.rect(x="x", y="y", width="width", height=0.62, source=nodes, color="colour", border_radius=4)
     plot.text(
         x="x", y="y", text="text", source=nodes, text_align="center", text_baseline="middle", text_font_size="11px",
@@ -346,15 +488,15 @@ def _timed(name: str, height: int, end: float) -> figure:
     return plot
 
 
-def _stage_ticks(stages: Sequence[str]) -> tuple[FixedTicker, dict[float, str]]:
-    """Return a tick in the middle of each stage, of every few if there are many, and what to write there."""
-    step = 1 + (len(stages) - 1) // 32
-    places = {i + 0.5: stages[i] for i in range(0, len(stages), step)}
+def _lane_ticks(lanes: Lanes) -> tuple[FixedTicker, dict[float, str]]:
+    """Return a tick in the middle of each lane, of every few if there are many, and what to write there."""
+    step = 1 + (len(lanes) - 1) // 32
+    places = {i + 0.5: lanes.names[i] for i in range(0, len(lanes), step)}
     return FixedTicker(ticks=list(places)), places
 
 
 def _limit(plot: figure, limit: float, dimension: str) -> None:
-    colour = KINDS["critical path"]
+    colour = MEANINGS["limit"]
     plot.add_layout(Span(location=limit, dimension=dimension, line_color=colour, line_dash="dashed", line_width=2))
 
 

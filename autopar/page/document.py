@@ -1,6 +1,8 @@
 """The page: charts, tables and texts put into one file that needs nothing else."""
 
+from collections.abc import Mapping
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,10 +16,13 @@ from jinja2 import Environment, StrictUndefined
 from autopar import __version__
 from autopar.page import charts
 from autopar.page.bars import memory_top
-from autopar.page.palette import DARK, LIGHT, PLACED
-from autopar.page.records import BlockGraph, Node, Progress, StageShares
+from autopar.page.compare import RUNNER_UP, THIS
+from autopar.page.machine import machine_data
+from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
+from autopar.page.records import BlockGraph, LaneShares, Node, Progress, Sharded
+from autopar.page.tiles import tiles
 from autopar.page.view import View
-from autopar.plan import StagePlan
+from autopar.plan import Plan, StagePlan
 from autopar.recompute import Recompute
 from autopar.report.summary import describe_job, describe_model, format_range, format_report, verdict
 from autopar.report.text import format_change, format_share
@@ -36,15 +41,19 @@ def render(view: View) -> str:
         document.add_root(plot)
     ready = CustomJS(args={"bars": timeline.state, "curves": memory.state}, code="autopar.ready(bars, curves)")
     document.js_on_event("document_ready", ready)
+    for name in ("timeline", "machine", "block"):
+        plots[name].js_on_change("inner_width", CustomJS(code=f"autopar.resized('{name}')"))
     for name in ("start", "end"):
         timeline.plot.x_range.js_on_change(name, CustomJS(code="autopar.redraw()"))
     script, divs = components(plots, wrap_script=False)
+    picture = machine_data(view.machine, view.gantt.lanes)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_read("page.html.j2"))
     return template.render(
         title=f"{view.plan.model.name} on {view.plan.job.gpus} GPUs",
         model=describe_model(view.plan),
         job=describe_job(view.plan),
+        tiles=tiles(view.plan),
         verdict=verdict(view.plan),
         limit=format_bytes(view.plan.job.memory_limit),
         limit_is_seen=memory_top(view.memory, view.plan.job.memory_limit) > view.plan.job.memory_limit,
@@ -64,8 +73,13 @@ def render(view: View) -> str:
         whatif=None if view.whatif is None else whatif_table(view.whatif),
         graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
         chosen=_first_choice(view),
-        placed=PLACED,
-        blocks=_json({"graphs": [_graph(graph) for graph in view.graphs], "colours": PLACED}),
+        legend=_legend(view),
+        commands=_commands(view.plan),
+        lane=view.gantt.lanes.word,
+        lanes=view.gantt.lanes.titles,
+        machine=_json(picture),
+        choices=picture["choices"],
+        blocks=_json({"graphs": [_graph(graph) for graph in view.graphs]}),
         report=format_report(view.plan),
         version=__version__,
         colours={"light": LIGHT, "dark": DARK},
@@ -90,18 +104,35 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         "memory": memory.plot,
         "time_parts": charts.waterfall_chart("time_parts", view.time_parts),
         "memory_parts": charts.waterfall_chart("memory_parts", view.memory_parts, limit=limit),
+        "machine": charts.machine_chart(),
         "block": charts.block_chart(),
     }
-    if len(view.gantt.stages) > 1:
+    if len(view.gantt.lanes) > 1:
         plots["time_shares"] = charts.shares_chart("time_shares", view.time_shares)
         plots["memory_shares"] = charts.shares_chart("memory_shares", view.memory_shares, limit=limit)
     if view.progress is not None and len(view.progress.seconds) > 1:
         plots["progress"] = charts.progress_chart(view.progress)
+    if len(view.compared) > 1:
+        plots["compared"] = charts.compared_chart(view.compared)
+        plots["tradeoff"] = charts.tradeoff_chart(view.compared, limit)
     if view.alternatives is not None and any(own.step is not None for own in view.alternatives.weighed):
         plots["alternatives"] = charts.alternatives_chart(view.alternatives)
+    if view.whatif is not None and any(cell.plan is not None for cell in view.whatif.cells):
+        plots["whatif"] = charts.whatif_chart(view.whatif)
     if view.scaling:
         plots["scaling"] = charts.scaling_chart(view.scaling)
     return plots, timeline, memory
+
+
+def _commands(plan: Plan) -> list[tuple[str, str]]:
+    """Return what to do with the plan next: commands, and what each is for."""
+    trained = [("torchtitan", "arguments of torchtitan"), ("megatron", "arguments of Megatron-LM")]
+    targets = [*(trained if plan.job.mode == "train" and plan.model.tokens else []), ("pytorch", "DTensor placements")]
+    return [
+        *((f"autopar export plan.json --to {name}", purpose) for name, purpose in targets),
+        ("autopar explain plan.json --alternatives", "what other decisions cost"),
+        ("autopar figures plan.json -o figures", "these charts for a paper"),
+    ]
 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -109,29 +140,52 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def _stage_table(view: View) -> Table:
-    plan, step = view.plan, view.timeline.step_seconds
+    """Return what each stage has; where device groups have several stages, what is known by group is of its group."""
+    plan, step, lanes = view.plan, view.timeline.step_seconds, view.gantt.lanes
     limits = plan.stage_limits or (plan.job.memory_limit,)
+    lane_of = {stage: lane for lane, held in enumerate(lanes.stages) for stage in held}
+    grouped = lanes.word != "stage"
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages):
-        found = view.timeline.stages[number % len(view.timeline.stages)]
+        lane = lane_of[number]
+        found = view.timeline.stages[lane]
         rows.append(
             (
                 str(number),
+                *([str(lane)] if grouped else []),
                 format_range(stage.devices),
                 format_range(stage.blocks),
                 stage.recompute,
                 format_share(found.busy_seconds, step),
                 format_bytes(found.memory.bytes),
-                format_share(found.memory.bytes, limits[number % len(limits)]),
+                format_share(found.memory.bytes, limits[lane % len(limits)]),
                 found.memory.during,
             )
         )
-    return ("stage", "devices", "blocks", "recompute", "busy", "peak", "of limit", "during"), rows
+    own = " of group" if grouped else ""
+    columns = (f"busy{own}", f"peak{own}", "of limit", "during")
+    return ("stage", *(["device group"] if grouped else []), "devices", "blocks", "recompute", *columns), rows
 
 
-def _shares_table(shares: StageShares, show: Any) -> Table:
-    rows = [(stage, *(show(values[number]) for values in shares.values)) for number, stage in enumerate(shares.stages)]
-    return ("stage", *shares.parts), rows
+def _shares_table(shares: LaneShares, show: Any) -> Table:
+    rows = [
+        (name, *(show(values[number]) for values in shares.values)) for number, name in enumerate(shares.lanes.names)
+    ]
+    return (shares.lanes.word, *shares.parts), rows
+
+
+def _legend(view: View) -> list[tuple[str, str]]:
+    """Return the colours of all charts and what they mean."""
+    shares = (view.time_shares.parts, view.memory_shares.parts)
+    waterfalls = (view.time_parts.parts, view.memory_parts.parts)
+    return legend(
+        [
+            *(bars.kind for bars in view.gantt.bars),
+            *chain.from_iterable(shares),
+            *(name for parts in waterfalls for name, _ in parts),
+            "limit",
+        ]
+    )
 
 
 def _ended(progress: Progress) -> dict[str, str]:
@@ -162,6 +216,21 @@ def _ranking_table(view: View) -> Table:
                 "-" if plan.mfu is None else f"{100 * plan.mfu:.1f} %",
             )
         )
+    step = best.objective if best.simulated is None else best.simulated
+    rows += [
+        (
+            each.name,
+            each.summary,
+            "-",
+            format_seconds(each.step),
+            "-",
+            format_change(each.step, step),
+            format_bytes(each.peak),
+            "-",
+        )
+        for each in view.compared
+        if each.kind not in (THIS, RUNNER_UP)
+    ]
     return ("#", "plan", "formula", "simulated", "formula against simulated", "against the best", "peak", "MFU"), rows
 
 
@@ -187,14 +256,15 @@ def _host(view: View) -> dict[str, Any] | None:
     entries = format_host(view.timeline)
     if not entries:
         return None
-    timed = view.timeline.stages
+    lane_of = {stage: lane for lane, held in enumerate(view.gantt.lanes.stages) for stage in held}
+    timed = [view.timeline.stages[lane_of[number]] for number in range(len(view.plan.stages))]
     rows: list[tuple[str, ...]] = [
         (
             str(number),
             ", ".join((*filter(None, (stage.offload,)), *(["activations"] if _keeps_on_host(stage) else []))) or "-",
-            format_bytes(timed[number % len(timed)].host_bytes),
-            format_seconds(timed[number % len(timed)].host_link_seconds),
-            format_seconds(timed[number % len(timed)].copy_seconds),
+            format_bytes(timed[number].host_bytes),
+            format_seconds(timed[number].host_link_seconds),
+            format_seconds(timed[number].copy_seconds),
         )
         for number, stage in enumerate(view.plan.stages)
     ]
@@ -234,6 +304,9 @@ def _first_choice(view: View) -> int:
 def _graph(graph: BlockGraph) -> dict[str, Any]:
     return {
         "axes": graph.axes,
+        "sizes": graph.sizes,
+        "roles": [graph.roles.get(axis, axis) for axis in graph.axes],
+        "block": graph.block,
         "states": [(name, *placements) for name, placements in graph.states],
         "nodes": [
             {
@@ -241,9 +314,13 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
                 if node.over
                 else node.kind.removeprefix("autopar::"),
                 "name": node.name,
-                "shape": " × ".join(map(str, node.shape)),
+                "kind": node.kind.removeprefix("autopar::"),
+                "over": node.over,
+                "shape": " × ".join(map(str, node.result.local)),
+                "result": _sharded(node.result),
+                "parameters": [_sharded(each) for each in node.parameters],
                 "placement": " ".join(node.placements) or "whole",
-                "placed": _placed(node),
+                "colour": lettered(MEANINGS[_meaning(node, graph.roles)]),
                 "bytes": node.bytes,
                 "seconds": node.seconds,
                 "beside": node.beside,
@@ -256,16 +333,22 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
     }
 
 
-def _placed(node: Node) -> str:
-    """Return how the result of an instruction lies on the mesh, a key of `PLACED`."""
-    if node.over:
-        return "communication"
-    split = [placement.startswith("S") for placement in node.placements]
-    if any(placement.startswith("P") for placement in node.placements):
-        return "terms"
-    if split and all(split):
-        return "split"
-    return "partly split" if any(split) else "copied"
+def _sharded(tensor: Sharded) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "whole": tensor.whole,
+        "local": tensor.local,
+        "placements": tensor.placements,
+        "bytes": tensor.bytes,
+    }
+
+
+def _meaning(node: Node, roles: Mapping[str, str]) -> str:
+    """Return what the colour of an instruction means, a key of `MEANINGS`."""
+    if not node.over:
+        return "host copies" if node.kind in ("offload", "fetch") else "compute"
+    named = f"{roles.get(node.over, '')} communication"
+    return named if named in MEANINGS else "collectives"
 
 
 def _json(value: Any) -> str:

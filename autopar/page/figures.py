@@ -13,8 +13,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from autopar.page.bars import memory_top, row_edges
-from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
-from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
+from autopar.page.records import Gantt, Lanes, LaneShares, MemoryCurve, Progress, ScalePoint, Waterfall
 from autopar.page.view import View
 from autopar.units import format_bytes, format_count, format_seconds
 
@@ -33,7 +33,6 @@ _STYLE = {
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 _RASTER_BARS = 4000  # bars above which they are an image inside the figure, whose lines and letters stay sharp
 _DPI = 200
-_PLAIN = "#7d8794"
 
 
 def draw(view: View, formats: Sequence[str]) -> Iterator[tuple[str, str, bytes]]:
@@ -46,7 +45,7 @@ def draw(view: View, formats: Sequence[str]) -> Iterator[tuple[str, str, bytes]]
             "time_waterfall": waterfall_figure(view.time_parts, None),
             "memory_waterfall": waterfall_figure(view.memory_parts, limit),
         }
-        if len(view.gantt.stages) > 1:
+        if len(view.gantt.lanes) > 1:
             found["time_by_stage"] = shares_figure(view.time_shares, None)
             found["memory_by_stage"] = shares_figure(view.memory_shares, limit)
         if view.progress is not None and len(view.progress.seconds) > 1:
@@ -78,20 +77,20 @@ def _new(height: float) -> tuple[Figure, Axes]:
 
 
 def timeline_figure(gantt: Gantt) -> Figure:
-    """Return the bars of every stage over the time of a step."""
-    count = len(gantt.stages)
+    """Return the bars of every lane over the time of a step."""
+    count = len(gantt.lanes)
     figure, axes = _new(min(6.0, 0.9 + max(0.12, 0.5 - 0.03 * count) * count))
     tops, bottoms = (np.array(edges) for edges in row_edges(gantt))
-    for bars, colour in zip(gantt.bars, kind_colours([bars.kind for bars in gantt.bars]), strict=True):
+    for bars, colour in zip(gantt.bars, colours([bars.kind for bars in gantt.bars]), strict=True):
         corners = _corners(
-            bars.start, bars.start + bars.seconds, bars.stage + tops[bars.row], bars.stage + bottoms[bars.row]
+            bars.start, bars.start + bars.seconds, bars.lane + tops[bars.row], bars.lane + bottoms[bars.row]
         )
         collection = PolyCollection(list(corners), facecolor=colour, edgecolor="none", label=bars.kind, linewidth=0)
         collection.set_rasterized(len(gantt) > _RASTER_BARS)
         axes.add_collection(collection)
     axes.set_xlim(0, gantt.seconds)
     axes.set_ylim(count, 0)
-    _stages(axes, gantt.stages)
+    _lanes(axes, gantt.lanes)
     _seconds(axes.xaxis)
     _legend(figure)
     return figure
@@ -107,16 +106,14 @@ def _corners(
 
 
 def memory_figure(curves: Sequence[MemoryCurve], limit: float) -> Figure:
-    """Return memory over time of every stage, against the limit."""
+    """Return memory over time of every lane, against the limit."""
     figure, axes = _new(2.4)
     for curve, colour in zip(curves, ordered(len(curves)), strict=True):
         (line,) = axes.step(curve.start, curve.bytes, where="post", color=colour, linewidth=0.8)
         line.set_rasterized(sum(len(each.start) for each in curves) > _RASTER_BARS)
         if 1 < len(curves) <= 8:
-            line.set_label(f"stage {curve.stage}")
-    axes.axhline(
-        limit, color=KINDS["critical path"], linestyle="dashed", linewidth=1, label=f"limit {format_bytes(limit)}"
-    )
+            line.set_label(curve.lane)
+    axes.axhline(limit, color=MEANINGS["limit"], linestyle="dashed", linewidth=1, label=f"limit {format_bytes(limit)}")
     axes.set_ylim(0, memory_top(curves, limit))
     axes.set_xlim(0, max(float(curve.start[-1]) for curve in curves))
     _seconds(axes.xaxis)
@@ -134,7 +131,7 @@ def waterfall_figure(waterfall: Waterfall, limit: float | None) -> Figure:
     figure, axes = _new(0.5 + 0.19 * len(rows))
     axes.barh(
         range(len(rows)), [row[2] for row in rows], left=[row[1] for row in rows], height=0.7,
-        color=[*part_colours([part for part, _ in waterfall.parts]), _PLAIN],
+        color=[*colours([part for part, _ in waterfall.parts]), PLAIN],
     )  # fmt: skip
     for place, (_, left, value) in enumerate(rows):
         axes.annotate(
@@ -142,7 +139,7 @@ def waterfall_figure(waterfall: Waterfall, limit: float | None) -> Figure:
             textcoords="offset points", va="center",
         )  # fmt: skip
     if limit is not None:
-        axes.axvline(limit, color=KINDS["critical path"], linestyle="dashed", linewidth=1)
+        axes.axvline(limit, color=MEANINGS["limit"], linestyle="dashed", linewidth=1)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.3 * max(waterfall.total, limit or 0.0))
@@ -151,19 +148,19 @@ def waterfall_figure(waterfall: Waterfall, limit: float | None) -> Figure:
     return figure
 
 
-def shares_figure(shares: StageShares, limit: float | None) -> Figure:
-    """Return the parts of every stage side by side; seconds, or bytes if there is a limit."""
-    count = len(shares.stages)
+def shares_figure(shares: LaneShares, limit: float | None) -> Figure:
+    """Return the parts of every lane side by side; seconds, or bytes if there is a limit."""
+    count = len(shares.lanes)
     figure, axes = _new(min(6.0, 0.8 + 0.2 * count))
     places = np.arange(count) + 0.5
     left = np.zeros(count)
-    for part, values, colour in zip(shares.parts, shares.values, part_colours(shares.parts), strict=True):
+    for part, values, colour in zip(shares.parts, shares.values, colours(shares.parts), strict=True):
         axes.barh(places, values, left=left, height=0.75, color=colour, label=part)
         left += values
     if limit is not None:
-        axes.axvline(limit, color=KINDS["critical path"], linestyle="dashed", linewidth=1)
+        axes.axvline(limit, color=MEANINGS["limit"], linestyle="dashed", linewidth=1)
     axes.set_ylim(count, 0)
-    _stages(axes, shares.stages)
+    _lanes(axes, shares.lanes)
     (_seconds if limit is None else _bytes)(axes.xaxis)
     _legend(figure)
     return figure
@@ -172,8 +169,9 @@ def shares_figure(shares: StageShares, limit: float | None) -> Figure:
 def progress_figure(progress: Progress) -> Figure:
     """Return the best plan found and the bound proven, against wall time."""
     figure, axes = _new(2.2)
-    for name, values, colour in zip(
-        ("best plan", "bound"), (progress.objective, progress.bound), series(2), strict=True
+    for name, values, colour in (
+        ("best plan", progress.objective, MEANINGS["this plan"]),
+        ("bound", progress.bound, MEANINGS["bound"]),
     ):
         finite = [(x, y) for x, y in zip(progress.seconds, values, strict=True) if np.isfinite(y)]
         axes.step(
@@ -195,7 +193,7 @@ def scaling_figure(points: Sequence[ScalePoint]) -> Figure:
     first = points[0]
     axes.plot(
         [gpus[0], gpus[-1]], [first.throughput / first.gpus * count for count in (gpus[0], gpus[-1])],
-        linestyle="dotted", color=_PLAIN, label=f"in proportion to {first.gpus} GPUs",
+        linestyle="dotted", color=PLAIN, label=f"in proportion to {first.gpus} GPUs",
     )  # fmt: skip
     clusters = list(dict.fromkeys(point.cluster for point in points))
     for cluster, colour in zip(clusters, series(len(clusters)), strict=True):
@@ -226,10 +224,11 @@ def scaling_figure(points: Sequence[ScalePoint]) -> Figure:
     return figure
 
 
-def _stages(axes: Axes, stages: Sequence[str]) -> None:
-    step = 1 + (len(stages) - 1) // 16
-    axes.set_yticks([i + 0.5 for i in range(0, len(stages), step)], [stages[i] for i in range(0, len(stages), step)])
-    axes.set_ylabel("stage")
+def _lanes(axes: Axes, lanes: Lanes) -> None:
+    step = 1 + (len(lanes) - 1) // 16
+    shown = range(0, len(lanes), step)
+    axes.set_yticks([i + 0.5 for i in shown], [lanes.names[i] for i in shown])
+    axes.set_ylabel(lanes.word)
 
 
 def _seconds(axis: mpl.axis.Axis) -> None:

@@ -1,9 +1,9 @@
 """The sharded graph, block by block: what one device of a stage runs, with placements, and where each op is drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from autopar.page.records import BlockGraph, Node
+from autopar.page.records import BlockGraph, Node, Sharded
 from autopar.plan import Plan
 from autopar.program.records import (
     Collective,
@@ -22,7 +22,7 @@ from autopar.program.records import (
     reads,
 )
 from autopar.report.summary import format_range
-from autopar.sharding import parse_placements
+from autopar.sharding import Mesh, Shard, parse_placements
 from autopar.simulate import Costs
 from autopar.simulate.layout import Resource, lay_out
 
@@ -31,8 +31,10 @@ COLUMNS = 6
 _SWEEPS = 4  # passes over the rows that move nodes towards those they are connected with
 
 
-def block_graphs(plan: Plan, program: Program, costs: Costs) -> tuple[BlockGraph, ...]:
-    """Return each distinct block of a program in each phase it has instructions for."""
+def block_graphs(
+    plan: Plan, program: Program, costs: Costs, roles: Sequence[Mapping[str, str]]
+) -> tuple[BlockGraph, ...]:
+    """Return each distinct block of a program in each phase it has instructions for; `roles` of mesh axes by stage."""
     phases = list(SegmentPhase)
     segments = sorted(program.segments, key=lambda segment: phases.index(segment.phase))
     graphs = []
@@ -42,9 +44,18 @@ def block_graphs(plan: Plan, program: Program, costs: Costs) -> tuple[BlockGraph
             (state.value, tuple(map(str, parse_placements(state.placement))))
             for state in plan.block_plan(places[0]).states
         )
-        axes = tuple(axis.name for axis in stage.mesh.axes)
+        axes, sizes = tuple(axis.name for axis in stage.mesh.axes), stage.mesh.shape
         graphs += [
-            BlockGraph(_blocks(places), len(places), str(segment.phase), axes, _nodes(segment, view), states)
+            BlockGraph(
+                _blocks(places),
+                len(places),
+                str(segment.phase),
+                axes,
+                sizes,
+                roles[stage.index],
+                _nodes(segment, view, stage.mesh),
+                states,
+            )
             for segment in segments
             if segment.kind == kind and segment.instructions
         ]
@@ -75,16 +86,23 @@ def _blocks(places: Sequence[int]) -> str:
     return f"block {which}" if len(places) == 1 else f"blocks {which}: {len(places)} equal ones"
 
 
-def _nodes(segment: Segment, costs: Costs) -> tuple[Node, ...]:
+def _nodes(segment: Segment, costs: Costs, mesh: Mesh) -> tuple[Node, ...]:
     kernels = iter(span.seconds for span in lay_out(segment, costs).spans if span.resource is Resource.COMPUTE)
     made: dict[str, int] = {}
-    described: list[tuple[Instruction, float, tuple[int, ...]]] = []
+    tensors = _persistent(segment)
+    described: list[tuple[Instruction, float, tuple[int, ...], tuple[Sharded, ...]]] = []
     for position, instruction in enumerate(segment.instructions):
         sources = tuple(dict.fromkeys(made[value.value] for value in reads(instruction) if value.value in made))
         made.update((value.value, position) for value in defines(instruction))
+        parameters: tuple[Sharded, ...] = ()
         match instruction:
             case Compute():
                 seconds = next(kernels)
+                parameters = tuple(
+                    _sharded(tensors[value.value], value, mesh)
+                    for value in instruction.inputs
+                    if value is not None and value.value in tensors
+                )
             case Collective():
                 seconds = float(
                     costs.collective_seconds(instruction.kind, instruction.bytes, instruction.axis, instruction.routed)
@@ -97,41 +115,57 @@ def _nodes(segment: Segment, costs: Costs) -> tuple[Node, ...]:
                 seconds = costs.cluster.known_host().out_seconds(size)
             case Fetch(bytes=size):
                 seconds = costs.cluster.known_host().back_seconds(size)
-        described.append((instruction, seconds, sources))
-    places = arrange([sources for _, _, sources in described])
-    return tuple(_node(*entry, *place) for entry, place in zip(described, places, strict=True))
+        if not isinstance(instruction, Compute) and instruction.operand.value in tensors:
+            tensors[instruction.result.value] = tensors[instruction.operand.value]
+        described.append((instruction, seconds, sources, parameters))
+    places = arrange([sources for _, _, sources, _ in described])
+    return tuple(_node(*entry, mesh, *place) for entry, place in zip(described, places, strict=True))
 
 
-def _node(instruction: Instruction, seconds: float, sources: tuple[int, ...], column: float, row: int) -> Node:
+def _persistent(segment: Segment) -> dict[str, str]:
+    """Return the tensors that a segment's external values are, by value: parameters, and states in the update."""
+    named = {part.value: part.tensor for part in segment.parts}
+    return {value.value: named[value.value] for value in segment.external if value.value in named and value.shape}
+
+
+def _sharded(name: str, value: Operand, mesh: Mesh) -> Sharded:
+    """Return a value with its global shape."""
+    whole = list(value.shape)
+    for placement, axis in zip(value.placements, mesh.axes, strict=False):
+        if isinstance(placement, Shard):
+            whole[placement.dim] *= axis.size
+    return Sharded(name, tuple(whole), value.shape, tuple(map(str, value.placements)), value.bytes)
+
+
+def _node(
+    instruction: Instruction,
+    seconds: float,
+    sources: tuple[int, ...],
+    parameters: tuple[Sharded, ...],
+    mesh: Mesh,
+    column: float,
+    row: int,
+) -> Node:
+    results = defines(instruction)
+    result = _sharded("", results[0] if results else Operand("", (), 0.0), mesh)
+    beside = False
     match instruction:
         case Compute(op=op):
-            results = defines(instruction)
-            first = results[0] if results else Operand("", (), 0.0)
-            size = sum(result.bytes for result in results)
-            placed = tuple(map(str, first.placements))
-            return Node(op.name, op.kind, "", first.shape, placed, size, seconds, False, sources, column, row)
-        case Collective(kind=kind, axis=axis, operand=operand, result=result):
+            name, kind, over, change = op.name, op.kind, "", result.placements
+            size = sum(each.bytes for each in results)
+        case Collective(axis=axis, bytes=size):
+            name, kind, over, beside = instruction.operand.value, str(instruction.kind), axis.name, instruction.overlaps
             change = (f"{instruction.source} > {instruction.target}",)
-            return Node(
-                operand.value, str(kind), axis.name, result.shape, change, instruction.bytes, seconds,
-                instruction.overlaps, sources, column, row,
-            )  # fmt: skip
-        case Exchange(axis=axis, operand=operand, result=result):
+        case Exchange(axis=axis, bytes=size):
+            name, kind, over = instruction.operand.value, "exchange", axis.name
             change = (f"{instruction.before} before, {instruction.after} after",)
-            return Node(
-                operand.value, "exchange", axis.name, result.shape, change, instruction.bytes, seconds,
-                False, sources, column, row,
-            )  # fmt: skip
-        case Offload(operand=operand, result=result) | Fetch(operand=operand, result=result):
-            name = "offload" if isinstance(instruction, Offload) else "fetch"
-            return Node(
-                operand.value, name, "", result.shape, (), instruction.bytes, seconds, False, sources, column, row
-            )
-        case Slice(axis=axis, operand=operand, result=result, target=target):
+        case Offload(bytes=size) | Fetch(bytes=size):
+            name, over, change = instruction.operand.value, "", ()
+            kind = "offload" if isinstance(instruction, Offload) else "fetch"
+        case Slice(axis=axis, target=target):
+            name, kind, over, size = instruction.operand.value, "slice", axis.name, instruction.result.bytes
             change = (f"R > {target}",)
-            return Node(
-                operand.value, "slice", axis.name, result.shape, change, result.bytes, 0.0, False, sources, column, row
-            )
+    return Node(name, kind, over, result, parameters, change, size, seconds, beside, sources, column, row)
 
 
 def arrange(sources: Sequence[Sequence[int]]) -> list[tuple[float, int]]:

@@ -5,73 +5,98 @@ background of the page (WCAG 2.2, 1.4.11 non-text contrast); the tests compute i
 """
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 
 LIGHT, DARK = "#ffffff", "#14171c"
 """Backgrounds of the page."""
 
-KINDS: Mapping[str, str] = {
+MEANINGS: Mapping[str, str] = {
     "forward": "#3b86c6",
+    "compute": "#3b86c6",
+    "model FLOPs at peak": "#3b86c6",
+    "kernels below peak": "#5f7f9c",
+    "ops": "#5b76b8",
     "backward": "#d0722b",
     "weight gradients": "#b5842a",
+    "recompute": "#8f8420",
     "update": "#8a6cc0",
-    "ops": "#6f9a4b",
+    "optimizer": "#8a6cc0",
     "collectives": "#c94f86",
+    "tp communication": "#c94f86",
+    "communication": "#c94f86",
+    "cp communication": "#b9577a",
+    "ep communication": "#b05cb0",
+    "spatial communication": "#a8627f",
     "gradients": "#2a9485",
-    "sends": "#7d8794",
+    "dp communication": "#2a9485",
+    "sends": "#2790b0",
+    "pp communication": "#2790b0",
+    "bubble": "#7d8794",
+    "launches, overlap": "#6f7f5e",
     "host copies": "#9a7560",
+    "host memory": "#9a7560",
     "critical path": "#d6423c",
+    "limit": "#d6423c",
+    "parameters": "#6a70cf",
+    "gathered": "#7a8fd0",
+    "activations": "#6f9a4b",
+    "transient": "#4f9a7c",
+    "buffers": "#85837c",
+    "this plan": "#3f9b3f",
+    "grid search": "#a06a9c",
+    "given plan": "#b5553f",
+    "bound": "#94763a",
 }
-"""Colours of kinds of bars."""
+"""What colours mean, in every chart: parts of a step, categories of memory, bars of the timeline, plans. Names of one
+colour are one thing seen twice: the update is the optimizer's time, gradients travel as dp communication."""
+
+PLAIN = MEANINGS["bubble"]
+"""Colour of sums and of what is left."""
 
 _SERIES = ("#3b86c6", "#d0722b", "#2a9485", "#c94f86", "#8a6cc0", "#b5842a", "#6f9a4b", "#7d8794", "#d6423c")
-
-_PARTS = (
-    ("compute", "parameters"),
-    ("tp communication", "gradients"),
-    ("dp communication", "optimizer"),
-    ("bubble", "activations"),
-    ("optimizer", "gathered"),
-    ("recompute", "transient"),
-    ("launches, overlap", "communication"),
-    ("pp communication", "buffers"),
-)
-"""Parts of a step and of a peak, in the order of the series of colours: a part has one colour in all plans."""
-
-PLACED: Mapping[str, str] = {
-    "split": "#1f7c6f",
-    "partly split": "#2f6fa8",
-    "copied": "#666f7a",
-    "terms": "#a85a1d",
-    "communication": "#b03a72",
-}
-"""Colours of nodes of a block, dark enough for white letters: how the result lies on the mesh, or that it moves."""
+"""Colours of things that have no colour of their own, such as clusters and groups of devices."""
 
 _LUMINANCE = 0.2
+_LETTERED = 0.16
+_SATURATION = 0.65
 
 
-def kind_colours(kinds: Sequence[str]) -> list[str]:
-    """Return a colour per kind of bars; kinds that are not known get those that are left."""
-    return _coloured(kinds, KINDS)
-
-
-def _coloured(names: Sequence[str], known: Mapping[str, str]) -> list[str]:
-    taken = {known[name] for name in names if name in known}
+def colours(names: Sequence[str]) -> list[str]:
+    """Return the colour of what each name means; names that are not known get colours that the others leave."""
+    taken = {MEANINGS[name] for name in names if name in MEANINGS}
     spare = cycle([colour for colour in _SERIES if colour not in taken] or _SERIES)
-    return [known[name] if name in known else next(spare) for name in names]
+    return [MEANINGS[name] if name in MEANINGS else next(spare) for name in names]
+
+
+def legend(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return colours and what they mean, of the names that occur, names of one colour together.
+
+    >>> legend(["update", "bubble", "optimizer"])
+    [('update, optimizer', '#8a6cc0'), ('bubble', '#7d8794')]
+    """
+    wanted = set(names)
+    found: dict[str, list[str]] = {}
+    for name, colour in MEANINGS.items():
+        if name in wanted:
+            found.setdefault(colour, []).append(name)
+    return [(", ".join(named), colour) for colour, named in found.items()]
+
+
+def lettered(colour: str) -> str:
+    """Return a colour of the same hue that is dark enough for white letters on it (contrast 4.5, WCAG 2.2, 1.4.3).
+
+    >>> contrast(lettered("#3b86c6"), "#ffffff") >= 4.5
+    True
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
+    return _of_luminance(hue, _LETTERED, saturation)
 
 
 def series(number: int) -> list[str]:
     """Return colours of curves that have no order."""
     return [_SERIES[i % len(_SERIES)] for i in range(number)]
-
-
-def part_colours(parts: Sequence[str]) -> list[str]:
-    """Return a colour per part of a step or of a peak; parts that are not known get those that are left."""
-    memory = "parameters" in parts or "activations" in parts
-    known = {names[memory]: colour for names, colour in zip(_PARTS, _SERIES, strict=False)}
-    return _coloured(parts, known)
 
 
 def ordered(number: int) -> list[str]:
@@ -101,17 +126,17 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def _of_luminance(hue: float, wanted: float) -> str:
+def _of_luminance(hue: float, wanted: float, saturation: float = _SATURATION) -> str:
     """Return the colour of a hue that is as bright as wanted, found by bisection over its lightness."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        if luminance(_hex(hue, middle)) < wanted:
+        if luminance(_hex(hue, middle, saturation)) < wanted:
             low = middle
         else:
             high = middle
-    return _hex(hue, low)
+    return _hex(hue, low, saturation)
 
 
-def _hex(hue: float, lightness: float) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, lightness, 0.65))
+def _hex(hue: float, lightness: float, saturation: float) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, lightness, saturation))

@@ -1,9 +1,114 @@
 """What a page shows, before anything is drawn: series and tables, in seconds and bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A headline figure.
+
+    Attributes:
+        name: What it is.
+        value: The figure with its unit.
+        detail: What it is relative to, or how sure it is.
+        share: How much of a limit it takes, from 0 to 1 or more; None without a limit.
+        warns: Whether that is close to the limit or above it.
+    """
+
+    name: str
+    value: str
+    detail: str
+    share: float | None = None
+    warns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Whom a row of a chart belongs to: a pipeline stage, or a device group that takes turns on several stages.
+
+    Attributes:
+        stages: The stages of each lane, in the order of the timeline's records.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+
+    @property
+    def word(self) -> str:
+        """What a lane is called: "stage", or "device group" where groups have several stages."""
+        return "stage" if all(len(held) == 1 for held in self.stages) else "device group"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Numbers of the lanes."""
+        return tuple(map(str, range(len(self.stages))))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Lanes in words.
+
+        >>> Lanes(((0,), (1,))).titles, Lanes(((0, 2), (1, 3))).titles[1]
+        (('stage 0', 'stage 1'), 'device group 1 (stages 1, 3)')
+        """
+        if self.word == "stage":
+            return tuple(f"stage {number}" for number in self.names)
+        return tuple(
+            f"device group {number} (stage{'s' if len(held) > 1 else ''} {', '.join(map(str, held))})"
+            for number, held in enumerate(self.stages)
+        )
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRange:
+    """The devices of a lane.
+
+    Attributes:
+        devices: Half-open range of device numbers.
+        axes: Role, size and stride of each axis of their mesh.
+    """
+
+    devices: tuple[int, int]
+    axes: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Nodes and devices.
+
+    Attributes:
+        num_devices: Devices of the job, those that do nothing included.
+        node_starts: The first device of each node.
+        lanes: Devices of each stage, or device group.
+    """
+
+    num_devices: int
+    node_starts: tuple[int, ...]
+    lanes: tuple[DeviceRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan beside others for the same job.
+
+    Attributes:
+        name: What it is: "this plan", "runner-up 1", "grid search", "given plan".
+        kind: The same without a number, a key of the palette where it has a colour of its own.
+        summary: The plan in one line.
+        step: Seconds of a step, simulated.
+        peak: Bytes on the fullest device.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    step: float
+    peak: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -12,15 +117,15 @@ class Bars:
 
     Attributes:
         kind: What they are: "forward", "collective", ...
-        stage: Position of the stage they belong to among the stages of the timeline, (n,).
-        row: Row of that stage, an index of `Gantt.rows`, (n,).
+        lane: Lane they belong to, (n,).
+        row: Row of that lane, an index of `Gantt.rows`, (n,).
         start: Seconds, (n,).
         seconds: Duration, (n,).
         name: Index of the name in `Gantt.names`, (n,).
     """
 
     kind: str
-    stage: NDArray[np.uint16]
+    lane: NDArray[np.uint16]
     row: NDArray[np.uint8]
     start: NDArray[np.float64]
     seconds: NDArray[np.float32]
@@ -36,14 +141,14 @@ class Gantt:
 
     Attributes:
         seconds: Where the time axis ends.
-        stages: Names of the stages, in order.
-        rows: Names of the rows that every stage has, from top to bottom.
+        lanes: Stages, or device groups.
+        rows: Names of the rows that every lane has, from top to bottom.
         bars: One entry per kind that occurs.
         names: Names of bars.
     """
 
     seconds: float
-    stages: tuple[str, ...]
+    lanes: Lanes
     rows: tuple[str, ...]
     bars: tuple[Bars, ...]
     names: tuple[str, ...]
@@ -54,9 +159,9 @@ class Gantt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """Bytes on a device of a stage; `bytes[i]` is the most between `start[i]` and `start[i + 1]`."""
+    """Bytes on a device of a lane; `bytes[i]` is the most between `start[i]` and `start[i + 1]`."""
 
-    stage: str
+    lane: str
     start: NDArray[np.float64]
     bytes: NDArray[np.float64]
 
@@ -76,16 +181,16 @@ class Waterfall:
 
 
 @dataclass(frozen=True, slots=True)
-class StageShares:
-    """The same parts for every stage.
+class LaneShares:
+    """The same parts for every lane.
 
     Attributes:
-        stages: Names of the stages.
-        parts: Names of the parts that are above 0 on any stage.
-        values: Per part, one value per stage.
+        lanes: Stages, or device groups.
+        parts: Names of the parts that are above 0 on any lane.
+        values: Per part, one value per lane.
     """
 
-    stages: tuple[str, ...]
+    lanes: Lanes
     parts: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
 
@@ -191,6 +296,25 @@ class ScalePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharded:
+    """A tensor and the part of it that a device holds.
+
+    Attributes:
+        name: Its name; "" for the result of an op, which has the op's.
+        whole: Global shape; with what pads it where devices do not divide a dim.
+        local: Local shape.
+        placements: One per mesh axis, as they print; empty if the program does not say.
+        bytes: Local size.
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    local: tuple[int, ...]
+    placements: tuple[str, ...]
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """An instruction of a block.
 
@@ -198,7 +322,8 @@ class Node:
         name: Name of the op, or of the value that is moved.
         kind: Kind of the op, or the collective.
         over: Mesh axis of a collective; "" for an op.
-        shape: Local shape of the result.
+        result: What it makes.
+        parameters: The parameters it reads, as it reads them: gathered, if they were.
         placements: Placement of the result per mesh axis; of a collective, "before > after" on its axis.
         bytes: Size of the result on one device; of a collective, on the wire.
         seconds: Time it takes alone.
@@ -211,7 +336,8 @@ class Node:
     name: str
     kind: str
     over: str
-    shape: tuple[int, ...]
+    result: Sharded
+    parameters: tuple[Sharded, ...]
     placements: tuple[str, ...]
     bytes: float
     seconds: float
@@ -230,6 +356,8 @@ class BlockGraph:
         instances: How many they are.
         phase: When it runs.
         axes: Names of the axes of its mesh.
+        sizes: Devices along each of these axes.
+        roles: What each of these axes does, in the field's words: "dp", "tp", ...
         nodes: Its instructions in order.
         states: Parameters and their placement between steps, one per axis; they are those of all phases.
     """
@@ -238,5 +366,7 @@ class BlockGraph:
     instances: int
     phase: str
     axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    roles: Mapping[str, str]
     nodes: tuple[Node, ...]
     states: tuple[tuple[str, tuple[str, ...]], ...]

@@ -6,44 +6,55 @@ from collections.abc import Mapping, Sequence
 from autopar.alternatives import Alternative, Weighing
 from autopar.describe.step_parts import stage_parts
 from autopar.errors import PlanError
-from autopar.page.records import Alternatives, Progress, Ranked, ScalePoint, StageShares, Waterfall, Weighed
+from autopar.page.records import Alternatives, Lanes, LaneShares, Progress, Ranked, ScalePoint, Waterfall, Weighed
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.report.alternatives import ended, limits
-from autopar.report.parts import changed_parts
+from autopar.report.parts import changed_parts, split_at_peak
 from autopar.report.summary import why_stopped
 from autopar.simulate import Timeline
 
 
-def time_waterfall(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> Waterfall:
-    """Return where the step of the busiest stage goes; `roles` say what each mesh axis does, by stage."""
+def time_waterfall(
+    timeline: Timeline, roles: Sequence[Mapping[str, str]], lanes: Lanes, ideal: float = 0.0
+) -> Waterfall:
+    """Return where the step of the busiest lane goes.
+
+    Args:
+        timeline: The simulated step.
+        roles: What each mesh axis does, by stage.
+        lanes: Stages, or device groups.
+        ideal: Seconds that the model's FLOPs would take at the peak of all devices, where compute is split; 0 not to.
+    """
     busiest = timeline.busiest
-    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", stage_parts(busiest, roles[busiest.index]))
+    parts = tuple(split_at_peak(stage_parts(busiest, roles[busiest.index]), ideal))
+    return Waterfall(f"Time of {lanes.titles[busiest.index]}, the busiest", "step", parts)
 
 
-def time_shares(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> StageShares:
-    """Return where the step of every stage goes; `roles` say what each mesh axis does, by stage."""
-    return _shares(timeline, [dict(stage_parts(stage, roles[stage.index])) for stage in timeline.stages])
+def time_shares(timeline: Timeline, roles: Sequence[Mapping[str, str]], lanes: Lanes) -> LaneShares:
+    """Return where the step of every lane goes; `roles` say what each mesh axis does, by stage."""
+    return _shares(lanes, [dict(stage_parts(stage, roles[stage.index])) for stage in timeline.stages])
 
 
-def memory_waterfall(timeline: Timeline) -> Waterfall:
+def memory_waterfall(timeline: Timeline, lanes: Lanes) -> Waterfall:
     """Return what is on the fullest device at its fullest moment."""
     fullest = max(timeline.stages, key=lambda stage: stage.memory.bytes)
     parts = tuple((str(name), size) for name, size in fullest.memory.breakdown if size > 0)
-    return Waterfall(f"Memory of stage {fullest.index}, the fullest, during {fullest.memory.during}", "peak", parts)
+    title = f"Memory of {lanes.titles[fullest.index]}, the fullest, during {fullest.memory.during}"
+    return Waterfall(title, "peak", parts)
 
 
-def memory_shares(timeline: Timeline) -> StageShares:
-    """Return what is on the devices of every stage at their fullest moment."""
+def memory_shares(timeline: Timeline, lanes: Lanes) -> LaneShares:
+    """Return what is on the devices of every lane at their fullest moment."""
     breakdowns = [{str(name): size for name, size in stage.memory.breakdown} for stage in timeline.stages]
-    return _shares(timeline, breakdowns)
+    return _shares(lanes, breakdowns)
 
 
-def _shares(timeline: Timeline, values: Sequence[Mapping[str, float]]) -> StageShares:
-    """Return what stages have of each part, the parts in the order of the stage that has most of them."""
+def _shares(lanes: Lanes, values: Sequence[Mapping[str, float]]) -> LaneShares:
+    """Return what lanes have of each part, the parts in the order of the lane that has most of them."""
     names = dict.fromkeys(name for stage in sorted(values, key=len, reverse=True) for name in stage)
     parts = [part for part in names if any(stage.get(part, 0.0) > 0 for stage in values)]
-    return StageShares(
-        tuple(str(stage.index) for stage in timeline.stages),
+    return LaneShares(
+        lanes,
         tuple(parts),
         tuple(tuple(stage.get(part, 0.0) for stage in values) for part in parts),
     )

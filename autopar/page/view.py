@@ -4,17 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.alternatives import Weighing
-from autopar.page.bars import gantt, memory_curves
+from autopar.page.bars import gantt, lanes_of, memory_curves
+from autopar.page.compare import compared
 from autopar.page.graph import block_graphs
+from autopar.page.machine import machine
 from autopar.page.records import (
     Alternatives,
     BlockGraph,
+    Compared,
     Gantt,
+    LaneShares,
+    Machine,
     MemoryCurve,
     Progress,
     Ranked,
     ScalePoint,
-    StageShares,
     Waterfall,
 )
 from autopar.page.shares import (
@@ -41,14 +45,16 @@ class View:
         plan: The plan.
         timeline: Its simulated step, with the bars of a trace.
         gantt: The step as bars.
-        memory: Memory over time by stage.
-        time_parts: Where the time of the busiest stage goes.
-        memory_parts: Where the memory of the fullest stage goes.
-        time_shares: Where the time of every stage goes.
-        memory_shares: Where the memory of every stage goes.
+        memory: Memory over time by lane.
+        time_parts: Where the time of the busiest lane goes, from the peak of the devices on.
+        memory_parts: Where the memory of the fullest lane goes.
+        time_shares: Where the time of every lane goes.
+        memory_shares: Where the memory of every lane goes.
         progress: How the search went; None for a plan that was not searched for.
         ranking: The plan and its runners-up.
         scaling: Plans for other numbers of devices, if there are any, with this one.
+        compared: The plan, its runners-up and others for the same job that were simulated.
+        machine: Nodes and devices, and their groups.
         graphs: Distinct blocks as every device runs them.
         alternatives: What other decisions cost; None if nobody asked.
         whatif: The model on several clusters and numbers of devices; None if nobody asked.
@@ -60,11 +66,13 @@ class View:
     memory: tuple[MemoryCurve, ...]
     time_parts: Waterfall
     memory_parts: Waterfall
-    time_shares: StageShares
-    memory_shares: StageShares
+    time_shares: LaneShares
+    memory_shares: LaneShares
     progress: Progress | None
     ranking: tuple[Ranked, ...]
     scaling: tuple[ScalePoint, ...]
+    compared: tuple[Compared, ...]
+    machine: Machine
     graphs: tuple[BlockGraph, ...]
     alternatives: Alternatives | None = None
     whatif: WhatIf | None = None
@@ -95,19 +103,23 @@ def prepare(
     Raises:
         PlanError: If one of the others is of another model.
     """
+    lanes = lanes_of(program.groups)
+    ideal = 0.0 if plan.simulated is None else plan.simulated.mfu * plan.simulated.step_seconds
     return View(
         plan=plan,
         timeline=timeline,
         gantt=gantt(timeline, program.groups),
-        memory=memory_curves(timeline),
-        time_parts=time_waterfall(timeline, roles),
-        memory_parts=memory_waterfall(timeline),
-        time_shares=time_shares(timeline, roles),
-        memory_shares=memory_shares(timeline),
+        memory=memory_curves(timeline, lanes),
+        time_parts=time_waterfall(timeline, roles, lanes, ideal),
+        memory_parts=memory_waterfall(timeline, lanes),
+        time_shares=time_shares(timeline, roles, lanes),
+        memory_shares=memory_shares(timeline, lanes),
         progress=search_progress(plan),
         ranking=ranking(plan),
         scaling=scaling(plan, others),
-        graphs=block_graphs(plan, program, costs),
+        compared=compared(plan, others),
+        machine=machine(plan, program, roles),
+        graphs=block_graphs(plan, program, costs, roles),
         alternatives=alternatives(weighing),
         whatif=whatif,
     )

@@ -1,5 +1,7 @@
 """The parts of a simulated step, and why one plan is slower than another."""
 
+from collections.abc import Iterable
+
 from autopar.plan import Plan, Simulated
 from autopar.report.text import format_change
 from autopar.units import format_bytes, format_seconds
@@ -25,15 +27,23 @@ BELOW_PEAK = "kernels below peak"
 
 
 def from_peak(simulated: Simulated) -> list[tuple[str, float]]:
+    """Return the parts of a step in seconds, compute split at the peak of the devices (`split_at_peak`)."""
+    return split_at_peak(time_parts(simulated), simulated.mfu * simulated.step_seconds)
+
+
+def split_at_peak(parts: Iterable[tuple[str, float]], ideal: float) -> list[tuple[str, float]]:
     """Return the parts of a step in seconds, compute split at the peak of the devices.
 
     The model's FLOPs, spread evenly over all devices, would take the MFU's share of the step at the peak of the data
     sheet. What kernels take beyond that is their efficiency, kernels that are bound by memory, and in a pipeline what
     the busiest stage computes beyond an even share.
+
+    Args:
+        parts: The parts of the step.
+        ideal: Seconds of the model's FLOPs at the peak.
     """
-    ideal = simulated.mfu * simulated.step_seconds
     found: list[tuple[str, float]] = []
-    for name, seconds in time_parts(simulated):
+    for name, seconds in parts:
         if name == "compute" and 0 < ideal <= seconds:
             found += [(AT_PEAK, ideal), (BELOW_PEAK, seconds - ideal)]
         else:

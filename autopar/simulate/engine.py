@@ -10,6 +10,7 @@ on the same devices (a group) are timed together.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from math import fsum, inf
 
 from autopar.cluster import Cluster
@@ -20,7 +21,7 @@ from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
 from autopar.simulate.blocks import BlockMemories
-from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
+from autopar.simulate.events import gradient_events, part_events, task_events, track_names, transfer_event
 from autopar.simulate.fitting import fit_in
 from autopar.simulate.gradients import (
     Boundary,
@@ -266,18 +267,21 @@ def simulate(
     host = fullest_host(program, costs.cluster, [stage.host_bytes for stage in timelines])
     if not trace:
         return Timeline(sim.step, timelines, error, host=host)
-    placed = program.groups
-    events = [transfer_event(transfer, placed) for transfer in sim.transfers]
+    placed, held = program.groups, program.chunks
+    firsts = [0, *accumulate(len(stage.blocks) for stage in program.stages)]
+    events = [transfer_event(transfer, placed, held) for transfer in sim.transfers]
     for i, chunks in enumerate(sim.groups):
-        events.extend(task_events(i, chunks, sim.runs[i]))
+        begins = [firsts[stage] for stage in held[i]]
+        events.extend(task_events(i, chunks, sim.runs[i], begins))
         events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
         start = sim.reduced[i]
-        for layout in chunks:
-            events.extend(part_events(i, layout.update.parts, start))
+        for layout, first in zip(chunks, begins, strict=True):
+            events.extend(part_events(i, layout.update.parts, start, first))
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
     arrays = step_arrays(program, sim, samples)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays, host)
+    path, tracks = _path(program, sim), track_names(program)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks)
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

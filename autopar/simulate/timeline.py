@@ -33,6 +33,11 @@ class Event:
     """A bar of the trace: in `row` of a device of `stage`, `name` runs for `seconds` from `start` on.
 
     In the row of compute, `depth` is 0 for a task, 1 for a block and 2 for an op; elsewhere it is 0.
+
+    Attributes:
+        block: Position in the chain of the block it is part of; None if it is of no block.
+        phase: Phase of that block; "" likewise.
+        receiver: Of a transfer, the record in the timeline of the devices it is for, and their task that takes it.
     """
 
     stage: int
@@ -41,6 +46,9 @@ class Event:
     start: float
     seconds: float
     depth: int = 0
+    block: int | None = None
+    phase: str = ""
+    receiver: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,7 @@ class Timeline:
         path: The critical path in order of time; empty unless asked for.
         arrays: The same as arrays; None unless asked for.
         host: Memory of the fullest host; None if nothing lies in host memory.
+        tracks: What the records in `stages` are, with devices and blocks; empty unless asked for.
     """
 
     step_seconds: float
@@ -159,6 +168,7 @@ class Timeline:
     path: tuple["PathStep", ...] = ()
     arrays: "StepArrays | None" = field(default=None, compare=False)
     host: HostMemory | None = None
+    tracks: tuple[str, ...] = ()
 
     @property
     def band(self) -> tuple[float, float] | None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autopar.page.document import render  # noqa: E402
-from autopar.page.records import Bars, Gantt  # noqa: E402
+from autopar.page.records import Bars, Gantt, Lanes  # noqa: E402
 from tests.browser import Page, browser_path, open_browser  # noqa: E402
 from tests.views import view_of  # noqa: E402
 
@@ -47,7 +47,7 @@ def timeline() -> Gantt:
     """Return two kinds of bars that alternate in every lane."""
     seconds = np.random.default_rng(0).uniform(0.5, 1.5, (LANES, BARS))
     start = np.cumsum(seconds, axis=1) - seconds
-    stage = np.broadcast_to(np.arange(LANES)[:, None], seconds.shape)
+    lane = np.broadcast_to(np.arange(LANES)[:, None], seconds.shape)
     bars = []
     for kind, name in enumerate(("forward", "backward")):
         mine = np.s_[:, kind::2]
@@ -55,14 +55,15 @@ def timeline() -> Gantt:
         bars.append(
             Bars(
                 name,
-                stage[mine].ravel().astype(np.uint16),
+                lane[mine].ravel().astype(np.uint16),
                 np.zeros(count, np.uint8),
                 start[mine].ravel(),
                 seconds[mine].ravel().astype(np.float32),
                 np.zeros(count, np.uint32),
             )
         )
-    return Gantt(float((start + seconds).max()), tuple(map(str, range(LANES))), ("tasks",), tuple(bars), ("a task",))
+    lanes = Lanes(tuple((i,) for i in range(LANES)))
+    return Gantt(float((start + seconds).max()), lanes, ("tasks",), tuple(bars), ("a task",))
 
 
 def ours(gantt: Gantt) -> tuple[str, str]:
@@ -83,7 +84,7 @@ def bokeh(backend: str) -> Callable[[Gantt], tuple[str, str]]:
         plot = figure(height=600, sizing_mode="stretch_width", output_backend=backend, name="timeline")
         for bars, colour in zip(gantt.bars, COLOURS, strict=True):
             plot.hbar(
-                y=bars.stage.astype(np.float32), left=bars.start, right=bars.start + bars.seconds, height=0.8,
+                y=bars.lane.astype(np.float32), left=bars.start, right=bars.start + bars.seconds, height=0.8,
                 color=colour, line_color=None,
             )  # fmt: skip
         script = "Bokeh.documents[0].get_model_by_name('timeline').x_range.setv({start: from, end: to});"
@@ -100,7 +101,7 @@ def plotly(gantt: Gantt) -> tuple[str, str]:
     for bars, colour in zip(gantt.bars, COLOURS, strict=True):
         gap = np.full(len(bars), np.nan)
         x = np.stack([bars.start, bars.start + bars.seconds, gap], axis=1).ravel()
-        y = np.stack([bars.stage, bars.stage, gap], axis=1).ravel()
+        y = np.stack([bars.lane, bars.lane, gap], axis=1).ravel()
         figure.add_trace(go.Scattergl(x=x, y=y, mode="lines", line={"width": 8, "color": colour}))
     page = figure.to_html(include_plotlyjs=True, div_id="timeline", default_height="600px")
     return page, "await Plotly.relayout('timeline', {'xaxis.range': [from, to]});"
@@ -111,9 +112,9 @@ def vega(gantt: Gantt) -> tuple[str, str]:
     import vl_convert
 
     rows = [
-        {"l": round(float(start), 3), "r": round(float(start + seconds), 3), "s": int(stage), "k": kind}
+        {"l": round(float(start), 3), "r": round(float(start + seconds), 3), "s": int(lane), "k": kind}
         for kind, bars in enumerate(gantt.bars)
-        for stage, start, seconds in zip(bars.stage, bars.start, bars.seconds, strict=True)
+        for lane, start, seconds in zip(bars.lane, bars.start, bars.seconds, strict=True)
     ]
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",

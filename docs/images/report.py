@@ -18,8 +18,15 @@ from autopar.page import look, write_page  # noqa: E402
 from autopar.prediction import predict  # noqa: E402
 from tests.browser import browser_path, open_browser  # noqa: E402
 
-SHOTS = (("report_light", 1280, 1180, False, "#timeline"), ("report_dark", 400, 1180, True, "#graph"))
+SHOTS = (("report_light", 1280, 1700, False, "body"), ("report_dark", 400, 1180, True, "#graph"))
 """Name, width and height in pixels, whether it is dark, and what is at the top."""
+
+DRAWN = """new Promise((done) => {
+  const look = () =>
+    "ready" in document.documentElement.dataset && Bokeh.documents[0].is_idle ? done() : setTimeout(look, 50);
+  look();
+})"""
+"""Waits until all charts are drawn."""
 
 
 def main() -> None:
@@ -36,7 +43,8 @@ def main() -> None:
             with open_browser(program) as page:
                 page.open(path.as_uri(), width=width, height=height, dark=dark)
                 page.evaluate(f"document.querySelector('{section}').scrollIntoView()")
-                time.sleep(2)  # all charts are drawn by then
+                page.evaluate(DRAWN)
+                time.sleep(3)  # frames that were asked for last
                 page.screenshot(HERE / f"{name}.png", whole=False)
 
 

@@ -26,6 +26,15 @@ const autopar = (() => {
     return digits(value) + " B";
   }
 
+  function count(value) {
+    for (const [prefix, scale] of PREFIXES) {
+      if (Math.abs(value) >= scale) return digits(value / scale) + " " + prefix;
+    }
+    return digits(value);
+  }
+
+  const percent = (value) => (value > 0 ? "+" : "") + digits(value) + " %";
+
   /* Return a function whose calls of one frame are one call. */
   function once(draw) {
     let pending = false;
@@ -43,11 +52,11 @@ const autopar = (() => {
   let described = null; // what the bars of the timeline are, by the number that the chart has of them
 
   function lanesOf(source) {
-    const { stage, row } = source.data;
+    const { lane, row } = source.data;
     const lanes = [];
-    for (let i = 0; i < stage.length; i++) {
-      if (i === 0 || stage[i] !== stage[i - 1] || row[i] !== row[i - 1]) {
-        lanes.push({ stage: stage[i], row: row[i], from: i, to: i });
+    for (let i = 0; i < lane.length; i++) {
+      if (i === 0 || lane[i] !== lane[i - 1] || row[i] !== row[i - 1]) {
+        lanes.push({ place: lane[i], row: row[i], from: i, to: i });
       }
       lanes[lanes.length - 1].to = i + 1;
     }
@@ -67,14 +76,14 @@ const autopar = (() => {
   }
 
   function drawBars(bars, lanes) {
-    const { plot, full, shown, kinds, names, stages } = bars;
+    const { plot, full, shown, kinds, names, lanes: titles } = bars;
     let narrow = (NARROW * (plot.x_range.end - plot.x_range.start)) / Math.max(1, plot.inner_width);
     let chosen = chooseBars(bars, lanes, narrow);
     while (chosen.found.length > MOST_BARS) {
       narrow *= 2;
       chosen = chooseBars(bars, lanes, narrow);
     }
-    described = { found: chosen.found, full, kinds, names, stages };
+    described = { found: chosen.found, full, kinds, names, titles };
     chosen.drawn.forEach((data, kind) => (shown[kind].data = data));
   }
 
@@ -89,11 +98,11 @@ const autopar = (() => {
       const put = (lane, left, right, busy, first, count) => {
         out.left.push(left);
         out.right.push(right);
-        out.top.push(lane.stage + tops[lane.row]);
-        out.bottom.push(lane.stage + bottoms[lane.row]);
+        out.top.push(lane.place + tops[lane.row]);
+        out.bottom.push(lane.place + bottoms[lane.row]);
         out.alpha.push(count === 1 ? 1 : Math.max(0.15, Math.min(1, busy / (right - left))));
         out.what.push(found.length);
-        found.push({ kind, first, count, left, right, busy, stage: lane.stage });
+        found.push({ kind, first, count, left, right, busy, place: lane.place });
       };
       for (const lane of lanes[kind]) {
         let run = null;
@@ -126,7 +135,7 @@ const autopar = (() => {
     const bar = described.found[number];
     const data = described.full[bar.kind].data;
     const kind = described.kinds[bar.kind];
-    const where = "stage " + described.stages[bar.stage];
+    const where = described.titles[bar.place];
     if (wanted === "what") {
       if (bar.count > 1) return bar.count + " × " + kind + ", " + where;
       const name = described.names[data.name[bar.first]];
@@ -190,6 +199,22 @@ const autopar = (() => {
 
   const describeMemory = (data, time) => bytes(data.bytes[sampleAt(data, time)]) + " at " + seconds(time);
 
+  /* Copy the text that a button is for; pages opened from disk may lack the clipboard, which a selection has always. */
+  async function copy(button) {
+    const source = document.querySelector(button.dataset.copy);
+    let copied = false;
+    if (navigator.clipboard) {
+      copied = await navigator.clipboard.writeText(source.textContent.trim()).then(() => true, () => false);
+    }
+    if (!copied) {
+      getSelection().selectAllChildren(source);
+      copied = document.execCommand("copy");
+      if (copied) getSelection().removeAllRanges();
+    }
+    button.textContent = copied ? "Copied" : "Selected: press Ctrl+C";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  }
+
   /* Light and dark: the page follows the system until its switch is used. */
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
@@ -224,8 +249,159 @@ const autopar = (() => {
     paint();
   }
 
+  /* The machine: nodes with their devices, or nodes alone where devices would be too small to point at. */
+  const CELL = 24; // pixels of a device where there is room
+  const SMALLEST = 9; // below this a node is one cell
+  const TALLEST = 420; // of the picture
+  let machine = null;
+  let cells = [];
+  let chosenLane = null;
+
+  const byName = (name) => Bokeh.documents[0].get_model_by_name(name);
+
+  /* Lane of a device; undefined if it does nothing. */
+  const laneOf = (device) => machine.lanes.find(({ devices }) => devices[0] <= device && device < devices[1]);
+
+  /* Its group by a role, its place in the group, and the size of the group. */
+  function groupOf(device, role) {
+    const lane = laneOf(device);
+    if (!lane) return null;
+    if (role === "pp") return { group: machine.lanes.indexOf(lane), place: 0, size: 1 };
+    let [group, place, size] = [0, 0, 1];
+    for (const [own, length, stride] of lane.axes) {
+      const coordinate = Math.floor((device - lane.devices[0]) / stride) % length;
+      if (own === role) [place, size] = [place * length + coordinate, size * length];
+      else group = group * length + coordinate;
+    }
+    const before = machine.lanes.slice(0, machine.lanes.indexOf(lane));
+    const groups = ({ devices, axes }) =>
+      (devices[1] - devices[0]) / axes.filter(([own]) => own === role).reduce((all, [, length]) => all * length, 1);
+    return { group: before.reduce((sum, each) => sum + groups(each), group), place, size };
+  }
+
+  function colourOf(device, role) {
+    const found = groupOf(device, role);
+    if (!found) return null;
+    return role === "pp" ? machine.ordered[found.group] : machine.series[found.group % machine.series.length];
+  }
+
+  function describeDevice(device, node) {
+    const lane = laneOf(device);
+    const lines = ["GPU " + device + ", node " + node];
+    if (!lane) return [...lines, "does nothing"];
+    lines.push(lane.title + " of " + machine.lanes.length);
+    for (const role of new Set(lane.axes.filter(([, length]) => length > 1).map(([own]) => own))) {
+      const { group, place, size } = groupOf(device, role);
+      lines.push(role + " shard " + place + " of " + size + ", group " + group);
+    }
+    return lines;
+  }
+
+  function showMachine() {
+    const plot = byName("machine");
+    const role = document.querySelector("#colour-choice").value;
+    const width = Math.max(200, plot.inner_width || 200);
+    const nodes = machine.nodes.map((start, i) => ({ start, stop: machine.nodes[i + 1] ?? machine.count }));
+    const most = Math.max(...nodes.map(({ start, stop }) => stop - start));
+    const columns = Array.from({ length: most }, (_, i) => i + 1).find(
+      (count) => most <= 4 ? count === most : most % count === 0 && count * count >= 1.5 * most,
+    );
+    const rows = Math.ceil(most / columns);
+    let cell = CELL;
+    const layout = () => {
+      const across = Math.max(1, Math.floor(width / (cell * (columns + 0.6))));
+      return { across, height: Math.ceil(nodes.length / across) * cell * (rows + 0.6) };
+    };
+    while (layout().height > TALLEST && cell > SMALLEST) cell -= 1;
+    const whole = layout().height > TALLEST; // a node is one cell
+    const across = whole ? Math.floor(width / SMALLEST) : layout().across;
+    const size = whole ? SMALLEST : cell;
+    const [wide, high] = whole ? [size, size] : [size * (columns + 0.6), size * (rows + 0.6)];
+    cells = [];
+    const frames = { x: [], y: [], width: [], height: [], label: [] };
+    nodes.forEach(({ start, stop }, node) => {
+      const left = (node % across) * wide;
+      const top = Math.floor(node / across) * high;
+      const devices = Array.from({ length: stop - start }, (_, i) => start + i);
+      if (whole) {
+        const colours = new Set(devices.map((device) => colourOf(device, role)));
+        const titles = [...new Set(devices.map((device) => laneOf(device)?.title ?? "nothing"))];
+        cells.push({
+          x: left + size / 2, y: top + size / 2, side: size - 1.5, colour: colours.size === 1 ? [...colours][0] : null,
+          lane: machine.lanes.indexOf(laneOf(start)),
+          lines: ["node " + node + ": GPUs " + start + "-" + (stop - 1), titles.join(", ")]
+            .concat(colours.size === 1 ? [] : ["several " + role + " groups"]),
+        });
+        return;
+      }
+      const [inner, outer] = [size * columns, size * rows];
+      frames.x.push(left + inner / 2 + 0.2 * size);
+      frames.y.push(top + outer / 2 + 0.2 * size);
+      frames.width.push(inner + 0.3 * size);
+      frames.height.push(outer + 0.3 * size);
+      frames.label.push(node);
+      devices.forEach((device, i) => {
+        cells.push({
+          x: left + size * ((i % columns) + 0.7), y: top + size * (Math.floor(i / columns) + 0.7), side: size - 2,
+          colour: colourOf(device, role), lane: machine.lanes.indexOf(laneOf(device)),
+          lines: describeDevice(device, node),
+        });
+      });
+    });
+    const height = Math.ceil(nodes.length / across) * high + 4;
+    plot.height = Math.ceil(height) + 10;
+    plot.x_range.setv({ start: -1, end: width });
+    plot.y_range.setv({ start: height, end: -2 });
+    plot.renderers[0].data_source.data = frames;
+    const several = cells.some(({ colour }) => colour === null);
+    plot.renderers[1].data_source.data = {
+      x: cells.map(({ x }) => x), y: cells.map(({ y }) => y),
+      width: cells.map(({ side }) => side), height: cells.map(({ side }) => side),
+      colour: cells.map(({ colour }) => colour ?? machine.plain),
+      alpha: cells.map(({ lane, colour }) =>
+        chosenLane !== null && lane !== chosenLane ? 0.15 : colour === null ? 0.45 : 1),
+      detail: cells.map(({ lines }) => lines.map((text) => "<div>" + escaped(text) + "</div>").join("")),
+    };
+    const each = whole ? "Each square is a node" : "Each square is a GPU, each frame a node";
+    const colours = role === "pp" ? "" : "; squares of one colour side by side are one " + role + " group";
+    const grey = several ? (whole ? "; pale ones have several groups" : "; pale ones do nothing") : "";
+    const click = machine.lanes.length > 1 ? " Click one to see only its " + machine.word + " in the charts." : "";
+    document.querySelector("#machine-note").textContent = each + colours + grey + "." + click;
+  }
+
+  /* Show only one lane in the charts that have lanes; null for all. */
+  function showLane(lane) {
+    chosenLane = lane;
+    const count = machine.lanes.length;
+    for (const name of ["timeline", "time_shares", "memory_shares"]) {
+      const plot = byName(name);
+      if (plot) plot.y_range.setv(lane === null ? { start: count, end: 0 } : { start: lane + 1, end: lane });
+    }
+    const lines = byName("memory").renderers[0].data_source;
+    lines.data = { ...lines.data, alpha: lines.data.alpha.map((_, i) => (lane === null || i === lane ? 1 : 0.12)) };
+    const choice = document.querySelector("#lane-choice");
+    if (choice) choice.value = lane === null ? "" : String(lane);
+    showMachine();
+    redraw();
+  }
+
+  /* A click on the machine: the lane of the device; the one that is shown already means all again. */
+  function pick(x, y) {
+    const found = cells.find((each) => Math.abs(each.x - x) <= each.side / 2 && Math.abs(each.y - y) <= each.side / 2);
+    if (!found || found.lane < 0 || machine.lanes.length < 2) return;
+    showLane(found.lane === chosenLane ? null : found.lane);
+  }
+
+  function readyMachine() {
+    machine = JSON.parse(document.querySelector("#nodes").textContent);
+    document.querySelector("#colour-choice").addEventListener("change", showMachine);
+    const choice = document.querySelector("#lane-choice");
+    if (choice) choice.addEventListener("change", () => showLane(choice.value === "" ? null : Number(choice.value)));
+    onWidth("machine", showMachine);
+  }
+
   /* The drawing and the table of the block and phase that are chosen. */
-  function showBlock(graph, colours) {
+  function showBlock(graph) {
     const plot = Bokeh.documents[0].get_model_by_name("block");
     const widest = Math.max(1, ...graph.nodes.map((node) => Math.abs(node.column))) + 0.5; // at least three columns
     const rows = Math.max(...graph.nodes.map((node) => node.row)) + 1;
@@ -240,7 +416,7 @@ const autopar = (() => {
     for (const node of graph.nodes) {
       nodes.x.push(node.column);
       nodes.y.push(node.row);
-      nodes.colour.push(colours[node.placed]);
+      nodes.colour.push(node.colour);
       nodes.text.push(fit(node.title) + "\n" + fit(node.placement));
       nodes.detail.push(detail(node));
       nodes.width.push(0.94);
@@ -266,6 +442,107 @@ const autopar = (() => {
         i, node.title, node.name, node.shape, node.placement, bytes(node.bytes), seconds(node.seconds),
       ]),
     );
+  }
+
+  const element = (tag, text, name) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (name) made.className = name;
+    return made;
+  };
+
+  /* A shape with the mesh axes that split each dim, "4096 × 14336/tp"; axes on which it is a sum to be, behind it. */
+  function shapeOf(tensor, axes) {
+    const dims = tensor.whole.map(String);
+    const terms = [];
+    tensor.placements.forEach((placement, i) => {
+      const split = /^S\((\d+)/.exec(placement);
+      if (split) dims[Number(split[1])] += "/" + axes[i];
+      else if (placement.startsWith("P")) terms.push(axes[i]);
+    });
+    return (dims.join(" × ") || "scalar") + (terms.length ? ", terms of a sum over " + terms.join(", ") : "");
+  }
+
+  function tensorCell(tensor, axes, name) {
+    const cell = element("span");
+    if (name) cell.append(element("b", name), " ");
+    cell.append(shapeOf(tensor, axes));
+    const same = String(tensor.whole) === String(tensor.local);
+    cell.append(element("small", (same ? "" : tensor.local.join(" × ") + " on a GPU, ") + bytes(tensor.bytes)));
+    return cell;
+  }
+
+  /* What all names of a block begin with, up to a dot. */
+  function commonStart(names) {
+    const parts = names.map((name) => name.split("."));
+    let length = 0;
+    while (parts.every((part) => part.length > length + 1 && part[length] === parts[0][length])) length++;
+    return parts.length ? parts[0].slice(0, length).map((part) => part + ".").join("") : "";
+  }
+
+  /* The chosen block as rows: ops that take time with parameters and result, collectives as bands between them. */
+  function showLayer(graph) {
+    const holder = document.querySelector("#layer");
+    const start = commonStart(graph.nodes.filter((node) => !node.over).map((node) => node.name));
+    const short = (name) => (name.startsWith(start) ? name.slice(start.length) : name);
+    const longest = Math.max(...graph.nodes.map((node) => node.seconds), 1e-12);
+    const sums = new Map();
+    const rows = [];
+    let free = 0;
+    let part = null;
+    const flush = () => {
+      if (free) rows[rows.length - 1].querySelector("small")?.append(" + " + free + (free === 1 ? " op" : " ops") + " without time");
+      free = 0;
+    };
+    const columns = element("li", undefined, "columns");
+    columns.append(...["alone", "op", "parameter", "result"].map((title) => element("span", title)));
+    rows.push(columns);
+    for (const node of graph.nodes) {
+      const moves = node.over !== "" && node.kind !== "slice";
+      const what = moves ? node.title : "compute";
+      sums.set(what, (sums.get(what) ?? 0) + node.seconds);
+      if (!moves && node.seconds === 0) {
+        free += rows.length > 1;
+        continue;
+      }
+      flush();
+      const name = short(node.name);
+      if (!moves) {
+        const own = name.includes(".") ? name.split(".")[0] : null;
+        if (own !== null && own !== part) rows.push(element("li", own, "part"));
+        part = own ?? part;
+      }
+      const row = element("li", undefined, moves ? "move" : undefined);
+      if (moves) {
+        const size = graph.sizes[graph.axes.indexOf(node.over)];
+        row.style.background = node.colour;
+        row.append(
+          element("b", node.kind + " over " + node.over + " (" + size + " GPUs)"), element("span", node.placement),
+          element("span", bytes(node.bytes)), element("span", seconds(node.seconds) + (node.beside ? ", beside compute" : "")),
+          element("span", name),
+        );
+      } else {
+        const took = element("span", seconds(node.seconds), "took");
+        const bar = element("i");
+        bar.style.background = node.colour;
+        bar.style.width = Math.max(1, (100 * node.seconds) / longest) + "%";
+        took.append(bar);
+        const op = element("span");
+        op.append(element("b", node.kind), element("small", name));
+        const read = element("span");
+        read.append(...node.parameters.map((each) => tensorCell(each, graph.axes, short(each.name))));
+        row.append(took, op, read, tensorCell(node.result, graph.axes));
+      }
+      rows.push(row);
+    }
+    flush();
+    holder.replaceChildren(...rows);
+    const told = [...sums].filter(([, value]) => value > 0).map(([name, value]) => name + " " + seconds(value));
+    const places = graph.axes
+      .map((axis, i) => axis + (axis === graph.roles[i] ? " " : " (" + graph.roles[i] + ") ") + graph.sizes[i])
+      .join(" × ");
+    document.querySelector("#layer-sum").textContent =
+      "On a mesh of " + (places || "one GPU") + ": " + told.join(", ") + "." + (start ? " Names begin with " + start : "");
   }
 
   const escaped = (text) => {
@@ -297,15 +574,17 @@ const autopar = (() => {
     holder.replaceChildren(head, body);
   }
 
-  /* Call now, and whenever a chart gets another width, once Bokeh has laid it out anew. */
+  /* What draws a chart anew when Bokeh has given it another width. */
+  const drawers = {};
+
+  function resized(name) {
+    if (drawers[name]) drawers[name]();
+  }
+
+  /* Call now, if the chart has been laid out, and whenever it gets another width. */
   function onWidth(name, show) {
-    const holder = document.querySelector(`[data-chart="${name}"]`);
-    let width = -1;
-    new ResizeObserver(() => {
-      if (holder.clientWidth === width) return;
-      width = holder.clientWidth;
-      requestAnimationFrame(() => requestAnimationFrame(show));
-    }).observe(holder);
+    drawers[name] = once(show);
+    if (byName(name).inner_width > 0) drawers[name]();
   }
 
   function ready(bars, curves) {
@@ -318,22 +597,31 @@ const autopar = (() => {
       button.hidden = false;
       button.addEventListener("click", switchTheme);
     });
+    document.querySelectorAll("[data-copy]").forEach((button) => {
+      button.hidden = false;
+      button.addEventListener("click", () => copy(button));
+    });
     system.addEventListener("change", paint);
     paint();
     if (matchMedia("(pointer: coarse)").matches) {
       // A finger scrolls the page; who wants to pan a chart takes its tool.
       for (const model of Bokeh.documents[0].all_models) if (model.type === "PanTool") model.active = false;
     }
+    readyMachine();
     const choice = document.querySelector("#block-choice");
     if (choice) {
-      const { graphs, colours } = JSON.parse(document.querySelector("#blocks").textContent);
-      const show = () => showBlock(graphs[Number(choice.value)], colours);
-      choice.addEventListener("change", show);
+      const { graphs } = JSON.parse(document.querySelector("#blocks").textContent);
+      const show = () => showBlock(graphs[Number(choice.value)]);
+      choice.addEventListener("change", () => {
+        showLayer(graphs[Number(choice.value)]);
+        show();
+      });
+      showLayer(graphs[Number(choice.value)]);
       onWidth("block", show);
     }
     onWidth("timeline", redraw);
     document.documentElement.dataset.ready = "";
   }
 
-  return { redraw: () => redraw(), seconds, bytes, describeBar, describeMemory, ready };
+  return { redraw: () => redraw(), seconds, bytes, count, percent, pick, resized, describeBar, describeMemory, ready };
 })();
