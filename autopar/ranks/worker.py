@@ -103,18 +103,18 @@ def main(folder: Path, rank: int) -> int:
         report = run_worker(request, rank, f"file://{folder / STORE_FILE}", tell if rank == 0 else silent)
     except AutoparError as error:
         _emit(ErrorEvent(type(error).__name__, str(error.args[0]), error.hint))
-        return _leave(1)
+        return leave_process(1)
     except Exception as error:  # the boundary of a process: whatever it is, the others have to hear of it
         traceback.print_exc()
         last = traceback.format_exception_only(error)[-1].strip()
         _emit(ErrorEvent(type(error).__name__, last, ""))
-        return _leave(1)
+        return leave_process(1)
     if report is not None:
         _emit(ReportEvent(report))
-    return _leave(0)
+    return leave_process(0)
 
 
-def _leave(code: int) -> int:
+def leave_process(code: int) -> int:
     """End at once: threads of the communication library may still wait for ranks that will never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
