@@ -15,6 +15,7 @@ from autopar.cli.options import (
     json_option,
     moved_model_option,
     other_stack_option,
+    profile_option,
     program_options,
     resolve_cache_dir,
     seed_option,
@@ -56,6 +57,7 @@ def _settings(path: Path, cluster: str | None, stack: str | None, precision: str
 @executed_argument
 @moved_model_option
 @other_stack_option
+@profile_option
 @program_options
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
 @click.option("--critical-path", is_flag=True, help="Print what the step consists of, added up by kind of block.")
@@ -81,6 +83,7 @@ def simulate(
     plan_file: Path,
     model: str | None,
     stack: str | None,
+    profile: Path | None,
     cluster: str | None,
     precision: str | None,
     trace: Path | None,
@@ -116,7 +119,7 @@ def simulate(
         "stragglers": Stragglers(stragglers, seed),
     }
     if isinstance(given, Plan):
-        of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, **request}
+        of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, "profile": profile, **request}
         plan, timeline = api.simulate_again(given, trace=traced, **of_plan)
         assert plan.simulated is not None, "it was simulated"
         remarks = plan.simulated.remarks
@@ -126,7 +129,7 @@ def simulate(
         from autopar.remarks import program_remarks
         from autopar.task import rules_for
 
-        program, costs, folded = api.open_program(given, **settings)
+        program, costs, folded = api.open_program(given, profile=profile, **settings)
         timeline = run_simulator(program, costs, trace=traced, verified=True, **request)
         doubted = doubts(program, folded, rules_for(folded, cache_dir=cache))
         remarks = program_remarks(program, timeline, costs, doubted)
@@ -137,6 +140,7 @@ def simulate(
         found = {
             "step_seconds": timeline.step_seconds,
             "band": timeline.band,
+            **({} if timeline.measured is None else {"measured": timeline.measured}),
             "peak_bytes": timeline.peak_bytes,
             "host": timeline.host,
             "stages": timeline.stages,

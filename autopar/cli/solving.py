@@ -22,6 +22,7 @@ from autopar.cli.options import (
     json_option,
     model_argument,
     model_options,
+    profile_option,
     resolve_cache_dir,
     seed_option,
     top_k_option,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     metavar="S",
     help="Seconds for the grid search whose best plan is told beside ours, 0 for none; default: a tenth of the search.",
 )
+@profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @folder_option("Write plan.json, report.txt, report.html and trace.json there.")

@@ -16,6 +16,7 @@ from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.attention import ATTENTION_KINDS
 from autopar.cost.products import PRODUCT_KINDS
 from autopar.cost.scans import SCAN_KERNELS
+from autopar.events import Profile
 from autopar.events.records import Family, family
 from autopar.ir.graph import Op, Phase
 
@@ -66,7 +67,7 @@ class Prices:
     """What a profile says of the seconds of ops and transfers.
 
     Attributes:
-        name: What the profile is called in answers.
+        profile: Where they are from.
         digest: Hash of the profile and of what it was priced for.
         ops: Seconds of ops by family and sizes.
         factors: Measured over formula by class of op; classes without a measurement are missing.
@@ -75,7 +76,7 @@ class Prices:
         transfer_factors: Measured over formula by operation, within nodes and beyond.
     """
 
-    name: str
+    profile: Profile = field(repr=False)
     digest: str
     ops: Mapping[Family, Mapping[Sizes, float]] = field(repr=False)
     factors: Mapping[str, float]

@@ -15,6 +15,8 @@ that counts which is nearest to the devices of a node of the job.
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +25,17 @@ from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective
 from autopar.cost.prices import Curve, Group, Prices, op_class
 from autopar.errors import JobError
-from autopar.events import Database, Entry, LaunchEvent, OpEvent, PieceEvent, TransferEvent, op_family, op_sizes
+from autopar.events import (
+    Database,
+    Entry,
+    LaunchEvent,
+    OpEvent,
+    PieceEvent,
+    Profile,
+    TransferEvent,
+    op_family,
+    op_sizes,
+)
 from autopar.events.records import Family
 from autopar.ir.graph import Op, Phase
 from autopar.sharding import Axis
@@ -40,23 +52,22 @@ _BOUNDS = (0.05, 20.0)
 """Of what pieces make of a time alone: beyond, one of both was measured wrong."""
 
 
-def prices_of(database: Database, costs: "CostModel", name: str = "profile") -> Prices:
-    """Return the prices that a database gives a job.
+def prices_of(profile: Profile, costs: "CostModel") -> Prices:
+    """Return the prices that a profile gives a job.
 
     Args:
-        database: Events and their seconds.
+        profile: Events and their seconds.
         costs: The formulas; they say nothing of the profile.
-        name: What the profile is called in answers.
 
     Raises:
         JobError: If the events are of jobs in other precisions.
     """
     assert costs.prices is None, "formulas are corrected once"
-    precision = costs.policy.name
+    database, precision = profile.database, costs.policy.name
     if database.precisions and precision not in database.precisions:
         known = ", ".join(database.precisions)
         raise JobError(
-            f"profile {name} was measured in {known}, the job is planned in {precision}",
+            f"profile {profile.name} was measured in {known}, the job is planned in {precision}",
             hint=f"--precision {database.precisions[0]}, or profile with --precision {precision}",
         )
     busy = costs.cluster.devices_per_node
@@ -70,8 +81,21 @@ def prices_of(database: Database, costs: "CostModel", name: str = "profile") -> 
         ops[op_family(event)][op_sizes(event)] = price
     factors, least = _op_factors(fitted, database, costs)
     curves = _curves(database, seconds)
-    digest = hashlib.sha256(f"{database.digest} {precision} {costs.cluster} {costs.stack}".encode()).hexdigest()[:12]
-    return Prices(name, digest, dict(ops), factors, least, curves, _transfer_factors(curves, costs))
+    digest = hashlib.sha256(f"{profile.digest} {precision} {costs.cluster} {costs.stack}".encode()).hexdigest()[:12]
+    return Prices(profile, digest, dict(ops), factors, least, curves, _transfer_factors(curves, costs))
+
+
+@lru_cache(maxsize=64)  # of a job on each number of devices that is looked at
+def priced(costs: "CostModel", profile: Profile | None) -> "CostModel":
+    """Return a cost model with the prices of a profile; as it is without one.
+
+    Raises:
+        JobError: As of `prices_of`.
+    """
+    if profile is None:
+        return costs
+    costs = replace(costs, prices=None)
+    return replace(costs, prices=prices_of(profile, costs))
 
 
 def _chosen(entry: Entry, busy: int) -> float | None:
@@ -109,8 +133,8 @@ def in_pieces(alone: Mapping[str, float], database: Database, seconds: Mapping[s
         if isinstance(event, PieceEvent):
             known = [(names[op], count) for op, count in event.ops if op in names]
             if known and len(known) == len(event.ops):
-                numbers, counts = zip(*known, strict=True)
-                pieces.append((np.array(numbers), np.array(counts, float), found))
+                members, times = zip(*known, strict=True)
+                pieces.append((np.array(members), np.array(times, float), found))
     start = np.array(list(alone.values()))
     prices = start.copy()
     for _ in range(_ROUNDS if pieces else 0):

@@ -10,6 +10,7 @@ machine, with equally many busy devices, the measurement with more repeats stays
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -152,6 +153,39 @@ class Database(msgspec.Struct, frozen=True):
         entries = {name: self.events[name].with_measurement(one) for name, one in found.items()}
         failed = {name: Entry(self.events[name].event, (), text) for name, text in (problems or {}).items()}
         return Database({**self.machines, machine.id: machine}, self.events | entries | failed, self.precisions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """A database that jobs are planned with.
+
+    Attributes:
+        name: What it is called in answers.
+        database: Its events.
+        digest: Hash of its content; profiles of equal content are equal.
+    """
+
+    name: str
+    database: Database
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @classmethod
+    def of(cls, profile: "str | Path | Profile | None") -> "Profile | None":
+        """Return a profile: a record as it is, else that of a folder; None for None.
+
+        Raises:
+            DataError: As of `load_database`.
+        """
+        if profile is None or isinstance(profile, Profile):
+            return profile
+        database = load_database(profile)
+        return cls(Path(profile).name or str(profile), database, database.digest)
 
 
 def merge_databases(databases: Iterable[Database]) -> Database:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import fsum, inf
 
 from autopar.cluster import Cluster
-from autopar.cost import Overlap
+from autopar.cost import CostModel, Overlap
 from autopar.cost.nearest import step_error
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
@@ -32,6 +32,7 @@ from autopar.simulate.gradients import (
 )
 from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Layout, Resource, lay_out
+from autopar.simulate.measured_share import measured_share
 from autopar.simulate.memory import StageMoments, fullest_host, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
@@ -240,8 +241,11 @@ def simulate(
     timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
     error = step_error(costs.stack, costs.cluster)
     host = fullest_host(program, costs.cluster, [stage.host_bytes for stage in timelines])
+    measured = None
+    if isinstance(costs, CostModel) and costs.prices is not None:
+        measured = measured_share(program, costs)
     if not trace:
-        return Timeline(sim.step, timelines, error, host=host)
+        return Timeline(sim.step, timelines, error, host=host, measured=measured)
     placed = program.groups
     events = [transfer_event(transfer, placed) for transfer in sim.transfers]
     for i, chunks in enumerate(sim.groups):
@@ -253,7 +257,7 @@ def simulate(
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
     arrays = step_arrays(program, sim, samples)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays, host)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays, host, measured)
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

@@ -149,6 +149,7 @@ class Timeline:
         path: The critical path in order of time; empty unless asked for.
         arrays: The same as arrays; None unless asked for.
         host: Memory of the fullest host; None if nothing lies in host memory.
+        measured: Share of the seconds of all ops and collectives that is of a profile; None without one.
     """
 
     step_seconds: float
@@ -159,6 +160,7 @@ class Timeline:
     path: tuple["PathStep", ...] = ()
     arrays: "StepArrays | None" = field(default=None, compare=False)
     host: HostMemory | None = None
+    measured: float | None = None
 
     @property
     def band(self) -> tuple[float, float] | None:
