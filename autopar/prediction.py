@@ -328,6 +328,7 @@ class Setting:
             memory_limit=memory_limit,
             first_layers=first_layers,
             trace=trace,
+            profile=self.profile,
         )
         check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
         remarks = tuple(Remark("request", text) for text in without_effect(found.degrees, degrees, found.plan))

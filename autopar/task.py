@@ -289,8 +289,7 @@ def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None =
     machine = job_machine(count, task.cluster)
     check_request(count, machine, None, None)
     job = replace(task.job, gpus=count, memory_limit=memory_limit or task.job.memory_limit, cluster=machine.to_dict())
-    costs, prices = replace(task.costs, cluster=machine, prices=None), task.costs.prices
-    costs = priced(costs, None if prices is None else prices.profile)
+    costs = priced(replace(task.costs, cluster=machine), task.costs.profile)
     return pinned(replace(task, job=job, costs=costs), task.pins)
 
 

@@ -20,6 +20,7 @@ from autopar.cli.listing import clusters, rules, stacks, write_model
 from autopar.cli.looking import figures, report
 from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
+from autopar.cli.profiling import profile
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.solving import solve
@@ -28,8 +29,8 @@ from autopar.cli.values import file_path
 from autopar.cli.whatif import whatif
 
 COMMANDS = (
-    solve, fit, whatif, predict, explain, report, figures, simulate, run, export, import_config, benchmark, partition,
-    diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, doctor, completion,
+    solve, fit, whatif, predict, profile, explain, report, figures, simulate, run, export, import_config, benchmark,
+    partition, diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, doctor, completion,
 )  # fmt: skip
 
 

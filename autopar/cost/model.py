@@ -45,6 +45,7 @@ from autopar.cost.traffic import (
     loss_bytes,
     op_bytes,
 )
+from autopar.events import Profile
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
 from autopar.ir.routing import Routed
@@ -80,6 +81,11 @@ class CostModel:
         object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         for numbers in self.policy.classes:
             self.cluster.device.peak(numbers)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The measured events that prices are made of; None if there are none."""
+        return None if self.prices is None else self.prices.profile
 
     def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int]) -> Mapping[str, Fused]:
         """Return by name those of the ops of a block that the stack does not run as kernels of their own.

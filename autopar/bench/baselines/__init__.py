@@ -99,6 +99,7 @@ def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
             race.estimator(degrees.gpus).cluster,
             costs.stack,
             policy=costs.policy,
+            profile=costs.profile,
             memory_limit=job.memory_limit,
         )
         longest = max(longest, time.monotonic() - began)

@@ -89,13 +89,7 @@ class Race:
         """Return what prices plans on a number of devices."""
         machine, costs = job_machine(gpus, self.task.cluster), self.task.costs
         if machine not in self._estimators:
-            self._estimators[machine] = Estimator(
-                self.predictor,
-                machine,
-                costs.stack,
-                costs.policy,
-                None if costs.prices is None else costs.prices.profile,
-            )
+            self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy, costs.profile)
         return self._estimators[machine]
 
     def least(self, gpus: int) -> float:
