@@ -70,10 +70,7 @@ def prices_of(profile: Profile, costs: "CostModel") -> Prices:
             f"profile {profile.name} was measured in {known}, the job is planned in {precision}",
             hint=f"--precision {database.precisions[0]}, or profile with --precision {precision}",
         )
-    busy = costs.cluster.devices_per_node
-    seconds = {key: found for key, entry in database.events.items() if (found := _chosen(entry, busy)) is not None}
-    alone = _alone(database, seconds)
-    fitted = in_pieces(alone, database, seconds)
+    seconds, fitted = event_seconds(database, costs.cluster.devices_per_node)
     ops: defaultdict[Family, dict[tuple[int, ...], float]] = defaultdict(dict)
     for key, price in fitted.items():
         event = database.events[key].event
@@ -83,6 +80,17 @@ def prices_of(profile: Profile, costs: "CostModel") -> Prices:
     curves = _curves(database, seconds)
     digest = hashlib.sha256(f"{profile.digest} {precision} {costs.cluster} {costs.stack}".encode()).hexdigest()[:12]
     return Prices(profile, digest, dict(ops), factors, least, curves, _transfer_factors(curves, costs))
+
+
+def event_seconds(database: Database, busy: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of all measured events, and the prices of ops in the pieces that run them, by name.
+
+    Args:
+        database: The events.
+        busy: Devices of a node that work at the same time.
+    """
+    seconds = {key: found for key, entry in database.events.items() if (found := _chosen(entry, busy)) is not None}
+    return seconds, in_pieces(_alone(database, seconds), database, seconds)
 
 
 @lru_cache(maxsize=64)  # of a job on each number of devices that is looked at
