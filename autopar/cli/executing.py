@@ -185,6 +185,14 @@ def simulate(
 @click.option(
     "--threads", type=positive_whole(), default=1, show_default=True, metavar="N", help="CPU threads per rank."
 )
+@profile_option
+@click.option("--pin", is_flag=True, help="Keep each process on cores of its own, as far as the system can.")
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="Hold the first and the last step against the unpartitioned model; without, steps are only timed.",
+)
 @json_option
 def run(
     plan_file: Path,
@@ -192,6 +200,7 @@ def run(
     cluster: str | None,
     stack: str | None,
     precision: str | None,
+    profile: Path | None,
     as_json: bool,
     **request: Any,
 ) -> int:
@@ -205,6 +214,7 @@ def run(
     if stack is not None and not is_program(plan_file):
         raise click.UsageError("--stack belongs to the text of a program: a plan has its own")
     request |= _settings(plan_file, cluster, stack, precision)
+    request["profile"] = None if profile is None else str(profile.resolve())
     world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     if world is None and ranks is None:
         raise click.UsageError("give --ranks N, the number of GPUs of the plan")

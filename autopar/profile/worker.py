@@ -18,6 +18,7 @@ import numpy as np
 
 from autopar.errors import AutoparError, ExecutionError
 from autopar.events import Event, LaunchEvent, OverlapEvent, TransferEvent, event_id
+from autopar.machine import pin_to_cores
 from autopar.profile.actions import Action, Place, launch_work, model_action, overlap_action, transfer_action
 from autopar.profile.groups import group_of_event
 from autopar.profile.tasks import Feed, Port, Work
@@ -79,14 +80,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Said = Found | Failed | ErrorEvent
-
-
-def pin_to_cores(rank: int, threads: int) -> None:
-    """Keep this process on cores of its own, as many as it has threads, where the system can do that."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        own = {cores[(rank * threads + number) % len(cores)] for number in range(threads)}
-        os.sched_setaffinity(0, own)
 
 
 def measure(request: ProfileRequest, folder: Path, rank: int, init_method: str, tell: Callable[[Said], None]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import AutoparError
+from autopar.machine import pin_to_cores
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.ranks.job import prepare_job, run_rank
 from autopar.ranks.records import RunReport, RunRequest
@@ -60,6 +61,8 @@ def run_worker(request: RunRequest, rank: int, init_method: str, progress: Progr
     Raises:
         AutoparError: If something is wrong with the request, the model or another rank.
     """
+    if request.pin:
+        pin_to_cores(rank, request.threads)
     import torch
 
     from autopar.ranks import torch_world
