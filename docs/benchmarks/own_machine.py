@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import prod
 from pathlib import Path
 from statistics import fmean, median
 
@@ -25,6 +26,7 @@ from autopar.profile.extract import Extraction
 from autopar.profile.measure import profile_events, this_machine
 from autopar.profile.plans import extract_degrees, parse_degrees
 from autopar.profile.suite import suite
+from autopar.profile.tasks import Task
 from autopar.ranks.clock import PHASES
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunReport, RunRequest
@@ -32,11 +34,14 @@ from autopar.units import format_seconds
 from autopar.validation.own_machine import OwnMachine, fit_machine
 
 RANKS = 2
+LARGEST = 2.0**22
+"""Bytes of the largest transfer, and of what an op of the suite reads: plans below have no larger ones."""
 GPT = {"num_layers": 4, "hidden": 256, "heads": 8, "seq": 128, "vocab": 4096}
 BERT = {"num_layers": 4, "hidden": 256, "heads": 8, "seq": 128, "vocab": 4096}
 T5 = {"num_layers": 2, "hidden": 256, "heads": 4, "head": 64, "ffn": 1024, "seq": 64, "vocab": 4096}
 MLP = {"num_layers": 6, "hidden": 1024}
-CASES = (
+Case = tuple[str, dict[str, int], str]
+CASES: tuple[Case, ...] = (
     ("zoo:gpt2", GPT, "microbatch=4 global_batch=8"),
     ("zoo:gpt2", GPT, "dp=2 microbatch=4 global_batch=8"),
     ("zoo:gpt2", GPT, "dp=2 zero=1 microbatch=2 global_batch=8"),
@@ -87,16 +92,22 @@ def measure_machine(folder: Path, seconds: float) -> OwnMachine:
     """Return this machine as a cluster and a stack, measured by the suite with one and two ranks."""
     for ranks in (1, RANKS):
         tell(f"the suite with {ranks} ranks")
-        profile_events(suite(ranks, ranks, "fp32", largest=2.0**24), folder, ranks=ranks, seconds=seconds)
+        tasks = [task for task in suite(ranks, ranks, "fp32", largest=LARGEST) if _elements(task) <= LARGEST / 4]
+        profile_events(tasks, folder, ranks=ranks, seconds=seconds)
     profile = Profile.of(folder)
     assert profile is not None, "it was just written"
     return fit_machine(profile, "this machine", busy=RANKS)
 
 
-def settings(machine: OwnMachine) -> dict[str, Setting]:
+def _elements(task: Task) -> float:
+    """Return the elements that the op of a task reads."""
+    return 0.0 if task.work is None else float(sum(prod(feed.shape) for feed in task.work.inputs))
+
+
+def settings(machine: OwnMachine, chosen: Sequence[Case]) -> dict[str, Setting]:
     """Return what plans of each model are predicted for."""
     found: dict[str, Setting] = {}
-    for model, dims, _ in CASES:
+    for model, dims, _ in chosen:
         if model not in found:
             tell(f"open {model}")
             found[model] = open_setting(
@@ -126,17 +137,17 @@ def run(prediction: Prediction, profile: Path, steps: int, folder: Path) -> RunR
     return run_plan(RunRequest(str(path), ranks, steps=steps, profile=str(profile), pin=True, compare=False))
 
 
-def rows(folder: Path, steps: int, seconds: float) -> tuple[OwnMachine, list[Row]]:
-    """Profile, predict and run all plans."""
+def rows(chosen: Sequence[Case], folder: Path, steps: int, seconds: float) -> tuple[OwnMachine, list[Row]]:
+    """Profile, predict and run plans."""
     machine = measure_machine(folder / "suite", seconds)
-    known = settings(machine)
-    cases = [(model, parse_degrees(text)) for model, _, text in CASES]
+    known = settings(machine, chosen)
+    cases = [(model, parse_degrees(text)) for model, _, text in chosen]
     profile_cases(folder / "plans", known, cases, seconds)
     whole = folder / "all"
     save_database(merge_databases(load_database(folder / part) for part in ("suite", "plans")), whole)
     profile, found = Profile.of(whole), []
     with tempfile.TemporaryDirectory() as name:
-        for (model, degrees), (_, _, text) in zip(cases, CASES, strict=True):
+        for (model, degrees), (_, _, text) in zip(cases, chosen, strict=True):
             setting, events = replace(known[model], profile=profile), Extraction()
             prediction = setting.predict(degrees)
             extract_degrees(setting, [degrees], events)
@@ -205,7 +216,8 @@ def page(
     yield "Events are profiled with one and two ranks; plans for these ranks are predicted from them, and run by"
     yield f"`autopar run` pinned to a core each: {options.steps} steps, the median of all but the first, twice."
     yield ""
-    yield f"Made by `python docs/benchmarks/own_machine.py --steps {options.steps} --seconds {options.seconds:g}`."
+    only = f" --only '{options.only}'" if options.only else ""
+    yield f"Made by `python docs/benchmarks/own_machine.py --steps {options.steps} --seconds {options.seconds:g}{only}`."
     yield f"{own.device}, {usable_cores()} cores, {', '.join(' '.join(pair) for pair in own.software)}."
     yield f"Load of the machine (runnable processes, mean of a minute) before and after: {load[0]:.1f}, {load[1]:.1f}."
     if busy:
@@ -242,11 +254,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=0.5, help="for the calls of an event")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "autopar-own-machine")
+    parser.add_argument("--only", default="", metavar="TEXT,TEXT", help="plans that have one of these texts in them")
     options = parser.parse_args()
     for name in ("suite", "plans", "all"):
         (options.folder / name).mkdir(parents=True, exist_ok=True)
     before = os.getloadavg()[0]
-    machine, found = rows(options.folder, options.steps, options.seconds)
+    wanted = options.only.split(",")
+    chosen = [case for case in CASES if any(text in f"{case[0]} {case[2]}" for text in wanted)]
+    machine, found = rows(chosen, options.folder, options.steps, options.seconds)
     for line in page(machine, found, options, (before, os.getloadavg()[0])):
         sys.stdout.write(line + "\n")
 
