@@ -1,5 +1,6 @@
 """The command that profiles the events of plans, or a machine without a model, and merges profiles."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,8 @@ def profile(
             seconds=seconds,
             progress=progress,
         )
+    if os.environ.get("RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
+        return ExitCode.DONE  # the first rank tells
     if as_json:
         echo_json({"events": len(database.events), "measured": database.num_measured, "digest": database.digest})
     else:
@@ -165,8 +168,6 @@ def _merge(folders: tuple[str, ...], output: Path | None, *, as_json: bool) -> i
 
 def _world(ranks: int | None, threads: int) -> tuple[int, int]:
     """Return the ranks that work at the same time, and those of each node."""
-    import os
-
     from autopar.machine import usable_cores
 
     if "TORCHELASTIC_RUN_ID" in os.environ:

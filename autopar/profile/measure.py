@@ -74,27 +74,18 @@ def profile_events(
     machine = this_machine(backend, threads)
     every = {task.id: task for task in (Task(LaunchEvent()), *tasks)}
     database = open_database(folder).with_events([task.event for task in every.values()], precision)
-    left = [
-        task
-        for name, task in every.items()
-        if not database.is_measured(name, machine.id, local) and group_of_event(task.event, ranks, local) is not None
-    ]
-    keeper = _Keeper(database, folder, machine, local, len(left), progress)
-    if not left:
+    possible = [task for task in every.values() if group_of_event(task.event, ranks, local) is not None]
+    known = tuple(task.id for task in possible if database.is_measured(task.id, machine.id, local))
+    keeper = _Keeper(database, folder, machine, local, len(possible) - len(known), progress)
+    items = tuple(_item(task) for task in possible)
+    request = ProfileRequest(items, ranks, local, backend, threads, seconds, pin and backend == "gloo", known)
+    if world is not None:
+        return _under_torchrun(request, possible, keeper)
+    if len(known) == len(possible):
         keeper.save()
         return keeper.database
-    items = tuple(_item(task) for task in left)
-    request = ProfileRequest(items, ranks, local, backend, threads, seconds, pin and backend == "gloo")
     with tempfile.TemporaryDirectory(prefix="autopar-profile-") as name:
-        _write_models(left, Path(name))
-        if world is not None:
-            rank = int(os.environ["RANK"])
-            try:
-                measure(request, Path(name), rank, "env://", keeper.hear)
-            finally:
-                if rank == 0:
-                    keeper.save()
-            return keeper.database
+        _write_models(possible, Path(name), known)
         (Path(name) / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
         try:
             with started("autopar.profile.worker", ranks, threads, Path(name)) as processes:
@@ -104,14 +95,27 @@ def profile_events(
     return keeper.database
 
 
+def _under_torchrun(request: ProfileRequest, tasks: Sequence[Task], keeper: "_Keeper") -> Database:
+    """Be one of the ranks that torchrun started; rank 0 keeps what is found, and knows what is known already."""
+    rank = int(os.environ["RANK"])
+    with tempfile.TemporaryDirectory(prefix="autopar-profile-") as name:
+        _write_models(tasks, Path(name))
+        try:
+            measure(request, Path(name), rank, "env://", keeper.hear)
+        finally:
+            if rank == 0:
+                keeper.save()
+    return keeper.database
+
+
 def _item(task: Task) -> Item:
     work = task.work
     return Item(task.event) if work is None else Item(task.event, work.inputs, work.outputs, True)
 
 
-def _write_models(tasks: Sequence[Task], folder: Path) -> None:
+def _write_models(tasks: Sequence[Task], folder: Path, known: Sequence[str] = ()) -> None:
     for task in tasks:
-        if task.work is not None:
+        if task.work is not None and task.id not in known:
             (folder / f"{task.id}.onnx").write_bytes(task.work.model)
 
 

@@ -50,6 +50,7 @@ class ProfileRequest(msgspec.Struct, frozen=True):
         threads: Threads of a rank on the CPU.
         seconds: Seconds for the timed calls of an event.
         pin: Whether each rank stays on cores of its own.
+        known: Names of events that are left out; those of rank 0 count.
     """
 
     items: tuple[Item, ...]
@@ -59,6 +60,7 @@ class ProfileRequest(msgspec.Struct, frozen=True):
     threads: int
     seconds: float
     pin: bool
+    known: tuple[str, ...] = ()
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
@@ -109,9 +111,11 @@ def measure(request: ProfileRequest, folder: Path, rank: int, init_method: str, 
     wanted = sorted({group for group in groups if group is not None and len(group) > 1} | {world})
     communicator = torch_world.TorchCommunicator(wanted, request.backend)
     place = Place(memory, Engine(memory, request.threads, memory.stream()), communicator, rank)
-    ranks = _Ranks(place, world)
+    ranks, known = _Ranks(place, world), set(torch_world.told_by_first(request.known))
     for item in request.items:
         name = event_id(item.event)
+        if name in known:
+            continue
         group = group_of_event(item.event, request.ranks, request.local_ranks)
         if group is None:
             continue  # more devices than there are: the fitted law says what it takes
