@@ -400,13 +400,12 @@ class CostModel:
             ValueError: If there is no such collective.
         """
         kind, size = Collective(collective), np.asarray(nbytes, float)
-        if routed is None or not routed.parts:
-            seconds = collectives.collective_seconds(kind, size, axis, self.cluster, self.slowdowns)
-        else:
-            seconds = self._dispatch_seconds(size, axis, routed)
+        seconds = formula = collectives.collective_seconds(kind, size, axis, self.cluster, self.slowdowns)
         if self.prices is not None and axis.size > 1:
             inside = collectives.devices_in_node(axis, self.cluster.devices_per_node)
-            seconds = self.prices.transfer_seconds(kind, size, axis.size, inside, seconds)
+            seconds = self.prices.transfer_seconds(kind, size, axis.size, inside, formula)
+        if routed is not None and routed.parts and axis.size > 1:  # as much slower as an all-to-all was measured to be
+            seconds = self._dispatch_seconds(size, axis, routed) * (seconds / np.maximum(formula, 1e-30))
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
     def _dispatch_seconds(self, nbytes: FloatArray, axis: Axis, routed: Routed) -> FloatArray:
