@@ -6,12 +6,28 @@ from pathlib import Path
 import pytest
 
 from autopar.cli.entry import main
-from autopar.events import LaunchEvent, OverlapEvent, TransferEvent, event_id, load_database
+from autopar.configuration import Configuration
+from autopar.events import (
+    Database,
+    LaunchEvent,
+    OverlapEvent,
+    TransferEvent,
+    event_id,
+    load_database,
+    save_database,
+)
+from autopar.profile.extract import Extraction
 from autopar.profile.measure import profile_events
+from autopar.profile.plans import extract_plan
 from autopar.profile.suite import suite
 from autopar.profile.tasks import Task
 from autopar.progress import Progress
+from autopar.ranks.launch import run_plan
+from autopar.ranks.records import RunRequest
+from autopar.ranks.table import format_run
+from autopar.sharding import Mesh
 from tests.executions import TINY
+from tests.rank_runs import tiny_plan
 
 pytest.importorskip("torch", reason="processes talk over PyTorch: pip install autopar[run]")
 pytestmark = pytest.mark.slow
@@ -58,6 +74,27 @@ def test_what_a_runtime_does_not_take_is_told(tmp_path: Path) -> None:
 
     assert found.events[good.id].measured
     assert "cannot compile" in found.events[broken.id].problem
+
+
+def test_runs_that_are_only_timed_compare_nothing(tmp_path: Path, cache_dir: Path) -> None:
+    """Pinned ranks, a prediction made of measured events, and tenths of the steps."""
+    plan = tiny_plan("gpt2", Configuration(1, Mesh.of(inner=2), 2, "1f1b"), cache_dir, recipe="data", seed=5)
+    plan.save(tmp_path / "plan.json")
+    found = Extraction()
+    extract_plan(tmp_path / "plan.json", found, cache_dir=cache_dir)
+    database = Database().with_events([task.event for task in found.tasks.values()], "mixed")
+    save_database(database, tmp_path)
+
+    report = run_plan(
+        RunRequest(str(tmp_path / "plan.json"), 2, steps=4, pin=True, compare=False, profile=str(tmp_path), model=None)
+    )
+
+    assert report.compared == ()
+    assert report.passed
+    assert 0 < report.low_seconds <= report.measured_seconds * 1.001
+    assert report.low_seconds <= report.high_seconds
+    assert report.measured_share == 0.0
+    assert "verdict" not in format_run(report)
 
 
 def test_command_profiles_merges_and_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
