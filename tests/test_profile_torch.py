@@ -9,6 +9,7 @@ from autopar.cli.entry import main
 from autopar.configuration import Configuration
 from autopar.events import (
     Database,
+    Event,
     LaunchEvent,
     OverlapEvent,
     TransferEvent,
@@ -43,7 +44,8 @@ def _tasks() -> list[Task]:
     copies = [TransferEvent("offload", 4096.0, 1, 1), TransferEvent("fetch", 4096.0, 1, 1)]
     overlap = [OverlapEvent(32, 2, "all_reduce", 4096.0, 2, parts) for parts in ("both", "compute", "transfer")]
     too_large = TransferEvent("all_reduce", 4096.0, 4, 4)
-    return [*ops, *map(Task, (*transfers, *others, *copies, *overlap, too_large))]
+    events: tuple[Event, ...] = (*transfers, *others, *copies, *overlap, too_large)
+    return [*ops, *(Task(event) for event in events)]
 
 
 def test_two_ranks_time_all_kinds_of_events_once(tmp_path: Path) -> None:

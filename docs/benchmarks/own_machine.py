@@ -219,6 +219,7 @@ def page(
     stated = f"--steps {options.steps} --seconds {options.seconds:g}"
     stated += f" --only '{options.only}'" if options.only else ""
     yield f"Made by `python docs/benchmarks/own_machine.py {stated}`."
+    yield f"These are {len(found)} of the {len(CASES)} plans of the script."
     yield f"{own.device}, {usable_cores()} cores, {', '.join(' '.join(pair) for pair in own.software)}."
     yield f"Load of the machine (runnable processes, mean of a minute) before: {load[0]:.1f}, after: {load[1]:.1f}."
     if busy:
