@@ -84,7 +84,7 @@ def test_runs_that_are_only_timed_compare_nothing(tmp_path: Path, cache_dir: Pat
     plan.save(tmp_path / "plan.json")
     found = Extraction()
     extract_plan(tmp_path / "plan.json", found, cache_dir=cache_dir)
-    database = Database().with_events([task.event for task in found.tasks.values()], "mixed")
+    database = Database().with_events([task.event for task in found.tasks.values()], "fp32")
     save_database(database, tmp_path)
 
     report = run_plan(
