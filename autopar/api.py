@@ -12,6 +12,7 @@ from autopar.collector import seldom_collected
 from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
+from autopar.events import Profile
 from autopar.folding.fold import Folded
 from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
 from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
@@ -67,6 +68,7 @@ def solve(
     engine: str = "local",
     ray_address: str | None = None,
     pins: str | Path | Pins | Mapping[str, object] | None = None,
+    profile: str | Path | Profile | None = None,
     rival: Callable[[Task, Plan], Rival] | None = None,
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
@@ -110,6 +112,8 @@ def solve(
         engine: "local", or "ray" for processes of a Ray cluster.
         ray_address: Of a running cluster; None for one that is started on this machine.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
+        profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
+            None for formulas alone.
         rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
             `Plan.rival`. It is not asked where there are pins, which it would not keep to.
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
@@ -147,6 +151,7 @@ def solve(
         stack=stack,
         precision=precision,
         pins=pins,
+        profile=profile,
         cache_dir=cache_dir,
     )
     with Warming(crew.processes) as warming:
@@ -221,6 +226,7 @@ def simulate_plan(
     trace: bool = True,
     bucket: float | None = None,
     stragglers: Stragglers = EVEN,
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
@@ -233,6 +239,8 @@ def simulate_plan(
         bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
             plan, else 25 MB, or 2 MB per device of a group where that is more.
         stragglers: How much slower than others devices are.
+        profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
+            None for formulas alone.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
@@ -241,7 +249,7 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
-    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, profile=profile, cache_dir=cache_dir)
     return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
 
 
@@ -253,10 +261,11 @@ def simulate_again(
     trace: bool = False,
     bucket: float | None = None,
     stragglers: Stragglers = EVEN,
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> tuple[Plan, Timeline]:
     """Return a plan with what the simulator finds for it now, and the timeline; arguments as of `simulate_plan`."""
-    program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    program, costs, folded = lower_plan(plan, model=model, stack=stack, profile=profile, cache_dir=cache_dir)
     timeline = simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
     return simulated(plan, timeline, folded, costs), timeline
 
@@ -311,10 +320,11 @@ def simulate_devices(
     stack: str | Path | Stack | None = None,
     bucket: float | None = None,
     stragglers: Stragglers = EVEN,
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> Devices:
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
-    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, profile=profile, cache_dir=cache_dir)
     return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
 
 
@@ -324,6 +334,7 @@ def simulate_program(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
+    profile: str | Path | Profile | None = None,
     trace: bool = True,
     bucket: float | None = None,
     stragglers: Stragglers = EVEN,
@@ -336,6 +347,8 @@ def simulate_program(
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: Class of numbers that matrix products run in, by the name of a policy in `autopar.cost.POLICIES`;
             the bytes of values are those the program states.
+        profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
+            None for formulas alone.
         trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
         bucket: Bytes of gradients that travel together, 0 if every gradient travels alone; None for the buckets of the
             plan, else 25 MB, or 2 MB per device of a group where that is more.
@@ -346,7 +359,7 @@ def simulate_program(
         GraphError: If its graph is malformed or breaks a law.
         AutoparError: If the cluster, the stack or the precision is wrong.
     """
-    found, costs, _ = open_program(program, cluster=cluster, stack=stack, precision=precision)
+    found, costs, _ = open_program(program, cluster=cluster, stack=stack, precision=precision, profile=profile)
     return simulate(found, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
 
 
@@ -356,11 +369,14 @@ def open_program(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
+    profile: str | Path | Profile | None = None,
 ) -> tuple[Program, CostModel, Folded]:
     """Return a verified program, what it costs, and its graph; arguments and errors as of `simulate_program`."""
     listing = program if isinstance(program, Listing) else read_listing(program)
     folded = open_listing(listing)
-    costs = program_costs(listing.program.num_devices, cluster=cluster, stack=stack, precision=precision)
+    costs = program_costs(
+        listing.program.num_devices, cluster=cluster, stack=stack, precision=precision, profile=profile
+    )
     return listing.program, costs, folded
 
 
@@ -389,6 +405,7 @@ def lower_plan(
     *,
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> tuple[Program, CostModel, Folded]:
     """Return the verified program of a plan, what it costs, and the graph of one of its microbatches, folded.
@@ -397,7 +414,8 @@ def lower_plan(
     """
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
-    costs = job_costs(plan.job, None if stack is None else resolve_stack(stack, cluster_from_dict(plan.job.cluster)))
+    software = None if stack is None else resolve_stack(stack, cluster_from_dict(plan.job.cluster))
+    costs = job_costs(plan.job, software, Profile.of(profile))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, workload.rules(cache_dir=cache_dir)))
     return program, costs, folded

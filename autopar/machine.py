@@ -10,6 +10,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def pin_to_cores(rank: int, threads: int) -> None:
+    """Keep this process on cores of its own, as many as it has threads, where the system can do that."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = {cores[(rank * threads + number) % len(cores)] for number in range(threads)}
+        os.sched_setaffinity(0, own)
+
+
 def peak_bytes() -> float:
     """Return how many bytes of memory this process has had at most, pages that it shares with others included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0  # Linux counts in KiB

@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import IDEAL, MIXED, NEAREST, CostModel, DtypePolicy, Stack, load_policy, resolve_stack
+from autopar.cost import IDEAL, MIXED, NEAREST, CostModel, DtypePolicy, Stack, load_policy, priced, resolve_stack
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.describe.one_line import summarise
 from autopar.discover import Rules
 from autopar.errors import JobError
+from autopar.events import Profile
 from autopar.folding.fold import Folded
 from autopar.plan import DimSize, Plan, Remark
 from autopar.program.lower import lower
@@ -109,6 +110,7 @@ class Predictor:
         memory_limit: float | None = None,
         first_layers: int = 0,
         trace: bool = False,
+        profile: Profile | None = None,
     ) -> Prediction:
         """Return what a plan by degrees comes to.
 
@@ -120,6 +122,7 @@ class Predictor:
             memory_limit: Bytes per device a plan should use; None for most of the device's memory.
             first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
             trace: Whether to collect the bars of a trace.
+            profile: Measured events that count in place of formulas.
 
         Raises:
             JobError: If the degrees do not fit the cluster.
@@ -131,7 +134,7 @@ class Predictor:
         program, plan = self.lowered(
             degrees, cluster, stack, policy=policy, memory_limit=memory_limit, first_layers=first_layers
         )
-        costs = CostModel(cluster, policy, stack)
+        costs = priced(CostModel(cluster, policy, stack), profile)
         timeline = simulate(program, costs, trace=trace)
         plan = replace(simulated(plan, timeline, self._folded(degrees), costs), objective=timeline.step_seconds)
         whole = whole_by_degrees(degrees, self._folded(degrees)) if degrees.zero and degrees.data > 1 else 0.0
@@ -245,6 +248,7 @@ def predict(
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
     first_layers: int = 0,
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
     trace: bool = False,
 ) -> Prediction:
@@ -269,6 +273,8 @@ def predict(
             `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
+        profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
+            None for formulas alone.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         trace: Whether to collect the bars of a trace.
 
@@ -286,6 +292,7 @@ def predict(
         sync_batchnorm=sync_batchnorm,
         lora=lora,
         precision=precision,
+        profile=profile,
         cache_dir=cache_dir,
     )
     return setting.predict(degrees, memory_limit=memory_limit, first_layers=first_layers, trace=trace)
@@ -300,12 +307,14 @@ class Setting:
         cluster: The hardware.
         stack: The software.
         policy: Bytes per element.
+        profile: Measured events that count in place of formulas; None if there are none.
     """
 
     predictor: Predictor
     cluster: Cluster
     stack: Stack
     policy: DtypePolicy
+    profile: Profile | None = None
 
     def predict(
         self, degrees: Degrees, *, memory_limit: float | None = None, first_layers: int = 0, trace: bool = False
@@ -319,6 +328,7 @@ class Setting:
             memory_limit=memory_limit,
             first_layers=first_layers,
             trace=trace,
+            profile=self.profile,
         )
         check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
         remarks = tuple(Remark("request", text) for text in without_effect(found.degrees, degrees, found.plan))
@@ -341,6 +351,7 @@ def open_setting(
     sync_batchnorm: bool = False,
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
+    profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
@@ -350,7 +361,7 @@ def open_setting(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
         fusion=software.fusion, lora=lora, cache_dir=cache_dir,
     )  # fmt: skip
-    return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
+    return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision), Profile.of(profile))
 
 
 def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str]:

@@ -44,11 +44,16 @@ PUBLISHED_MFU = (
 GREATEST_MFU = max(share for _, share in PUBLISHED_MFU)
 """Greatest MFU published for any device."""
 
+ALL_MEASURED = 0.995
+"""Share of the seconds from which on nothing is said of the others."""
+
 GUESSED_SHARE = 0.25
 """Share of the computing time from which on ops of guessed cost are remarked on, by hand."""
 
 
-def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> tuple[Remark, ...]:
+def remarks(
+    plan: Plan, found: Simulated, folded: Folded, costs: CostModel, measured: float | None = None
+) -> tuple[Remark, ...]:
     """Return the remarks on a simulated plan.
 
     Args:
@@ -56,6 +61,7 @@ def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> t
         found: What the simulator found for it.
         folded: The graph of one of its microbatches.
         costs: The costs it was simulated with.
+        measured: Share of the seconds of its ops and collectives that is of a profile; None without one.
     """
     limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
     checks = (
@@ -64,7 +70,7 @@ def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> t
         _guessed(folded, costs),
         _branches(folded),
         _idle(plan, folded, costs.cluster),
-        _calibration(plan.job.gpus, costs.cluster, costs.stack),
+        _measured(measured, costs) if measured is not None else _calibration(plan.job.gpus, costs.cluster, costs.stack),
     )
     return tuple(Remark(kind, text) for kind, text in checks if text)
 
@@ -85,7 +91,9 @@ def program_remarks(
     checks = (
         _memory([stage.memory.bytes for stage in timeline.stages], limits),
         _doubt(doubts),
-        _calibration(program.num_devices, costs.cluster, costs.stack),
+        _measured(timeline.measured, costs)
+        if timeline.measured is not None
+        else _calibration(program.num_devices, costs.cluster, costs.stack),
     )
     return tuple(Remark(kind, text) for kind, text in checks if text)
 
@@ -210,3 +218,17 @@ def _calibration(gpus: int, cluster: Cluster, stack: Stack) -> tuple[str, str]:
         if valid.name == "n_gpus" and not valid.low <= gpus <= valid.high:
             return kind, f"stack {stack.name} is calibrated on {valid.low:g} to {valid.high:g} GPUs, not on {gpus}"
     return kind, ""
+
+
+def _measured(share: float, costs: CostModel) -> tuple[str, str]:
+    """Return the remark that says how much of a step is of a profile."""
+    prices = costs.prices
+    assert prices is not None, "only a profile has measured events"
+    factors = ", ".join(f"{name} {factor:.2g}" for name, factor in sorted(prices.factors.items()))
+    text = f"{100 * share:.0f} % of the seconds of ops and collectives are measured (profile {prices.profile.name})"
+    if share > ALL_MEASURED:
+        return "profile", text
+    return (
+        "profile",
+        f"{text}; the rest follows formulas, scaled by class of op: {factors or 'nothing is known of any'}",
+    )

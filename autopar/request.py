@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import NEAREST, Stack, resolve_stack
+from autopar.events import Profile
 from autopar.pins import Pins
 from autopar.plan import DimSize
 from autopar.training import Lora
@@ -35,6 +36,8 @@ class JobRequest:
             nearest to the cluster, "ideal" for what its data sheet says.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
+        profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
+            None for formulas alone.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing.
     """
 
@@ -53,6 +56,7 @@ class JobRequest:
     stack: str | Path | Stack = NEAREST
     precision: str = "mixed"
     pins: str | Path | Pins | Mapping[str, object] | None = None
+    profile: str | Path | Profile | None = None
     cache_dir: str | Path | None = None
 
     def load_cluster(self) -> Cluster:
@@ -71,6 +75,14 @@ class JobRequest:
             StackError: If there is no such stack, or its file is wrong.
         """
         return resolve_stack(self.stack, self.load_cluster())
+
+    def load_profile(self) -> Profile | None:
+        """Return the measured events; None if there are none.
+
+        Raises:
+            DataError: If there is no such profile, or it is malformed.
+        """
+        return Profile.of(self.profile)
 
     def open_workload(self) -> Workload:
         """Return the model under the job; errors are those of `load_stack` and of `autopar.workload.open_workload`."""

@@ -135,6 +135,7 @@ def question_key(task: Task, effort: Effort) -> str:
         workload.info().sha256,
         sorted(workload.dims.items()),
         task.job,
+        "" if task.costs.prices is None else task.costs.prices.digest,
         [(field.name, repr(getattr(task, field.name))) for field in fields(task) if field.name not in _ELSEWHERE],
         replace(effort, time_limit=None),
         source_digest(),

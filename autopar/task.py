@@ -20,11 +20,13 @@ from autopar.cost import (
     Stack,
     default_limit,
     load_policy,
+    priced,
     resolve_stack,
     stage_limit,
 )
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
+from autopar.events import Profile
 from autopar.folding.fold import Folded
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.manual_recipes import BatchDims, batch_dims
@@ -221,7 +223,7 @@ def prepare(request: JobRequest, *, progress: ProgressCallback = silent, should_
     machine = job_machine(gpus, whole)
     software, policy = request.load_stack(), load_policy(request.precision)
     check_request(gpus, machine, request.global_batch, request.memory_limit)
-    wanted = read_pins(request.pins)
+    wanted, profile = read_pins(request.pins), request.load_profile()
     clock = PhaseClock(progress)
     with clock("import"):
         workload = request.open_workload()
@@ -231,7 +233,8 @@ def prepare(request: JobRequest, *, progress: ProgressCallback = silent, should_
     with clock("discover"), workload.stoppable(should_stop):
         found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))
     job = make_job(workload, gpus, batch, machine, software, policy, request.memory_limit)
-    task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
+    costs = priced(CostModel(machine, policy, software), profile)
+    task = Task(job, workload, found, costs, space, clock.times, whole)
     return pinned(task, wanted)
 
 
@@ -291,7 +294,8 @@ def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None =
     machine = job_machine(count, task.cluster)
     check_request(count, machine, None, None)
     job = replace(task.job, gpus=count, memory_limit=memory_limit or task.job.memory_limit, cluster=machine.to_dict())
-    return pinned(replace(task, job=job, costs=replace(task.costs, cluster=machine)), task.pins)
+    costs = priced(replace(task.costs, cluster=machine), task.costs.profile)
+    return pinned(replace(task, job=job, costs=costs), task.pins)
 
 
 def make_job(
@@ -334,8 +338,13 @@ def stored_stack(stack: Stack) -> dict[str, object]:
     return {} if stack == IDEAL else stack.to_dict()
 
 
-def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
+def job_costs(job: Job, stack: Stack | None = None, profile: Profile | None = None) -> CostModel:
     """Return the cost model of a job: its cluster under the stack it was planned for, or under another one.
+
+    Args:
+        job: The job.
+        stack: Another stack than its own.
+        profile: Measured events that count in place of formulas.
 
     Raises:
         ClusterError: If what the job holds is no cluster.
@@ -343,7 +352,7 @@ def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
         StackError: If it holds no stack.
     """
     software = job_stack(job) if stack is None else stack
-    return CostModel(cluster_from_dict(job.cluster), load_policy(job.precision), software)
+    return priced(CostModel(cluster_from_dict(job.cluster), load_policy(job.precision), software), profile)
 
 
 def program_costs(
@@ -352,6 +361,7 @@ def program_costs(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
+    profile: str | Path | Profile | None = None,
 ) -> CostModel:
     """Return the cost model of a program on some number of devices; arguments as of `solve`.
 
@@ -360,7 +370,8 @@ def program_costs(
     """
     machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     check_request(gpus, machine, None, None)
-    return CostModel(machine, load_policy(precision), resolve_stack(stack, machine))
+    costs = CostModel(machine, load_policy(precision), resolve_stack(stack, machine))
+    return priced(costs, Profile.of(profile))
 
 
 NO_RULES = Rules({}, 0, 0, 0.0)

@@ -249,7 +249,7 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
         parts=step_parts(plan, timeline, folded),
         error=timeline.error,
     )
-    return replace(plan, simulated=replace(found, remarks=remarks(plan, found, folded, costs)))
+    return replace(plan, simulated=replace(found, remarks=remarks(plan, found, folded, costs, timeline.measured)))
 
 
 def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:

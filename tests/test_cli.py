@@ -107,6 +107,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "dump_problem": None,
         "seed": 7,
         "pins": Path("p.yaml"),
+        "profile": None,
         "workers": 3,
         "engine": "local",
         "ray_address": None,

@@ -117,9 +117,9 @@ def _watch(scripts: list[str], tmp_path: Path, seen: list[Progress] | None = Non
             process = subprocess.Popen(
                 [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream
             )
-        processes.append(launch._Process(rank, process, log))
+        processes.append(launch.RankProcess(rank, process, log))
     try:
-        return launch._watch(processes, (seen if seen is not None else []).append)
+        return launch._report(processes, (seen if seen is not None else []).append)
     finally:
         launch._stop(processes)
         assert all(each.process.poll() is not None for each in processes)
@@ -169,7 +169,7 @@ def test_a_rank_that_is_stopped_ends_the_run(tmp_path: Path, monkeypatch: pytest
 def test_a_rank_that_goes_on_in_time_is_let_alone(tmp_path: Path) -> None:
     """As after a debugger has looked at it."""
     process = subprocess.Popen([sys.executable, "-c", SLEEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    rank = launch._Process(0, process, tmp_path / "log")
+    rank = launch.RankProcess(0, process, tmp_path / "log")
     try:
         process.send_signal(signal.SIGSTOP)
         while not launch._stop_signal(process):

@@ -17,6 +17,7 @@ from autopar.cli.options import (
     json_option,
     moved_model_option,
     other_stack_option,
+    profile_option,
     program_options,
     resolve_cache_dir,
     seed_option,
@@ -109,6 +110,7 @@ def _compare(
 @executed_argument
 @moved_model_option
 @other_stack_option
+@profile_option
 @program_options
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
 @click.option("--critical-path", is_flag=True, help="Print what the step consists of, added up by kind of block.")
@@ -144,6 +146,7 @@ def simulate(
     plan_file: Path,
     model: str | None,
     stack: str | None,
+    profile: Path | None,
     cluster: str | None,
     precision: str | None,
     trace: Path | None,
@@ -186,7 +189,7 @@ def simulate(
         "stragglers": Stragglers(stragglers, seed),
     }
     if isinstance(given, Plan):
-        of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, **request}
+        of_plan: dict[str, Any] = {"model": model, "stack": stack, "cache_dir": cache, "profile": profile, **request}
         plan, timeline = api.simulate_again(given, trace=traced, **of_plan)
         assert plan.simulated is not None, "it was simulated"
         remarks = plan.simulated.remarks
@@ -197,7 +200,7 @@ def simulate(
         from autopar.remarks import program_remarks
         from autopar.task import rules_for
 
-        program, costs, folded = api.open_program(given, **settings)
+        program, costs, folded = api.open_program(given, profile=profile, **settings)
         timeline = run_simulator(program, costs, trace=traced, verified=True, **request)
         doubted = doubts(program, folded, rules_for(folded, cache_dir=cache))
         remarks = program_remarks(program, timeline, costs, doubted)
@@ -210,6 +213,7 @@ def simulate(
         found = {
             "step_seconds": timeline.step_seconds,
             "band": timeline.band,
+            **({} if timeline.measured is None else {"measured": timeline.measured}),
             "peak_bytes": timeline.peak_bytes,
             "host": timeline.host,
             "stages": timeline.stages,
@@ -260,6 +264,14 @@ def simulate(
 @click.option(
     "--threads", type=positive_whole(), default=1, show_default=True, metavar="N", help="CPU threads per rank."
 )
+@profile_option
+@click.option("--pin", is_flag=True, help="Keep each process on cores of its own, as far as the system can.")
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="Hold the first and the last step against the unpartitioned model; without, steps are only timed.",
+)
 @json_option
 def run(
     plan_file: Path,
@@ -267,6 +279,7 @@ def run(
     cluster: str | None,
     stack: str | None,
     precision: str | None,
+    profile: Path | None,
     as_json: bool,
     **request: Any,
 ) -> int:
@@ -280,6 +293,7 @@ def run(
     if stack is not None and not is_program(plan_file):
         raise click.UsageError("--stack belongs to the text of a program: a plan has its own")
     request |= _settings(plan_file, cluster, stack, precision)
+    request["profile"] = None if profile is None else str(profile.resolve())
     world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     if world is None and ranks is None:
         raise click.UsageError("give --ranks N, the number of GPUs of the plan")

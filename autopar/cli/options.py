@@ -198,6 +198,12 @@ stack_option = click.option(
 other_stack_option = click.option(
     "--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."
 )
+profile_option = click.option(
+    "--profile",
+    type=file_path(),
+    metavar="DIR",
+    help="Measured events, as `autopar profile` writes them: their seconds count in place of formulas.",
+)
 precision_option = click.option(
     "--precision",
     type=precision_name,

@@ -18,6 +18,7 @@ from autopar.cli.options import (
     model_argument,
     model_options,
     precision_option,
+    profile_option,
     resolve_cache_dir,
     stack_option,
     training_options,
@@ -121,6 +122,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 )
 @cluster_option
 @stack_option
+@profile_option
 @precision_option
 @memory_limit_option
 @training_options

@@ -22,6 +22,7 @@ from autopar.cli.options import (
     json_option,
     model_argument,
     model_options,
+    profile_option,
     resolve_cache_dir,
     seed_option,
     top_k_option,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
     "(joint), or nothing beyond the rules of the stack (off).",
 )
+@profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @folder_option("Write plan.json, report.txt, report.html and trace.json there.")

@@ -1,17 +1,31 @@
 """The commands that hold predictions against measurements, and fit stacks to them."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autopar.cli.codes import ExitCode
+from autopar.cli.completion import complete_cluster, complete_model, complete_stack
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import typed_command
-from autopar.cli.options import cache_options, echo_json, folder_option, json_option, resolve_cache_dir
-from autopar.cli.values import file_path, positive_whole
+from autopar.cli.options import (
+    cache_options,
+    dims_option,
+    echo_json,
+    folder_option,
+    json_option,
+    profile_option,
+    resolve_cache_dir,
+)
+from autopar.cli.values import file_path, positive_whole, precision_name
 from autopar.display import show_progress
 from autopar.escaping import one_line
+
+if TYPE_CHECKING:
+    from autopar.cost import Stack
+    from autopar.validation.calibrate import Calibration
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -92,8 +106,34 @@ def validate(
 
 
 @click.command()
-@click.argument("data", metavar="DATA_DIR", type=file_path())
-@click.option("--stack", "name", required=True, metavar="NAME", help="Stack to fit, such as megatron-a100.")
+@click.argument("data", metavar="[DATA_DIR|STEPS.csv]", required=False, type=file_path())
+@click.option(
+    "--stack",
+    metavar="NAME|FILE",
+    shell_complete=complete_stack,
+    help="With DATA_DIR the stack to fit, such as megatron-a100; with STEPS.csv the one to start from: its kernels, "
+    "and scalars that are not fitted.",
+)
+@profile_option
+@click.option("--name", metavar="NAME", help="Name of the stack, and of the cluster; default: that of the file.")
+@click.option("--model", shell_complete=complete_model, help="Model of the steps, unless a column names it.")
+@click.option(
+    "--cluster",
+    metavar="NAME|FILE",
+    shell_complete=complete_cluster,
+    help="With STEPS.csv what they ran on, default h100; with --profile alone a cluster whose memory, size of nodes "
+    "and price are taken over.",
+)
+@click.option(
+    "--precision",
+    type=precision_name,
+    default="mixed",
+    show_default=True,
+    metavar="NAME",
+    help="What the steps were computed in.",
+)
+@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer of the steps.")
+@dims_option("Size of a dynamic dim of the model, or of a zoo model's configuration")
 @click.option(
     "--scalars",
     callback=_names,
@@ -101,38 +141,122 @@ def validate(
     help="Scalars to fit; default: all that make a difference to the measurements.",
 )
 @click.option("-o", "--output", type=file_path(), metavar="FILE", help="Write the stack there, as YAML.")
+@click.option(
+    "--cluster-output", type=file_path(), metavar="FILE", help="With --profile alone, write the cluster there, as YAML."
+)
 @cache_options
 @json_option
 def calibrate(
-    data: Path,
-    name: str,
-    scalars: tuple[str, ...],
+    data: Path | None,
+    stack: str | None,
+    profile: Path | None,
+    name: str | None,
     output: Path | None,
+    cluster_output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    **request: Any,
 ) -> int:
-    """Fit a software stack to published measurements.
+    """Fit a software stack to measurements: published ones, step times of your own, or a profile.
 
-    Rows of DATA_DIR that ran on the stack are split by the hash of their configuration: the scalars of the stack are
-    fitted to one part, and errors are reported on both.
+    Rows of DATA_DIR that ran on a stack are split by the hash of their configuration: the scalars of the stack are
+    fitted to one part, and errors are reported on both. STEPS.csv has a step a row: degrees and seconds
+    (docs/profile.md); with --profile, measured events count in place of formulas. --profile alone fits a cluster and a
+    stack to the events, which --cluster FILE --stack FILE take at once.
     """
-    if output is not None:
-        prepare_file(output)
+    for file in (output, cluster_output):
+        if file is not None:
+            prepare_file(file)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    from autopar.cost.stack import format_stack
-    from autopar.plan import write_atomically
-    from autopar.validation.calibrate import calibrate as fit
-    from autopar.validation.records import load_rows
+    if data is None:
+        if profile is None:
+            raise click.UsageError("give DATA_DIR, STEPS.csv or --profile DIR")
+        return _machine(profile, name, request["cluster"], output, cluster_output, as_json=as_json)
+    if cluster_output is not None:
+        raise click.UsageError("--cluster-output goes with --profile alone: steps say nothing of single devices")
     from autopar.validation.report import format_calibration
 
-    with show_progress() as progress:
-        found = fit(load_rows(data), name, scalars=scalars, cache_dir=cache, progress=progress)
-    if output is not None:
-        write_atomically(output, format_stack(found.stack).encode())
-        click.echo(one_line(f"wrote {output}"), err=True)
+    if data.suffix.lower() == ".csv":
+        found = _steps(data, stack, profile, name or data.stem, cache, request)
+    else:
+        if stack is None:
+            raise click.UsageError("DATA_DIR takes --stack NAME, the stack to fit, such as megatron-a100")
+        from autopar.validation.calibrate import calibrate as fit
+        from autopar.validation.records import load_rows
+
+        with show_progress() as progress:
+            found = fit(load_rows(data), stack, scalars=request["scalars"], cache_dir=cache, progress=progress)
+    _write_stack(found.stack, output)
     if as_json:
         echo_json(found.stack.to_dict())
     else:
         click.echo(format_calibration(found), nl=False)
+    return ExitCode.DONE
+
+
+def _write_stack(stack: "Stack", output: Path | None) -> None:
+    from autopar.cost.stack import format_stack
+    from autopar.plan import write_atomically
+
+    if output is not None:
+        write_atomically(output, format_stack(stack).encode())
+        click.echo(one_line(f"wrote {output}"), err=True)
+
+
+def _steps(
+    data: Path, stack: str | None, profile: Path | None, name: str, cache: Path | None, request: dict[str, Any]
+) -> "Calibration":
+    """Return the stack fitted to step times of one's own."""
+    from dataclasses import replace
+
+    from autopar.cluster import load_cluster
+    from autopar.cost import NEAREST, resolve_stack
+    from autopar.cost.stack import SCALARS
+    from autopar.errors import DataError
+    from autopar.events import Profile
+    from autopar.validation.own_steps import calibrate_steps
+
+    unknown = [scalar for scalar in request["scalars"] if scalar not in SCALARS]
+    if unknown:
+        raise DataError(f"there is no scalar {unknown[0]!r}", hint=f"choose {', '.join(SCALARS)}")
+    cluster = load_cluster(request["cluster"] or "h100")
+    start = replace(resolve_stack(stack or NEAREST, cluster), name=name, fit=None, clusters=())
+    with show_progress() as progress:
+        return calibrate_steps(
+            data,
+            request["model"],
+            start,
+            cluster,
+            dims=request["dims"],
+            precision=request["precision"],
+            optimizer=request["optimizer"],
+            profile=Profile.of(profile),
+            scalars=request["scalars"],
+            cache_dir=cache,
+            progress=progress,
+        )
+
+
+def _machine(
+    folder: Path, name: str | None, base: str | None, output: Path | None, cluster_output: Path | None, *, as_json: bool
+) -> int:
+    """Fit a cluster and a stack to a profile."""
+    from autopar.cluster import format_cluster, load_cluster
+    from autopar.events import Profile
+    from autopar.plan import write_atomically
+    from autopar.validation.own_machine import fit_machine
+    from autopar.validation.report import format_machine
+
+    profile = Profile.of(folder)
+    assert profile is not None, "it was given"
+    found = fit_machine(profile, name or profile.name, base=None if base is None else load_cluster(base))
+    _write_stack(found.stack, output)
+    if cluster_output is not None:
+        write_atomically(cluster_output, format_cluster(found.cluster).encode())
+        click.echo(one_line(f"wrote {cluster_output}"), err=True)
+    if as_json:
+        echo_json({"cluster": found.cluster.to_dict(), "stack": found.stack.to_dict()})
+    else:
+        click.echo(format_machine(found), nl=False)
     return ExitCode.DONE

@@ -8,6 +8,8 @@ from autopar.cost.model import CostModel
 from autopar.cost.nearest import resolve_stack
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
+from autopar.cost.prices import Prices
+from autopar.cost.pricing import priced, prices_of
 from autopar.cost.reserve import default_limit, reserve_bytes, stage_limit
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import (
@@ -48,6 +50,7 @@ __all__ = [
     "Kernel",
     "Move",
     "Overlap",
+    "Prices",
     "Resharder",
     "Reshards",
     "Stack",
@@ -59,6 +62,8 @@ __all__ = [
     "load_stack",
     "op_bytes",
     "op_flops",
+    "priced",
+    "prices_of",
     "reserve_bytes",
     "reshards",
     "resolve_stack",

@@ -31,6 +31,7 @@ from autopar.cost.fusion import ALONE, Fused, Kernel, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.cost.prices import Prices
 from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, op_products
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes, scan_vector_seconds
 from autopar.cost.stack import IDEAL, Stack
@@ -44,6 +45,7 @@ from autopar.cost.traffic import (
     loss_bytes,
     op_bytes,
 )
+from autopar.events import Profile
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
 from autopar.ir.routing import Routed
@@ -64,12 +66,14 @@ class CostModel:
         cluster: The hardware.
         policy: Bytes per element and the class of numbers matrix products run in.
         stack: What the software makes of the hardware.
+        prices: Measured seconds, which count in place of the formulas; None if there are none.
         slowdowns: Factors of the stack on seconds of transfers within nodes and beyond.
     """
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
     stack: Stack = IDEAL
+    prices: Prices | None = None
     slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +81,11 @@ class CostModel:
         object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         for numbers in self.policy.classes:
             self.cluster.device.peak(numbers)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The measured events that prices are made of; None if there are none."""
+        return None if self.prices is None else self.prices.profile
 
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None
@@ -108,8 +117,20 @@ class CostModel:
             fused: What is left to the op's own kernel, from `fuse`.
 
         Returns:
-            (n,) seconds; 0 for views and for what other kernels do.
+            (n,) seconds; 0 for views and for what other kernels do, unless they were measured.
         """
+        seconds = self._formula_seconds(op, inputs, outputs, element_bytes, fused)
+        return seconds if self.prices is None else self.prices.op_seconds(op, inputs, outputs, element_bytes, seconds)
+
+    def _formula_seconds(
+        self,
+        op: Op,
+        inputs: Sequence[IntArray | None],
+        outputs: Sequence[IntArray | None],
+        element_bytes: Mapping[str, float],
+        fused: Fused,
+    ) -> FloatArray:
+        """Return what the formulas say; arguments and result as of `op_seconds`."""
         first = next((shape for shape in inputs if shape is not None), None)
         nbytes = op_bytes(op, inputs, outputs, element_bytes, fused.unread, fused.unwritten)
         if is_view(op, 0 if first is None else first.shape[1]):
@@ -177,12 +198,21 @@ class CostModel:
             return 0.0
         is_product = op.kind in PRODUCT_KINDS or op.kind in ATTENTION_KINDS
         kernels = SCAN_KERNELS.get(op.kind, 1.0) if is_product else MEMORY_LAUNCH
-        return self.cluster.device.launch * kernels
+        return self.cluster.device.launch * kernels * self._least_ratio(op)
+
+    def _least_ratio(self, op: Op) -> float:
+        """Return what an op takes at least as a share of its formula; 1 without measured prices."""
+        return 1.0 if self.prices is None else self.prices.least_ratio(op)
 
     def least_compute_seconds(
         self, op: Op, inputs: Sequence[IntArray | None], outputs: Sequence[IntArray | None]
     ) -> FloatArray:
         """Return seconds of computing, (n,), that no sharding of an op needs less of, over all its devices."""
+        return self._least_ratio(op) * self._least_by_formula(op, inputs, outputs)
+
+    def _least_by_formula(
+        self, op: Op, inputs: Sequence[IntArray | None], outputs: Sequence[IntArray | None]
+    ) -> FloatArray:
         device = self.cluster.device
         numbers = self._numbers(op)
         peak = device.peak(numbers)
@@ -200,9 +230,10 @@ class CostModel:
 
     def bytes_per_second(self, op: Op) -> float:
         """Return the bytes/s that an op moves at most."""
+        rate = self._bandwidth / self._least_ratio(op)
         if op.kind in ATTENTION_KINDS or op.kind in PRODUCT_KINDS:
-            return self._bandwidth
-        return self._bandwidth * bandwidth_share(op.kind) / self.stack["memory_traffic"]
+            return rate
+        return rate * bandwidth_share(op.kind) / self.stack["memory_traffic"]
 
     @property
     def _bandwidth(self) -> float:
@@ -372,10 +403,12 @@ class CostModel:
             ValueError: If there is no such collective.
         """
         kind, size = Collective(collective), np.asarray(nbytes, float)
-        if routed is None or not routed.parts:
-            seconds = collectives.collective_seconds(kind, size, axis, self.cluster, self.slowdowns)
-        else:
-            seconds = self._dispatch_seconds(size, axis, routed)
+        seconds = formula = collectives.collective_seconds(kind, size, axis, self.cluster, self.slowdowns)
+        if self.prices is not None and axis.size > 1:
+            inside = collectives.devices_in_node(axis, self.cluster.devices_per_node)
+            seconds = self.prices.transfer_seconds(kind, size, axis.size, inside, formula)
+        if routed is not None and routed.parts and axis.size > 1:  # as much slower as an all-to-all was measured to be
+            seconds = self._dispatch_seconds(size, axis, routed) * (seconds / np.maximum(formula, 1e-30))
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
     def _dispatch_seconds(self, nbytes: FloatArray, axis: Axis, routed: Routed) -> FloatArray:
@@ -403,7 +436,11 @@ class CostModel:
             tier: Where they meet (`Cluster.tier`): 0 (or False) within a node, 1 (or True) between nodes, 2 and more
                 between wider domains.
         """
-        return collectives.send_seconds(nbytes, tier, self.cluster, self.slowdowns)
+        seconds = collectives.send_seconds(nbytes, tier, self.cluster, self.slowdowns)
+        if self.prices is None or nbytes <= 0:
+            return seconds
+        inside = 1 if tier else 2
+        return float(self.prices.transfer_seconds("send", np.asarray(nbytes), 2, inside, np.asarray(seconds)))
 
     @overload
     def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
@@ -413,7 +450,11 @@ class CostModel:
 
     def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
         """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
-        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self.slowdowns)
+        size = np.asarray(nbytes, float)
+        seconds = collectives.exchange_seconds(size, axis, self.cluster, self.slowdowns)
+        if self.prices is not None and axis.size > 1:
+            inside = min(2, collectives.devices_in_node(axis, self.cluster.devices_per_node))
+            seconds = self.prices.transfer_seconds("send", size, 2, inside, seconds)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
     def on(self, devices: range) -> "CostModel":

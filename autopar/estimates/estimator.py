@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import IDEAL, CostModel, Overlap, Resharder, Stack
+from autopar.cost import IDEAL, CostModel, Overlap, Resharder, Stack, priced
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
 from autopar.estimates.table import Table, schedule_of
+from autopar.events import Profile
 from autopar.formulate.scheduled_step import scheduled_step
 from autopar.formulate.step_time import Pipeline, time_of
 from autopar.prediction import Predictor, kernels
@@ -57,6 +58,7 @@ class Estimator:
         cluster: The hardware; plans get the part of it that a job of theirs would.
         stack: The software.
         policy: Bytes per element.
+        profile: Measured events that count in place of formulas; None if there are none.
         tables: Those that have been made.
     """
 
@@ -64,6 +66,7 @@ class Estimator:
     cluster: Cluster
     stack: Stack = IDEAL
     policy: DtypePolicy = MIXED
+    profile: Profile | None = None
     tables: dict[object, Table] = field(default_factory=dict, repr=False)
     _machines: dict[int, tuple[Cluster, int]] = field(default_factory=dict, repr=False)
 
@@ -169,7 +172,8 @@ class Estimator:
         folded = self.predictor.workload.folded(small.samples)
         resharder = Resharder(plan.device_mesh, CostModel(machine, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
-        return Table(folded, kinds, CostModel(machine, self.policy, self.stack), degrees.zero, sharing)
+        costs = priced(CostModel(machine, self.policy, self.stack), self.profile)
+        return Table(folded, kinds, costs, degrees.zero, sharing)
 
     def _reference(self, degrees: Degrees) -> tuple[int, int]:
         """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.

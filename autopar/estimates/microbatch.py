@@ -43,7 +43,7 @@ def choose_microbatch(setting: Setting, degrees: Degrees, memory_limit: float | 
         AutoparError: If the degrees fit neither the model nor the cluster with any microbatch.
     """
     limit = memory_limit or default_limit(job_machine(degrees.gpus, setting.cluster))
-    estimator = Estimator(setting.predictor, setting.cluster, setting.stack, setting.policy)
+    estimator = Estimator(setting.predictor, setting.cluster, setting.stack, setting.policy, setting.profile)
     fixed = setting.predictor.workload.fixed_batch
     sizes = divisors(degrees.global_batch // degrees.dp) if fixed is None else [max(1, fixed // degrees.dp)]
     tried: list[int] = []

@@ -25,7 +25,7 @@ from autopar.cost.fusion import POINTWISE, ROWWISE, Kernel, Work
 from autopar.fusion_plan import USUAL_ALPHA, USUAL_BETA, OpGroup
 from autopar.program.op_groups import find_cycle
 from autopar.program.records import Compute, Program, Segment, SegmentPhase
-from autopar.simulate.layout import op_seconds, ranks_of
+from autopar.simulate.layout import compute_seconds, ranks_of
 
 PHASES = (SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)
 
@@ -143,7 +143,7 @@ class _Segment:
         compute = self.computes[name]
         first = next((own for own in compute.inputs if own is not None), None)
         host = self.costs.host_seconds(compute.op, 0 if first is None else len(first.shape), fused)
-        return max(op_seconds(compute, self.costs, fused), host)
+        return max(compute_seconds(compute, self.costs, fused), host)
 
     def is_lawful(self, groups: Groups) -> bool:
         """Whether kernels wait for none of each other, run over the same elements and reduce once at most."""

@@ -147,6 +147,10 @@ class Batches:
         self._seed = seed
         self._limits = {name: _limit(graph, name) for name in graph.inputs if not graph.values[name].is_float}
 
+    def limit(self, name: str) -> int | None:
+        """Return how many rows or classes the numbers of an input choose from; None if they choose nothing."""
+        return self._limits.get(name)
+
     def __call__(self, step: int, microbatch: int) -> dict[str, Array]:
         """Return an array for each input of the graph; steps and microbatches count from 0."""
         data: dict[str, Array] = {}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autopar.cost import CostModel
 from autopar.errors import JobError, ProgramError
+from autopar.events import Profile
 from autopar.ir.graph import Graph, Role
 from autopar.plan import Plan
 from autopar.program.files import is_program
@@ -105,7 +106,7 @@ def prepare_job(request: RunRequest) -> Job:
 
 
 def _job_of_plan(request: RunRequest, plan: Plan) -> Job:
-    workload, costs = open_plan(plan, request.model), run_costs(plan.job)
+    workload, costs = open_plan(plan, request.model), run_costs(plan.job, Profile.of(request.profile))
     folded = workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded)
@@ -119,7 +120,11 @@ def _job_of_listing(request: RunRequest, listing: Listing) -> Job:
     origin = Origin(request.model, listing.origin.dims if listing.origin else ()) if request.model else listing.origin
     workload = None if origin is None else open_workload(origin.source, dims=dict(origin.dims))
     costs = program_costs(
-        program.num_devices, cluster=request.cluster, stack=request.stack, precision=request.precision
+        program.num_devices,
+        cluster=request.cluster,
+        stack=request.stack,
+        precision=request.precision,
+        profile=request.profile,
     )
     parts = num_parts(program, folded.graph)
     if parts > 1 and listing.part is None:
@@ -178,13 +183,14 @@ class _Session:
         for number in range(steps):
             self._progress(Progress("step", number, steps))
             last = number == steps - 1
-            before = self._collect(state_items(self._job.lowered))[0] if last and number else None
+            wanted = self._job.request.compare and last and number
+            before = self._collect(state_items(self._job.lowered))[0] if wanted else None
             data = [self.batches(number, index) for index in range(count)]
             self._barrier()
             clock, since = Clock(), time.perf_counter()
             self.rank.step(data, clock)
             self.clocks.append(clock.seconds | {"step": time.perf_counter() - since})
-            if last or not number:
+            if self._job.request.compare and (last or not number):
                 compared.append(self._taken(number, before))
         self._progress(Progress("step", steps, steps))
         return compared
@@ -263,10 +269,10 @@ def run_rank(
         return None
     del session  # its memory is needed for the whole model
     engine.clear()
-    progress(Progress("compare", 0, len(steps)))
-    lowered = job.lowered
-    single = OneDevice(job.part, job.constants, memory, engine)
-    compared, alone, total = [], 0.0, len(steps)
+    lowered, compared, alone, total = job.lowered, list[StepComparison](), 0.0, len(steps)
+    if steps:
+        progress(Progress("compare", 0, total))
+        single = OneDevice(job.part, job.constants, memory, engine)
     while steps:
         comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
         compared.append(comparison)
@@ -286,6 +292,9 @@ def run_rank(
         num_models=num_models,
         measured_seconds=max(median(clock["step"] for clock in clocks) for clocks in steady),
         predicted_seconds=timeline.step_seconds,
+        low_seconds=_tenth(steady, 0.1),
+        high_seconds=_tenth(steady, 0.9),
+        measured_share=timeline.measured,
         first_seconds=max(clocks[0]["step"] for clocks in seconds),
         unpartitioned_seconds=alone,
         stages=tuple(
@@ -293,6 +302,12 @@ def run_rank(
             for stage, times in zip(lowered.program.stages[: lowered.program.num_groups], predicted, strict=True)
         ),
     )
+
+
+def _tenth(ranks: Sequence[Sequence[Mapping[str, float]]], share: float) -> float:
+    """Return the time that a share of the steps stays below, of the slowest rank of each."""
+    steps = [max(clock["step"] for clock in clocks) for clocks in zip(*ranks, strict=True)]
+    return float(np.quantile(steps, share))
 
 
 def _mean(ranks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:

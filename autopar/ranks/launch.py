@@ -12,11 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ _LINUX = {
 
 
 @dataclass(slots=True, eq=False)
-class _Process:
+class RankProcess:
     """A rank as its parent sees it.
 
     Attributes:
@@ -97,8 +97,29 @@ def run_plan(request: RunRequest, progress: ProgressCallback = silent) -> RunRep
     with tempfile.TemporaryDirectory(prefix="autopar-run-") as name:
         folder = Path(name)
         (folder / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
-        with _started(request, folder) as processes:
-            return _watch(processes, progress)
+        with started("autopar.ranks.worker", request.ranks, request.threads, folder) as processes:
+            return _report(processes, progress)
+
+
+def _report(processes: Sequence[RankProcess], progress: ProgressCallback) -> RunReport:
+    """Wait until all ranks are done and return what rank 0 reports.
+
+    Raises:
+        RankError: If one fails.
+    """
+    reports: list[RunReport] = []
+
+    def hear(event: Event) -> None:
+        match event:
+            case ProgressEvent(phase=phase, done=done, total=total, detail=detail):
+                progress(Progress(phase, done, total, detail=detail))
+            case ReportEvent(report=report):
+                reports.append(report)
+
+    watch(processes, Event, hear)
+    if not reports:
+        raise RankError("all ranks ended, but rank 0 reported nothing", hint="please report this")
+    return reports[-1]
 
 
 def run_under_torchrun(request: RunRequest, rank: int, progress: ProgressCallback = silent) -> RunReport | None:
@@ -118,31 +139,38 @@ def run_under_torchrun(request: RunRequest, rank: int, progress: ProgressCallbac
 
 
 @contextmanager
-def _started(request: RunRequest, folder: Path) -> Iterator[list[_Process]]:
-    """Start all ranks; whatever happens inside, none is left behind."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(request.threads), "PYTHONUNBUFFERED": "1"}
+def started(module: str, ranks: int, threads: int, folder: Path) -> Iterator[list[RankProcess]]:
+    """Start all ranks; whatever happens inside, none is left behind.
+
+    Args:
+        module: What each of them runs, with the folder and its number as arguments.
+        ranks: How many.
+        threads: Threads of each.
+        folder: Where the request lies, and what they write to standard error.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     if sys.platform == "linux":
         environment = {**_LINUX, **environment}
-    processes: list[_Process] = []
+    processes: list[RankProcess] = []
     try:
-        for rank in range(request.ranks):
+        for rank in range(ranks):
             log = folder / f"rank{rank}.log"
             with log.open("wb") as stream:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "autopar.ranks.worker", str(folder), str(rank)],
+                    [sys.executable, "-m", module, str(folder), str(rank)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stream,
                     env=environment,
                     start_new_session=True,  # Ctrl-C reaches the parent, which ends them
                 )
-            processes.append(_Process(rank, process, log))
+            processes.append(RankProcess(rank, process, log))
         yield processes
     finally:
         _stop(processes)
 
 
-def _stop(processes: Sequence[_Process]) -> None:
+def _stop(processes: Sequence[RankProcess]) -> None:
     for each in processes:
         if each.process.poll() is None:
             each.process.terminate()
@@ -158,17 +186,21 @@ def _stop(processes: Sequence[_Process]) -> None:
                 stream.close()
 
 
-def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunReport:
-    """Wait until all ranks are done and return what rank 0 reports.
+def watch(processes: Sequence[RankProcess], kind: Any, hear: Callable[[Any], None]) -> None:
+    """Wait until all ranks are done, and hand on what they report.
+
+    Args:
+        processes: The ranks.
+        kind: Type of the events that they write to standard output, a line of JSON each; `ErrorEvent` among them.
+        hear: Called with every event but errors.
 
     Raises:
         RankError: If one fails.
     """
-    events: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
+    events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     for each in processes:
         assert each.process.stdout is not None, "it is a pipe"
-        threading.Thread(target=_listen, args=(each.rank, each.process.stdout, events), daemon=True).start()
-    report: RunReport | None = None
+        threading.Thread(target=_listen, args=(each.rank, each.process.stdout, kind, events), daemon=True).start()
     open_streams = len(processes)
     while True:
         try:
@@ -179,12 +211,10 @@ def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunRepo
             match event:
                 case None:
                     open_streams -= 1
-                case ProgressEvent(phase=phase, done=done, total=total, detail=detail):
-                    progress(Progress(phase, done, total, detail=detail))
-                case ReportEvent(report=report):
-                    pass
                 case ErrorEvent():
                     processes[rank].error = event
+                case _:
+                    hear(event)
             continue
         now = time.monotonic()
         for each in processes:
@@ -195,12 +225,10 @@ def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunRepo
         if failed and (now - min(each.failed for each in failed) > _GRACE or len(failed) == len(processes)):
             raise _cause(failed)
         if all(each.process.poll() == 0 for each in processes) and not open_streams:
-            if report is None:
-                raise RankError("all ranks ended, but rank 0 reported nothing", hint="please report this")
-            return report
+            return
 
 
-def _check_running(processes: Sequence[_Process], now: float) -> None:
+def _check_running(processes: Sequence[RankProcess], now: float) -> None:
     """Check that no rank has been stopped for long: the others would wait for it until they time out.
 
     Raises:
@@ -224,7 +252,7 @@ def _stop_signal(process: "subprocess.Popen[bytes]") -> int:
     return 0 if state is None else state.si_status
 
 
-def _listen(rank: int, stream: IO[bytes], events: "queue.SimpleQueue[tuple[int, Event | None]]") -> None:
+def _listen(rank: int, stream: IO[bytes], kind: Any, events: "queue.SimpleQueue[tuple[int, Any]]") -> None:
     """Pass on a process's events, and None when there are no more.
 
     Libraries may write other lines, which are none of ours.
@@ -232,14 +260,14 @@ def _listen(rank: int, stream: IO[bytes], events: "queue.SimpleQueue[tuple[int, 
     try:
         for line in stream:
             if line.startswith(b'{"type":'):
-                events.put((rank, msgspec.json.decode(line, type=Event)))
+                events.put((rank, msgspec.json.decode(line, type=kind)))
     except msgspec.DecodeError as error:  # a thread that ended without a word would leave everybody waiting
         events.put((rank, ErrorEvent(type(error).__name__, f"it says what nobody understands: {error}", "")))
     finally:
         events.put((rank, None))
 
 
-def _cause(failed: Sequence[_Process]) -> AutoparError:
+def _cause(failed: Sequence[RankProcess]) -> AutoparError:
     """Return the error of the rank that failed first of its own accord; the others lost their connection to it."""
     own = [each for each in failed if each.error is None or each.error.kind != RankError.__name__]
     first = min(own or failed, key=lambda each: (each.failed, each.rank))

@@ -1,8 +1,9 @@
 """What the simulator says of a program, in the phases a rank's clock knows."""
 
 from autopar.cluster import cluster_from_dict
-from autopar.cost import CostModel
+from autopar.cost import CostModel, priced
 from autopar.cost.policy import POLICIES
+from autopar.events import Profile
 from autopar.plan import Job
 from autopar.program.records import Program
 from autopar.schedule import Pass
@@ -11,18 +12,21 @@ from autopar.simulate.layout import lay_out
 from autopar.simulate.stages import lay_out_stage
 from autopar.workload import job_stack
 
+NO_BUCKETS = 0.0
+"""Ranks reduce every gradient by itself."""
 
-def run_costs(job: Job) -> CostModel:
+
+def run_costs(job: Job, profile: Profile | None = None) -> CostModel:
     """Return the costs of a run in the numbers of the graph, float32, if the cluster states what it makes of them."""
     cluster = cluster_from_dict(job.cluster)
     knows = any(name == POLICIES["fp32"].numbers for name, _ in cluster.device.peaks)
-    return CostModel(cluster, POLICIES["fp32" if knows else "mixed"], job_stack(job))
+    return priced(CostModel(cluster, POLICIES["fp32" if knows else "mixed"], job_stack(job)), profile)
 
 
 def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[str, float], ...]]:
     """Return the simulated step, and the seconds of each group of devices by phase."""
-    timeline = simulate(program, costs)
-    layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
+    timeline = simulate(program, costs, bucket=NO_BUCKETS)
+    layouts = {(segment.kind, segment.phase): lay_out(segment, costs, NO_BUCKETS) for segment in program.segments}
     passes = [lay_out_stage(stage, layouts, costs).passes for stage in program.stages]
     stages = []
     for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):

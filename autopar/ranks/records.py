@@ -20,6 +20,9 @@ class RunRequest:
         cluster: What seconds are predicted for if a program is run: preset name or YAML file. A plan has its own.
         stack: The software stack, likewise.
         precision: What is stored in which precision, likewise.
+        profile: Folder of measured events that count in place of formulas in what is predicted; None for formulas.
+        pin: Whether each process stays on cores of its own.
+        compare: Whether the first and the last step are held against the unpartitioned run.
     """
 
     plan: str
@@ -33,6 +36,9 @@ class RunRequest:
     cluster: str = "h100"
     stack: str = "default"
     precision: str = "mixed"
+    profile: str | None = None
+    pin: bool = False
+    compare: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,9 @@ class RunReport:
         first_seconds: The first step.
         unpartitioned_seconds: A step on one device.
         stages: Where the time of each stage goes.
+        low_seconds: The time that a tenth of these steps stays below.
+        high_seconds: The time that a tenth of them exceeds.
+        measured_share: Share of the predicted seconds of ops and collectives that is of a profile; None without one.
     """
 
     summary: str
@@ -123,6 +132,9 @@ class RunReport:
     first_seconds: float
     unpartitioned_seconds: float
     stages: tuple[StageSeconds, ...]
+    low_seconds: float = 0.0
+    high_seconds: float = 0.0
+    measured_share: float | None = None
 
     @property
     def passed(self) -> bool:

@@ -33,6 +33,23 @@ CompiledStep = Compiled | Start | Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RunModel:
+    """A run of compute as a model, not compiled yet.
+
+    Attributes:
+        run: The instructions.
+        model: The serialised model.
+        inputs: What it reads.
+        outputs: What it returns.
+    """
+
+    run: Run
+    model: bytes
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CompiledSegment:
     """What a rank does for a block in a phase.
 
@@ -56,10 +73,10 @@ class SegmentCompiler:
         lowered: The program.
         group: Group of devices of the rank.
         position: Its position in their mesh.
-        engine: Compiles the models.
+        engine: Compiles the models; None if only `pieces` are asked for.
     """
 
-    def __init__(self, lowered: Lowered, group: int, position: int, engine: Engine) -> None:
+    def __init__(self, lowered: Lowered, group: int, position: int, engine: Engine | None = None) -> None:
         self._lowered = lowered
         self._mesh: Mesh = lowered.program.stages[group].mesh
         self._position = position
@@ -94,7 +111,43 @@ class SegmentCompiler:
                 found[operand.value] = np.asarray(scatter(whole, operand.placements, self._mesh)[self._position])
         return found
 
+    def pieces(self, block: int, phase: SegmentPhase) -> tuple[RunModel, ...]:
+        """Return the runs of compute of a block's segment as models; none if it does nothing in that phase."""
+        segment = self._lowered.segment(block, phase)
+        if segment is None or phase in HOST_PHASES:
+            return ()
+        main, tail = self._steps(segment, self._constants(block, segment))
+        return tuple(step for step in (*main, *tail) if isinstance(step, RunModel))
+
+    def single_ops(self, block: int, phase: SegmentPhase) -> tuple[RunModel, ...]:
+        """Return every op of a block's segment as a model of its own; none if it does nothing in that phase."""
+        segment = self._lowered.segment(block, phase)
+        if segment is None or phase in HOST_PHASES:
+            return ()
+        types, constants = self._lowered.dtypes(segment), self._constants(block, segment)
+        return tuple(
+            self._piece(Run((instruction,)), types, constants, {operand.value for operand in defines(instruction)})
+            for instruction in segment.instructions
+            if isinstance(instruction, Compute)
+        )
+
     def _compile(self, segment: Segment, constants: Mapping[str, Array]) -> CompiledSegment:
+        engine = self._engine
+        assert engine is not None, "it was given one to compile with"
+
+        def ready(steps: Sequence[RunModel | Start | Wait]) -> tuple[CompiledStep, ...]:
+            return tuple(
+                engine.compile(step.model, step.inputs, step.outputs) if isinstance(step, RunModel) else step
+                for step in steps
+            )
+
+        main, tail = self._steps(segment, constants)
+        return CompiledSegment(segment, ready(main), ready(tail), constants)
+
+    def _steps(
+        self, segment: Segment, constants: Mapping[str, Array]
+    ) -> tuple[list[RunModel | Start | Wait], list[RunModel | Start | Wait]]:
+        """Return the steps of a segment, main part and tail, with every run of compute as a model."""
         wanted = {operand.value for operand in (*self._kept(segment), *segment.outputs, *segment.exports)}
         kept = wanted | {store.value.value for store in segment.stores}
         if segment.phase is SegmentPhase.UPDATE:  # parameters may be kept at every placement they pass through
@@ -102,15 +155,15 @@ class SegmentCompiler:
         steps = order(_needed(segment.instructions, kept), wanted)
         types = self._lowered.dtypes(segment)
         every = [*steps.main, *steps.tail]
-        compiled: list[CompiledStep] = []
+        found: list[RunModel | Start | Wait] = []
         for index, step in enumerate(every):
             if isinstance(step, Run):
                 read_later = {value for later in every[index + 1 :] for value in _reads(later)}
-                compiled.append(self._model(step, types, constants, kept | read_later))
+                found.append(self._piece(step, types, constants, kept | read_later))
             else:
-                compiled.append(step)
+                found.append(step)
         cut = len(steps.main)
-        return CompiledSegment(segment, tuple(compiled[:cut]), tuple(compiled[cut:]), constants)
+        return found[:cut], found[cut:]
 
     def _kept(self, segment: Segment) -> set[Operand]:
         """Return what a segment makes for the backward, whichever way its blocks recompute."""
@@ -121,7 +174,7 @@ class SegmentCompiler:
         again = table.get((kind, SegmentPhase.AGAIN)) if segment.phase is SegmentPhase.FORWARD else None
         return {*segment.saved, *(again.saved if again is not None else ())}
 
-    def _model(self, run: Run, types: Mapping[str, str], constants: Mapping[str, Array], wanted: set[str]) -> Compiled:
+    def _piece(self, run: Run, types: Mapping[str, str], constants: Mapping[str, Array], wanted: set[str]) -> RunModel:
         """Return a run of compute as a model."""
         nodes: list[Node] = []
         known: dict[str, Array] = {}
@@ -140,7 +193,7 @@ class SegmentCompiler:
         ports = [Port(name, operand.shape, types[name]) for name, operand in inputs.items()]
         results = [Port(name, operand.shape, types[name]) for name, operand in outputs.items() if name in wanted]
         model = assemble(nodes, ports, results, known, self._lowered.graph.opset)
-        return self._engine.compile(model, ports, results)
+        return RunModel(run, model, tuple(ports), tuple(results))
 
     def _node(self, instruction: Compute | Slice, stem: str) -> tuple[Node, dict[str, Array]]:
         """Return an instruction as an op of a model, with the numbers that are its own."""

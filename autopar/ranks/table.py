@@ -22,7 +22,8 @@ def format_run(report: RunReport) -> str:
             ("weights", start),
             ("compiled", f"{report.num_models} distinct pieces on rank 0"),
             *([("loss", ", ".join(losses))] if losses else []),
-            ("verdict", f"{verdict}: {report.tolerance:g} of the largest element"),
+            *([("verdict", f"{verdict}: {report.tolerance:g} of the largest element")] if report.compared else []),
+            *([("measured", _share(report.measured_share))] if report.measured_share is not None else []),
         ]
     )
     rows = [
@@ -37,7 +38,8 @@ def format_run(report: RunReport) -> str:
         for step in report.compared
         for deviation in step.deviations
     ]
-    lines += ["", *format_table(("step", "compared", "absolute", "relative", "equal", "worst tensor"), rows)]
+    if rows:
+        lines += ["", *format_table(("step", "compared", "absolute", "relative", "equal", "worst tensor"), rows)]
     seconds = []
     for stage in report.stages:
         for phase in PHASES:
@@ -49,10 +51,22 @@ def format_run(report: RunReport) -> str:
     lines += format_entries(
         [
             ("first step", format_seconds(report.first_seconds)),
-            ("one device", f"{format_seconds(report.unpartitioned_seconds)} for the unpartitioned step"),
+            (
+                "spread",
+                f"{format_seconds(report.low_seconds)} to {format_seconds(report.high_seconds)}, tenths of steps",
+            ),
+            *(
+                [("one device", f"{format_seconds(report.unpartitioned_seconds)} for the unpartitioned step")]
+                if report.compared
+                else []
+            ),
         ]
     )
     return "\n".join(lines) + "\n"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} % of the predicted seconds of ops and collectives"
 
 
 def _error(number: float | None) -> str:

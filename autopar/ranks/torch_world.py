@@ -235,6 +235,13 @@ def join(backend: str, init_method: str, rank: int, size: int) -> TorchMemory:
     return memory
 
 
+def told_by_first(names: Sequence[str]) -> list[str]:
+    """Return the names that rank 0 has, on every rank."""
+    told: list[Any] = [list(names)]
+    _guarded(lambda: dist.broadcast_object_list(told, src=0))
+    return [str(name) for name in told[0]]
+
+
 def leave() -> None:
     """Leave the other ranks."""
     if dist.is_initialized():

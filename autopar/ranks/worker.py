@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import AutoparError
+from autopar.machine import pin_to_cores
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.ranks.job import prepare_job, run_rank
 from autopar.ranks.records import RunReport, RunRequest
@@ -60,6 +61,8 @@ def run_worker(request: RunRequest, rank: int, init_method: str, progress: Progr
     Raises:
         AutoparError: If something is wrong with the request, the model or another rank.
     """
+    if request.pin:
+        pin_to_cores(rank, request.threads)
     import torch
 
     from autopar.ranks import torch_world
@@ -103,18 +106,18 @@ def main(folder: Path, rank: int) -> int:
         report = run_worker(request, rank, f"file://{folder / STORE_FILE}", tell if rank == 0 else silent)
     except AutoparError as error:
         _emit(ErrorEvent(type(error).__name__, str(error.args[0]), error.hint))
-        return _leave(1)
+        return leave_process(1)
     except Exception as error:  # the boundary of a process: whatever it is, the others have to hear of it
         traceback.print_exc()
         last = traceback.format_exception_only(error)[-1].strip()
         _emit(ErrorEvent(type(error).__name__, last, ""))
-        return _leave(1)
+        return leave_process(1)
     if report is not None:
         _emit(ReportEvent(report))
-    return _leave(0)
+    return leave_process(0)
 
 
-def _leave(code: int) -> int:
+def leave_process(code: int) -> int:
     """End at once: threads of the communication library may still wait for ranks that will never answer."""
     sys.stdout.flush()
     sys.stderr.flush()

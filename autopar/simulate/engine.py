@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import fsum, inf
 
 from autopar.cluster import Cluster
-from autopar.cost import Overlap
+from autopar.cost import CostModel, Overlap
 from autopar.cost.nearest import step_error
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
@@ -33,6 +33,7 @@ from autopar.simulate.gradients import (
 )
 from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Layout, Resource, lay_out
+from autopar.simulate.measured_share import measured_share
 from autopar.simulate.memory import StageMoments, fullest_host, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
@@ -265,8 +266,11 @@ def simulate(
     timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
     error = step_error(costs.stack, costs.cluster)
     host = fullest_host(program, costs.cluster, [stage.host_bytes for stage in timelines])
+    measured = None
+    if isinstance(costs, CostModel) and costs.prices is not None:
+        measured = measured_share(program, costs)
     if not trace:
-        return Timeline(sim.step, timelines, error, host=host)
+        return Timeline(sim.step, timelines, error, host=host, measured=measured)
     placed, held = program.groups, program.chunks
     firsts = [0, *accumulate(len(stage.blocks) for stage in program.stages)]
     events = [transfer_event(transfer, placed, held) for transfer in sim.transfers]
@@ -281,7 +285,7 @@ def simulate(
     samples = tuple(sample for stage in moments for sample in stage.samples())
     arrays = step_arrays(program, sim, samples)
     path, tracks = _path(program, sim), track_names(program)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks, measured)
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

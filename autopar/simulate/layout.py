@@ -197,7 +197,8 @@ class Layout:
         return self.compute_seconds + self.collective_seconds + self.host_seconds + self.copy_seconds
 
 
-def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
+def shapes_of(operands: Sequence[Operand | None]) -> list[Shapes | None]:
+    """Return the local shapes of operands as the cost model takes them, one row each."""
     return [
         None if operand is None else np.array([operand.shape], dtype=np.int64).reshape(1, len(operand.shape))
         for operand in operands
@@ -217,7 +218,8 @@ def stated_kernels(computes: Sequence[Compute]) -> list[Kernel] | None:
     return list(kernels) or None
 
 
-def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
+def fused_in(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
+    """Return by name those of the ops of a segment that are not kernels of their own."""
     computes = [instruction for instruction in segment.instructions if isinstance(instruction, Compute)]
     ranks = ranks_of(computes)
     stated = stated_kernels(computes)
@@ -245,21 +247,28 @@ def _repeated_seconds(segment: Segment, costs: Costs) -> Mapping[str, float]:
         return {}
     work = Work.of([compute.op for compute in computes.values()], ranks_of(list(computes.values())), costs.stack.fusion)
     return {
-        kernel.ops[0]: fsum(op_seconds(computes[name], costs, fused) for name, fused in work.repeated(kernel).items())
+        kernel.ops[0]: fsum(
+            compute_seconds(computes[name], costs, fused) for name, fused in work.repeated(kernel).items()
+        )
         for kernel in stated
         if kernel.again
     }
 
 
-def op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
-    """Return the seconds of an op of a program."""
+def element_bytes(compute: Compute) -> dict[str, float]:
+    """Return the bytes of an element of what an op reads and makes, by the name the op knows it by."""
     op = compute.op
-    sizes = {
+    return {
         name: operand.bytes / max(1, prod(operand.shape))
         for name, operand in zip((*op.inputs, *op.outputs), (*compute.inputs, *compute.outputs), strict=True)
         if operand is not None
     }
-    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes, fused)[0])
+
+
+def compute_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
+    """Return the seconds of an op of a segment."""
+    op, sizes = compute.op, element_bytes(compute)
+    return float(costs.op_seconds(op, shapes_of(compute.inputs), shapes_of(compute.outputs), sizes, fused)[0])
 
 
 def _host_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
@@ -324,14 +333,14 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     spans: list[Span] = []
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
-    fused, repeated = _fused(segment, costs), _repeated_seconds(segment, costs)
+    fused, repeated = fused_in(segment, costs), _repeated_seconds(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
     for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
+                seconds = compute_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
                 seconds += repeated.get(instruction.op.name, 0.0)
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
                 kernels += seconds

@@ -158,6 +158,7 @@ class Timeline:
         arrays: The same as arrays; None unless asked for.
         host: Memory of the fullest host; None if nothing lies in host memory.
         tracks: What the records in `stages` are, with devices and blocks; empty unless asked for.
+        measured: Share of the seconds of all ops and collectives that is of a profile; None without one.
     """
 
     step_seconds: float
@@ -169,6 +170,7 @@ class Timeline:
     arrays: "StepArrays | None" = field(default=None, compare=False)
     host: HostMemory | None = None
     tracks: tuple[str, ...] = ()
+    measured: float | None = None
 
     @property
     def band(self) -> tuple[float, float] | None:

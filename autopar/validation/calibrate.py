@@ -10,21 +10,22 @@ grows when a step fails (Levenberg and Marquardt), every step cut to the bounds.
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import CostModel, Stack
+from autopar.cluster import Cluster
+from autopar.cost import CostModel, DtypePolicy, Prices, Stack
 from autopar.cost.stack import SCALARS, Fit, FitSource, Range
 from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.simulate.engine import run_step
 from autopar.validation.completion import InexpressibleError
-from autopar.validation.express import Case, express
+from autopar.validation.express import express
 from autopar.validation.records import Row
 from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors
@@ -47,15 +48,30 @@ _VALID = ("n_gpus", "hidden", "layers", "seq", "micro_batch", "tp", "pp")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A measured row, lowered: what remains is to simulate it under a stack."""
+    """A measured step, lowered: what remains is to simulate it under a stack.
 
-    case: Case
+    Attributes:
+        program: What ran.
+        cluster: Where.
+        policy: In which numbers.
+        seconds: How long it took.
+        source: Who says so.
+        sizes: Properties of the step whose ranges the fit covers, by name.
+        prices: Measured events that count in place of formulas; None if there are none.
+    """
+
     program: Program
+    cluster: Cluster
+    policy: DtypePolicy
+    seconds: float
+    source: str
+    sizes: Mapping[str, int]
+    prices: Prices | None = None
 
     def log_ratio(self, stack: Stack) -> float:
         """Return the logarithm of predicted over measured seconds."""
-        costs = CostModel(self.case.cluster, self.case.policy, stack)
-        return float(np.log(run_step(self.program, costs).step / self.case.seconds))
+        costs = CostModel(self.cluster, self.policy, stack, self.prices)
+        return float(np.log(run_step(self.program, costs).step / self.seconds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +119,8 @@ def prepare(
             program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
         except AutoparError:
             continue
-        prepared.append(Prepared(case, program))
+        sizes = {name: size for name in _VALID if isinstance(size := getattr(case.row, name), int)}
+        prepared.append(Prepared(program, case.cluster, case.policy, case.seconds, case.row.source, sizes))
     return prepared
 
 
@@ -179,7 +196,7 @@ def fit_prepared(
     left_out = after / (1 - _leverage(jacobian, after))
     fitted, alone, first = (_errors(values) for values in (after, left_out, before))
     checked = errors(_shares(np.array([one.log_ratio(stack) for one in held_out])))
-    sources = Counter(one.case.row.source for one in for_fit)
+    sources = Counter(one.source for one in for_fit)
     fit = Fit(
         datetime.datetime.now(tz=datetime.UTC).date(),
         round(fitted.mean, 4),
@@ -206,10 +223,9 @@ def _shares(log_ratios: FloatArray) -> list[float]:
 
 def _ranges(prepared: Sequence[Prepared]) -> list[Range]:
     found = []
-    for name in _VALID:
-        values = [value for one in prepared if isinstance(value := getattr(one.case.row, name), int)]
-        if values:
-            found.append(Range(name, float(min(values)), float(max(values))))
+    for name in dict.fromkeys(name for one in prepared for name in one.sizes):
+        values = [one.sizes[name] for one in prepared if name in one.sizes]
+        found.append(Range(name, float(min(values)), float(max(values))))
     return found
 
 

@@ -12,9 +12,11 @@ from autopar.bench.report import condition_lines, markdown_table
 from autopar.cost.stack import SCALARS, format_scalar
 from autopar.plan import write_atomically
 from autopar.report.text import format_entries, format_table, heading
+from autopar.units import format_bytes, format_quantity, format_seconds
 from autopar.validation.calibrate import Calibration
 from autopar.validation.gates import BEST_PLAN, MEMORY, POSED, TOO_LOW, Gate, by_class, memory_errors, posed, rivals
 from autopar.validation.micro import MicroError
+from autopar.validation.own_machine import OwnMachine
 from autopar.validation.run import Outcome
 from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, rankings
 
@@ -305,6 +307,42 @@ def format_calibration(found: Calibration) -> str:
         ("valid for", valid),
     ]
     return "\n".join([f"stack {stack.name}", "", *lines, "", *format_entries(entries, _WIDTH)]) + "\n"
+
+
+def format_machine(found: OwnMachine) -> str:
+    """Return a cluster and a stack fitted to a profile, with the errors of their formulas on its events."""
+    device, fit = found.cluster.device, found.stack.fit
+    assert fit is not None, "it was fitted"
+    peak = next(iter(device.peaks))[1]
+    entries = [
+        ("device", f"{device.name}: {format_quantity(peak, 'FLOP/s')}, {format_bytes(device.memory)}"),
+        ("memory", f"{format_bytes(device.memory_bandwidth)}/s"),
+        ("launch", format_seconds(device.launch)),
+        *((name, format_scalar(name, found.stack[name])) for name in fit.fitted),
+        ("fitted to", ", ".join(f"{source.rows} {source.source}" for source in fit.data)),
+    ]
+    links = [("in a node", found.cluster.intra)]
+    if found.cluster.inter != found.cluster.intra:
+        links.append(("between nodes", found.cluster.inter))
+    rows = [
+        (where, own.operation, str(own.members), format_seconds(own.latency), f"{format_bytes(own.bandwidth)}/s")
+        for where, link in links
+        for own in link.tunings or (link.plain,)
+    ]
+    found_errors = [
+        (kind, str(each.rows) if each else "0", *_cells(each))
+        for kind, each in (("ops", found.ops), ("transfers", found.transfers))
+    ]
+    lines = [
+        f"cluster {found.cluster.name}, stack {found.stack.name}",
+        "",
+        *format_entries(entries, _WIDTH),
+        "",
+        *format_table(("link", "operation", "members", "latency", "bandwidth"), rows, _WIDTH),
+        "",
+        *format_table(("formula against", "events", *_FIT[2:]), found_errors, _WIDTH),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def to_dicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

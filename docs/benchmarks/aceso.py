@@ -95,9 +95,7 @@ def write(text: str) -> None:
 
 def plans(databases: Path) -> None:
     """Print the table of plans."""
-    write(
-        "| device | model | GPUs | ours, ms | bound, ms | gap | s | CPU s | Aceso, ms | to Aceso's | 16 stages, ms |"
-    )
+    write("| device | model | GPUs | ours, ms | bound, ms | gap | s | CPU s | Aceso, ms | to Aceso's | 16 stages, ms |")
     write("|" + "---|" * 11)
     for name, device in DEVICES.items():
         database = Database.open(databases / device.archive)

@@ -100,6 +100,7 @@ def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
             race.estimator(degrees.gpus).cluster,
             costs.stack,
             policy=costs.policy,
+            profile=costs.profile,
             memory_limit=race.limit(degrees.gpus),
         )
         longest = max(longest, time.monotonic() - began)

@@ -99,7 +99,7 @@ class Race:
         """Return what prices plans on a number of devices."""
         machine, costs = self._on(gpus).costs.cluster, self.task.costs
         if machine not in self._estimators:
-            self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy)
+            self._estimators[machine] = Estimator(self.predictor, machine, costs.stack, costs.policy, costs.profile)
         return self._estimators[machine]
 
     def limit(self, gpus: int) -> float:

@@ -1,0 +1,1 @@
+"""Profiles: the distinct events of plans, found and timed on the machine at hand."""
