@@ -53,8 +53,8 @@ class Prepared:
     program: Program
 
     def log_ratio(self, stack: Stack) -> float:
-        """Return the logarithm of predicted over measured seconds."""
-        costs = CostModel(self.case.cluster, self.case.policy, stack)
+        """Return the logarithm of predicted over measured seconds: the stack's scalars, and the row's own choices."""
+        costs = CostModel(self.case.cluster, self.case.policy, replace(self.case.stack, scalars=stack.scalars))
         return float(np.log(run_step(self.program, costs).step / self.case.seconds))
 
 
@@ -96,11 +96,11 @@ def prepare(
     prepared = []
     for done, case in enumerate(cases):
         progress(Progress("lower", done, len(cases), detail=case.row.id))
-        machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # frozen
+        machine = predictor(case.family, case.config, cache_dir, case.lora)  # type: ignore[arg-type]  # frozen
         try:
             if case.lighter:
                 case, _ = predict_case(case, case.stack, cache_dir)
-            program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
+            program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy, first_layers=case.first_layers)
         except AutoparError:
             continue
         prepared.append(Prepared(case, program))
