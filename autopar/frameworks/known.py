@@ -33,6 +33,7 @@ MEGATRON: Mapping[str, str] = {
     "--num-distributed-optimizer-instances": "whole",
     "--overlap-grad-reduce": "flag",
     "--overlap-param-gather": "flag",
+    "--tp-comm-overlap": "flag",
     "--micro-batch-size": "whole",
     "--global-batch-size": "whole",
     "--num-layers": "whole",
@@ -91,6 +92,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
             "data_parallel_shard_degree",
             "fsdp_reshard_after_forward",
             "tensor_parallel_degree",
+            "enable_async_tensor_parallel",
             "pipeline_parallel_degree",
             "module_fqns_per_model_part",
             "pipeline_parallel_schedule",
@@ -100,6 +102,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
         }
     ),
     "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
+    "compile": frozenset({"enable"}),
     "model": frozenset({"converters"}),
     "quantize.linear.float8": frozenset({"enable_fsdp_float8_all_gather", "recipe_name"}),
     "quantize.linear.mx": frozenset({"recipe_name"}),
