@@ -8,14 +8,16 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from autopar.cluster import Tuning
 from autopar.cluster.presets import PRESETS
 from autopar.configuration import Configuration
-from autopar.cost import CostModel, Stack
+from autopar.cost import CostModel, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.formulate.building import build_tables
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.link_seconds import backward_links, gradient_links, reduce_links
 from autopar.formulate.mean_memory import mean_bytes
+from autopar.formulate.scheduled_step import scheduled_step, stage_works
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
 from autopar.program.lower import lower
@@ -91,6 +93,43 @@ def test_the_step_time_formula_agrees_with_the_simulator(
     time = step_time(tables.block_seconds(choice), tables.folded.chain, pipeline, split, hop)
 
     assert time.seconds == pytest.approx(simulate(program, COSTS).step_seconds, rel=CLOSE)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_the_formula_agrees_where_collectives_run_in_chunks_beside_products(splits: bool) -> None:
+    """A microbatch of one sample leaves the sequence and the products to the axis, whose collectives hide.
+
+    All-reduces are slow here, so that gathers and reduce-scatters take their place.
+    """
+    intra = replace(H100.intra, tunings=(Tuning("all_reduce", 2, 1e9, 1e-4),))
+    cluster = replace(COSTS.cluster, intra=intra)
+    folded, mesh = open_workload("zoo:gpt2", dims=WIDE | {"seq": 256}).folded(1), Mesh.of(inner=2)
+    num_stages, schedule = (2, "zb-h1") if splits else (1, "1f1b")
+    configuration = Configuration(num_stages, mesh, 4, schedule)
+    split = Split.uniform(_ranges(folded.num_blocks, num_stages), (Recompute.NONE,) * num_stages)
+    nothing = StepTime(0.0, 0.0, 0.0, np.zeros(num_stages))
+    hiding = Stack("chunked", hides_tp=True)
+    tables = build_tables(folded, rules("gpt2"), mesh, CostModel(cluster, stack=hiding))
+    pipeline = Pipeline(num_stages, 4, schedule, Overlap.of(hiding))
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.3, bounding=False, traffic=None)
+    mean = mean_bytes(tables, pipeline, cluster.device.memory, [Recompute.NONE] * len(folded.kinds))
+    _, choice = optimum(mean.priced(problem(tables, weighting), tables, SHARDING))
+    simulated = {}
+    for stack in (Stack("whole"), hiding):
+        costs = CostModel(cluster, stack=stack)
+        tables = build_tables(folded, rules("gpt2"), mesh, costs)
+        program = lower(written(Candidate(configuration, tables, choice, split, nothing), 4, True), folded, costs)
+        simulated[stack.name] = simulate(program, costs).step_seconds
+
+        layer = tables.block_seconds(choice)[folded.chain[1]]
+        if splits:
+            predicted = scheduled_step(schedule, 2, 4, stage_works(tables, choice, split, splits=True))
+        else:
+            predicted = step_time(tables.block_seconds(choice), folded.chain, pipeline, split, 0.0).seconds
+
+        assert (min(layer[Slot.FORWARD_CHUNKED], layer[Slot.BACKWARD_CHUNKED]) > 0) == stack.hides_tp
+        assert predicted == pytest.approx(simulated[stack.name], rel=CLOSE)
+    assert simulated["chunked"] < 0.97 * simulated["whole"]
 
 
 def test_gathers_and_reductions_of_these_plans_share_links() -> None:

@@ -44,6 +44,7 @@ STACKS = {
     "shared": Stack("shared", scalars=(("exposed_share", 0.3), ("overlap_slowdown", 1.2))),
     "host": Stack("host", scalars=(("host_launch", 2e-5),)),
     "apart": Stack("apart"),
+    "chunked": Stack("chunked", hides_tp=True, scalars=(("exposed_share", 0.1), ("overlap_slowdown", 1.1))),
 }
 
 NODES = {"apart": replace(COSTS.cluster, devices_per_node=2, inter=replace(COSTS.cluster.inter, nics=None))}
@@ -81,7 +82,7 @@ def _mixed(ranges: tuple[tuple[int, int], ...], rng: np.random.Generator) -> Spl
     )
 
 
-@pytest.mark.parametrize("stack", ["plain", "shared", "apart"])
+@pytest.mark.parametrize("stack", ["plain", "shared", "apart", "chunked"])
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_of_one_stage_and_one_choice_the_value_is_the_step_time(stack: str, num_microbatches: int) -> None:
     """Except for late reductions of blocks inside the chain, and slowdown beside gathers."""
@@ -96,7 +97,7 @@ def test_of_one_stage_and_one_choice_the_value_is_the_step_time(stack: str, num_
         column_generation.step(_solve, 0.0, lambda _: None, memory=False)
 
         assert column_generation.value <= time * (1 + TOLERANCE)
-        if stack != "shared":
+        if stack not in ("shared", "chunked"):
             assert column_generation.value >= time * 0.98
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import autopar
 from autopar.cli import main
+from autopar.cost import NEAREST, Stack
 from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
 from autopar.frameworks.configurations import parse_configuration
@@ -18,10 +19,10 @@ from autopar.plan import Exported, Plan
 SIZES = {"num_layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "seq": 512, "vocab": 4096}
 
 
-def planned(cache_dir: Path, **degrees: Any) -> Plan:
+def planned(cache_dir: Path, stack: str | Stack = NEAREST, **degrees: Any) -> Plan:
     """Return a plan by degrees of a small LLaMA."""
     stated = Degrees(**{"global_batch": 16, **degrees})
-    return autopar.predict("zoo:llama3-8b", stated, dims=SIZES, cache_dir=cache_dir).plan
+    return autopar.predict("zoo:llama3-8b", stated, stack=stack, dims=SIZES, cache_dir=cache_dir).plan
 
 
 def peak(plan: Plan) -> float:
@@ -129,6 +130,24 @@ def test_what_is_taken_for_granted_is_listed(to: str, sentence: str, pipeline: P
     assert all(found in plain(exported) for found in exported.granted)
     told = json.loads(pipeline.export("deepspeed", cache_dir=cache_dir).text)["autopar"]["taken for granted"]
     assert any("buckets of 25 MB" in found for found in told)
+
+
+@pytest.mark.parametrize(
+    ("to", "asked"),
+    [
+        ("megatron", "--tp-comm-overlap"),
+        ("torchtitan", "enable_async_tensor_parallel = true"),
+        ("nemo", "MegatronCommOverlapCallback(tp_comm_overlap=True)"),
+    ],
+)
+def test_collectives_hidden_behind_products_are_asked_for(to: str, asked: str, cache_dir: Path) -> None:
+    """Where the stack hides them, and only with sequence parallelism."""
+    stack = Stack("mine", hides_tp=True)
+    plans = [planned(cache_dir, tp=2, sequence_parallel=sequence, stack=stack) for sequence in (True, False)]
+
+    found = [asked in plain(plan.export(to, cache_dir=cache_dir)) for plan in plans]
+
+    assert found == [True, False]
 
 
 def test_versions_of_names_are_said(pipeline: Plan, cache_dir: Path) -> None:

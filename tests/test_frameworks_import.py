@@ -89,6 +89,24 @@ def test_the_block_method_recomputes_the_first_layers_of_every_stage() -> None:
     assert read(full + "--recompute-num-layers 8").first_layers == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "framework", "hides"),
+    [
+        (LLAMA + "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "megatron", True),
+        (LLAMA + "--tensor-model-parallel-size 2 --tp-comm-overlap", "megatron", False),
+        (LLAMA + "--tensor-model-parallel-size 2 --sequence-parallel", "megatron", False),
+        ("enable_async_tensor_parallel = true\n[compile]\nenable = true\n", "torchtitan", True),
+        ("enable_async_tensor_parallel = true\n", "torchtitan", False),
+    ],
+)
+def test_collectives_hidden_behind_products_are_read(text: str, framework: str, hides: bool) -> None:
+    """Megatron-LM's overlap needs sequence parallelism, and that of PyTorch is a pass of its compiler."""
+    if framework == "torchtitan":
+        text = "[parallelism]\ntensor_parallel_degree = 2\n" + text
+
+    assert parse_configuration(text, framework, gpus=8, model="zoo:llama3-8b").hides_tp == hides
+
+
 def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> None:
     found = parse_configuration("[training]\nsteps = 10\n", "torchtitan", gpus=8, model="zoo:llama3-8b")
 

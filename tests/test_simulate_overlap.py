@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from autopar.cluster import PRESETS
 from autopar.cost import BUCKET_BYTES, Bucketed, CostModel, Overlap, Stack
-from autopar.program.records import Collective, Program, Segment, SegmentPhase, Store
+from autopar.ir.graph import Op
+from autopar.program.records import Collective, Program, Segment, SegmentPhase, Store, collective_kind
 from autopar.schedule import SCHEDULES
-from autopar.sharding import Mesh, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.simulate import Stragglers, simulate
 from autopar.simulate.layout import lay_out
 from tests.programs import ExactCosts, all_reduce, equal_stages, programs, two_block_step, value, work
@@ -84,35 +85,73 @@ _SECONDS = st.floats(0, 100)
     kernels=_SECONDS,
     weight=_SECONDS,
     collectives=_SECONDS,
+    chunked=st.one_of(st.none(), _SECONDS),
     gathers=_SECONDS,
     slowdown=st.floats(1, 2),
     share=st.floats(0, 1),
 )
 def test_hiding_obeys_the_links_and_the_prices(
-    kernels: float, weight: float, collectives: float, gathers: float, slowdown: float, share: float
+    kernels: float,
+    weight: float,
+    collectives: float,
+    chunked: float | None,
+    gathers: float,
+    slowdown: float,
+    share: float,
 ) -> None:
     """No pass is faster than its kernels or its link, nor than the planner's linear price, nor slower than one by one.
 
-    More of anything never makes it faster.
+    More of anything never makes it faster. Collectives run in chunks only where the stack says so.
     """
-    overlap = Overlap(slowdown, share)
+    overlap = Overlap(slowdown, share, chunked=chunked is not None)
+    chunked = chunked or 0.0
     whole = kernels + weight
+    sent = collectives + chunked + gathers
 
     def backward(extra: float = 0.0, more: str = "") -> float:
-        terms = {"kernels": whole, "weight": weight, "collectives": collectives, "gathers": gathers}
+        terms = {
+            "kernels": whole, "weight": weight, "collectives": collectives, "chunked": chunked, "gathers": gathers
+        }  # fmt: skip
         terms[more] = terms.get(more, 0.0) + extra
         terms["kernels"] += extra if more == "weight" else 0.0
         terms.pop("", None)
         return float(overlap.backward(*terms.values()))
 
     seconds = backward()
-    priced = whole + overlap.price(0.15) * collectives + overlap.price(0.05) * gathers
-    assert seconds >= max(whole, collectives + gathers, priced) * (1 - 1e-9) - 1e-9
-    assert seconds <= (whole + collectives + gathers) * (1 + 1e-9) + 1e-9
-    for more in ("kernels", "weight", "collectives", "gathers"):
+    priced = whole + overlap.price(0.15) * collectives + overlap.price(0.125) * chunked + overlap.price(0.05) * gathers
+    assert seconds >= max(whole, sent, priced) * (1 - 1e-9) - 1e-9
+    assert seconds <= (whole + sent) * (1 + 1e-9) + 1e-9
+    for more in ("kernels", "weight", "collectives", "chunked", "gathers"):
         assert backward(1.0, more) >= seconds - 1e-9
-    forward = float(overlap.forward(kernels, collectives, gathers))
-    assert max(kernels, gathers) + collectives <= forward * (1 + 1e-9) + 1e-9
+    forward = float(overlap.forward(kernels, collectives, chunked, gathers))
+    assert max(kernels, chunked + gathers) + collectives <= forward * (1 + 1e-9) + 1e-9
+
+
+def test_collectives_of_tensor_parallelism_run_beside_products() -> None:
+    """Beside a product of 10 s an eighth of a collective is waited for, or what 6 s have no room for.
+
+    An all-reduce of what the product makes hides nothing, nor does a gather of what it makes.
+    """
+    costs = ExactCosts(stack=Stack("mine", hides_tp=True))
+
+    def added(name: str, source: Placement, target: Placement, seconds: float) -> float:
+        x, y = value("x"), value("y")
+        move = Collective(
+            collective_kind(source, target), TP, source, target, value(name), value(f"{name}|moved"), seconds
+        )
+        product = replace(work((x, value("w")), (y,), 10.0), op=Op("fc", "MatMul", ("x", "w"), ("y",), _TEN))
+        steps = (move, replace(product, inputs=(move.result, value("w")))) if name == "x" else (product, move)
+        segment = Segment(0, SegmentPhase.FORWARD, (x,), (value("w"),), steps, outputs=(y,))
+        return lay_out(segment, costs).seconds - 10.0
+
+    assert added("x", Shard(0), Replicate(), 4.0) == pytest.approx(0.5)
+    assert added("y", Partial(), Shard(0), 4.0) == pytest.approx(0.5)
+    assert added("y", Partial(), Shard(0), 20.0) == pytest.approx(14.0)
+    assert added("y", Partial(), Replicate(), 4.0) == pytest.approx(4.0)
+    assert added("y", Shard(0), Replicate(), 4.0) == pytest.approx(4.0)
+
+
+_TEN = (("seconds", 10.0),)
 
 
 def test_gradients_share_buckets() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from autopar.cli import main
-from autopar.cost.stack import format_stack, load_stack
+from autopar.cost.stack import Stack, format_stack, load_stack
 from autopar.errors import DataError
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts
 from autopar.models.published_decoders import PublishedConfig
@@ -110,13 +111,13 @@ def test_what_cannot_be_expressed_has_a_reason(changes: dict[str, Any], reason: 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"origin": "NVIDIA/dgxc-benchmarking v25.02.02:nemotron/README_15b.md", "zero": None, "recompute": None,
+        ({"source": "NVIDIA/dgxc-benchmarking v25.02.02:nemotron/README_15b.md", "zero": None, "recompute": None,
           "tp": 2, "dp": 4},
          {"zero": 1, "recompute": "none", "sequence_parallel": True}),
-        ({"origin": "NVIDIA/dgxc-benchmarking v24.11.1:paxml/README_5b.md", "zero": None, "recompute": None,
+        ({"source": "NVIDIA/dgxc-benchmarking v24.11.1:paxml/README_5b.md", "zero": None, "recompute": None,
           "n_gpus": 16, "dp": 16},
          {"zero": 3, "shard": 8, "recompute": "selective"}),
-        ({"origin": "NVIDIA/dgxc-benchmarking v25.02.02:maxtext/README_70b.md", "zero": None, "recompute": None},
+        ({"source": "NVIDIA/dgxc-benchmarking v25.02.02:maxtext/README_70b.md", "zero": None, "recompute": None},
          {"zero": 3, "shard": 0, "recompute": "full"}),
         ({"framework": "Megatron-LM best hand-tuned", "origin": "Dazz993/Mist d69e530", "zero": None,
           "recompute": "not recorded in the script row"},
@@ -173,7 +174,7 @@ def test_recipes_never_change_what_a_row_states() -> None:
     row, notes = complete(_row(source=origin, zero=0, recompute=None, framework=None))
 
     assert (row.zero, row.recompute, row.framework) == (0, "none", "NeMo (Megatron-Core)")
-    assert notes == ("recipe: DGXC with NeMo",)
+    assert notes == ("recipe: DGXC with NeMo", "recipe: DGXC with user buffers")
 
 
 def test_every_recipe_has_a_source_and_fills_known_fields() -> None:
@@ -210,6 +211,28 @@ def test_what_a_source_says_of_dispatchers_and_graphs_is_taken(
     stack = express(_row(as_published=published)).stack
 
     assert (stack.dispatch, stack.hides_dispatch, stack.graphs) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "hides"),
+    [
+        ({"source": "NVIDIA/dgxc-benchmarking v25.04.02:llama3.1/README.md", "framework": None}, True),
+        ({"source": "NVIDIA/dgxc-benchmarking v25.04.02:grok1/README.md", "num_experts": 8, "topk": 2}, False),
+        ({"framework": "Megatron-Bridge (26.02 NeMo Container) pretrain", "gpu": "B200"}, True),
+        ({"framework": "Megatron-Bridge (26.02 NeMo Container) pretrain", "gpu": "B200", "tp": 1, "dp": 8}, False),
+        ({"framework": "torchtitan compile", "notes": "async TP; seq default"}, True),
+        ({"framework": "torchtitan compile"}, False),
+        ({"framework": "Megatron-Core 0.8", "notes": "TP comm overlap on"}, True),
+        ({"framework": "Megatron-Core 0.8", "notes": "TP comm overlap on", "sequence_parallel": False}, False),
+    ],
+)
+def test_user_buffers_and_async_tensor_parallelism_are_known_by_recipe(fields: dict[str, Any], hides: bool) -> None:
+    """Only with sequence parallelism: an all-reduce hides behind no product."""
+    sizes: dict[str, Any] = {
+        "gpu": "H100-SXM-80GB", "n_gpus": 8, "tp": 4, "dp": 2, "pp": 1, "global_batch": 16, "micro_batch": 1
+    }  # fmt: skip
+
+    assert express(_row(**{**sizes, **fields})).stack.hides_tp == hides
 
 
 def test_layers_that_predict_further_tokens_are_part_of_the_model() -> None:
@@ -324,6 +347,30 @@ def test_recompute_that_is_not_stated_is_the_least_that_fits(cache_dir: Path) ->
     assert found.fits
     assert "the least recompute that fits" in case.assumptions
     assert taken.degrees.recompute != "none"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": "rank=16,alpha=32,targets=attention"},
+        {"recompute": "full", "recompute_layers": 2},
+        {"tp": 8, "dp": 1, "sequence_parallel": True, "hides_tp": True},
+    ],
+    ids=["LoRA", "first layers", "hidden"],
+)
+def test_rows_are_fitted_as_they_are_predicted(changes: dict[str, Any], cache_dir: Path) -> None:
+    """With what a row states of adapters, recompute and its stack."""
+    row = _row(**changes)
+    case = express(row)
+    (prepared,) = prepare([row], "megatron-a100", cache_dir)
+
+    _, found = predict_case(case, case.stack, cache_dir)
+    plain = predict_case(express(_row(tp=row.tp, dp=row.dp, sequence_parallel=True)), case.stack, cache_dir)[1]
+
+    scalars = Stack("megatron-a100", scalars=case.stack.scalars)
+    assert np.exp(prepared.log_ratio(scalars)) * case.seconds == pytest.approx(found.timeline.step_seconds)
+    if not row.hides_tp:
+        assert found.timeline.step_seconds != pytest.approx(plain.timeline.step_seconds, rel=0.01)
 
 
 def test_calibration_finds_a_known_stack(made: Path, cache_dir: Path) -> None:

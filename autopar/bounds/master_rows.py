@@ -15,6 +15,7 @@ from autopar.bounds.reshard_buffers import Buffer
 from autopar.bounds.saved_values import main_kind
 from autopar.cost.collectives import leaves_node
 from autopar.formulate.block_memory import FloatArray
+from autopar.formulate.link_seconds import BACKWARD_LINK_SLOTS, FORWARD_LINK_SLOTS, SELECTIVE_LINK_SLOTS
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import Recompute
 
@@ -260,14 +261,14 @@ class SlotCounts:
 
     def forward_waits(self, blocks: FloatArray) -> list[FloatArray]:
         """Count, per link, the communication that the forwards of some blocks wait for."""
-        return self.by_link(blocks, (Slot.FORWARD_WAIT, Slot.FORWARD_GATHER), Slot.FORWARD_OUTSIDE)
+        return self.by_link(blocks, FORWARD_LINK_SLOTS, Slot.FORWARD_OUTSIDE)
 
     def backward_waits(self, blocks: FloatArray) -> list[FloatArray]:
         """Count, per link, the communication that the backwards of some blocks wait for.
 
         Communication of recompute counts as well if `blocks` contains all blocks of the most frequent kind.
         """
-        waits = self.by_link(blocks, (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER), Slot.BACKWARD_OUTSIDE)
+        waits = self.by_link(blocks, BACKWARD_LINK_SLOTS, Slot.BACKWARD_OUTSIDE)
         if blocks[self.main] < self.counts[self.main]:
             return waits
         main = blocks * (np.arange(len(blocks)) == self.main)
@@ -275,7 +276,7 @@ class SlotCounts:
             if flavour is Recompute.FULL:
                 recomputed = self.forward_waits(main)
             elif flavour is Recompute.SELECTIVE:
-                recomputed = self.by_link(main, (Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER), Slot.SELECTIVE_OUTSIDE)
+                recomputed = self.by_link(main, SELECTIVE_LINK_SLOTS, Slot.SELECTIVE_OUTSIDE)
             else:
                 continue
             for matrix, recompute_matrix in zip(waits, recomputed, strict=True):

@@ -9,10 +9,23 @@ backward  >= (1 - s) c + (1 - s (1 - k)) w + e' x + a       joint only
 backward  >= c + w + e' x + e a                             joint only
 ```
 
+With collectives y in chunks beside products (`hides_tp` of a stack), where n = (1 - k') times what of x can hide:
+
+```text
+forward   >= (1 - s) c + x + y + a
+forward   >= (1 - s k') c + x + y + e a
+forward   >= c + x + e" y + e a
+backward  >= (1 - s) (c + w) + x + y + a
+backward  >= (1 - s k') (c + w) + x + y + e a - s n         n = 0 split; n <= (1 - k') k w and (1 - k') (1 - l) x joint
+backward  >= c + w + x + e" y + e a                         split
+backward  >= c + (1 - s k) w + x + e" y + e a               joint
+backward  >= c + w + e' x + e" y + e a                      joint
+```
+
 Look here for how the maxima of the overlap formula become linear rows: one per term, and a tangent of the smooth
 maximum of host and device. c are kernel seconds, w those of weight gradients, x communication that is waited for, a
-gathers; s, e, e' and k are the saving, the least prices of gathers and waits, and the weight cover of the overlap
-model.
+gathers; s, e, e', e", k, k' and l are the saving, the least prices of gathers, waits and chunks, the weight cover, the
+chunk cover and the least share of waits that is exposed, of the overlap model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +33,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.bounds.master_rows import COPIED, PassVariable, RowWriter, SlotCounts, Variable
-from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
+from autopar.cost.overlap import (
+    CHUNK_COVER,
+    LAUNCH_EXPONENT,
+    LEAST_CHUNKED,
+    LEAST_COPY,
+    LEAST_GATHER,
+    LEAST_WAIT,
+    WEIGHT_COVER,
+)
 from autopar.formulate.offload_costs import HostRates
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot, Tables
@@ -114,17 +135,26 @@ class PassRows:
         if host:
             self._rows.add(exposed, None, host * of_flavour)
 
-    def _forward_terms(self, kernels: Slot, waits: Slot, gathers: Slot) -> list[dict[Slot, float]]:
+    def _forward_terms(self, kernels: Slot, waits: Slot, chunked: Slot, gathers: Slot) -> list[dict[Slot, float]]:
         """Terms of `Overlap.forward`: gathers hide behind all kernels, or as far as the kernels last."""
-        saving = self._overlap.saving
+        saving, gather = self._overlap.saving, self._overlap.price(LEAST_GATHER)
+        if self._overlap.chunked:
+            chunk = self._overlap.price(LEAST_CHUNKED)
+            return [
+                {kernels: 1 - saving, waits: 1.0, chunked: 1.0, gathers: 1.0},
+                {kernels: 1 - saving * CHUNK_COVER, waits: 1.0, chunked: 1.0, gathers: gather},
+                {kernels: 1.0, waits: 1.0, chunked: chunk, gathers: gather},
+            ]
         return [
             {kernels: 1 - saving, waits: 1.0, gathers: 1.0},
-            {kernels: 1.0, waits: 1.0, gathers: self._overlap.price(LEAST_GATHER)},
+            {kernels: 1.0, waits: 1.0, gathers: gather},
         ]
 
     def _backward_terms(self) -> list[dict[Slot, float]]:
         """Terms of `Overlap.backward`; lower bounds of both halves if the backward is split."""
         s, gather, wait = self._overlap.saving, self._overlap.price(LEAST_GATHER), self._overlap.price(LEAST_WAIT)
+        if self._overlap.chunked:
+            return self._chunked_backward_terms(gather, wait)
         if self._splits:
             return [_backward(1 - s, 1 - s, 1.0, 1.0), _backward(1.0, 1.0, 1.0, gather)]
         cover = WEIGHT_COVER
@@ -135,16 +165,40 @@ class PassRows:
             _backward(1.0, 1.0, wait, gather),
         ]
 
+    def _chunked_backward_terms(self, gather: float, wait: float) -> list[dict[Slot, float]]:
+        """Terms of `Overlap.backward` where some collectives run in chunks beside products.
 
-_FORWARD_SLOTS = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)
-_RECOMPUTE_SLOTS = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER)
+        Args:
+            gather: Least price of gathers.
+            wait: Least price of collectives that weight gradients hide.
+        """
+        s, chunk, part = self._overlap.saving, self._overlap.price(LEAST_CHUNKED), CHUNK_COVER
+        beside = 1 - s * part
+        terms = [_backward(1 - s, 1 - s, 1.0, 1.0, 1.0)]
+        if self._splits:
+            return [*terms, _backward(beside, beside, 1.0, gather, 1.0), _backward(1.0, 1.0, 1.0, gather, chunk)]
+        rest, hidden = s * (1 - part), 1.0 - self._overlap.exposed(LEAST_WAIT)
+        return [
+            *terms,
+            _backward(beside, beside - rest * WEIGHT_COVER, 1.0, gather, 1.0),
+            _backward(beside, beside, 1.0 - rest * hidden, gather, 1.0),
+            _backward(1.0, 1 - s * WEIGHT_COVER, 1.0, gather, chunk),
+            _backward(1.0, 1.0, wait, gather, chunk),
+        ]
 
 
-def _backward(kernels: float, weight: float, waits: float, gathers: float) -> dict[Slot, float]:
+_FORWARD_SLOTS = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_CHUNKED, Slot.FORWARD_GATHER)
+_RECOMPUTE_SLOTS = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_CHUNKED, Slot.SELECTIVE_GATHER)
+
+
+def _backward(
+    kernels: float, weight: float, waits: float, gathers: float, chunked: float | None = None
+) -> dict[Slot, float]:
     """Factors of the slots of a backward."""
     return {
         Slot.BACKWARD: kernels,
         Slot.BACKWARD_WEIGHT: weight,
         Slot.BACKWARD_WAIT: waits,
         Slot.BACKWARD_GATHER: gathers,
+        **({} if chunked is None else {Slot.BACKWARD_CHUNKED: chunked}),
     }

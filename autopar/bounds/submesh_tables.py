@@ -15,7 +15,8 @@ have the same local shapes, and values that stay split over dp move over the sam
 
 A value may leave the shards of its batch during a reshard, and returns to them. Its placements on the free axes
 meanwhile exist on outer × inner, with as many bytes or fewer, if s / dp is divisible by both axes. If not, reshards are
-priced as if it were.
+priced as if it were. Where collectives run in chunks beside products (`hides_tp` of a stack), reshards are left out: a
+cheapest way of as many seconds may hide more of them.
 """
 
 from dataclasses import replace
@@ -58,7 +59,10 @@ def tables_of_passes(tables: Tables, data: DataMajor) -> Tables:
     reshards = (
         edge
         for edge in tables.edges
-        if edge.slot in _RESHARD_SLOTS and splits_batch[edge.first] and splits_batch[edge.second]
+        if edge.slot in _RESHARD_SLOTS
+        and not tables.costs.stack.hides_tp
+        and splits_batch[edge.first]
+        and splits_batch[edge.second]
     )
     edges = tuple(
         replace(edge, table=_prices_as_if_divisible(tables, edge, data))

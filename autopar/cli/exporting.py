@@ -1,6 +1,7 @@
 """The commands that take plans to frameworks, and configurations of frameworks to plans."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,8 @@ def import_config(
     --json prints both, as "current" and "best".
     """
     from autopar import prediction
+    from autopar.cluster import Cluster, load_cluster
+    from autopar.cost import resolve_stack
     from autopar.frameworks.configurations import read_configuration
     from autopar.report.prediction import format_prediction
 
@@ -125,6 +128,10 @@ def import_config(
         click.echo(f"ignored: {one_line(sentence)}", err=True)
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
+    if found.hides_tp:
+        named = request["cluster"]
+        machine = named if isinstance(named, Cluster) else load_cluster(named)
+        request |= {"cluster": machine, "stack": replace(resolve_stack(request["stack"], machine), hides_tp=True)}
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
     request |= {
         "dims": found.dims,

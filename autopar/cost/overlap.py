@@ -7,6 +7,13 @@ compute waits for, a those of gathers of parameters, and k seconds of the host t
     backward = both(k, c + x - s min(0.9 w, (1 - e') x) + a - s min(c - 0.9 w, (1 - e) a))
     both(k, d) = (k^3 + d^3)^(1/3)
 
+Where tensor parallelism runs its gathers and reduce-scatters beside the products next to them (`hides_tp` of a stack),
+y are the seconds of these collectives, in chunks, and x those of all others:
+
+    forward  = both(k, c + x + y + a - s (y' + min(c - y', (1 - e) a)))                     y' = min(0.6 c, (1 - e") y)
+    backward = both(k, c + x + y + a - s (x' + y' + min(c - x' - y', (1 - e) a)))           x' = min(0.9 w, (1 - e') x)
+                                                                                y' = min(0.6 (c - x'), (1 - e") y)
+
 Host and device work beside each other, but not for a whole pass: where one of them waits for the other in some parts of
 a block and is waited for in others, both show. The cube is between their sum and their maximum and far from neither.
 
@@ -37,6 +44,15 @@ WEIGHT_COVER = 0.9
 LEAST_WAIT = 0.15
 """Least share of collectives in the backward that is waited for; both fit the backward of the 22B model of Korthikanti
 et al., table 4, on 8 A100."""
+LEAST_CHUNKED = 0.125
+"""Least share of collectives in chunks that is waited for: reduce-scatters are pipelined in 4 chunks, the last of which
+has nothing to run beside; gathers, of as many bytes, in a ring that begins with the device's own chunk, or whole beside
+another product (NVIDIA/dgxc-benchmarking, nemo_megatron/gpt3_175b_hydra.yaml, ub_tp_comm_overlap_cfg: num_splits 4;
+method ring_exchange or bulk). PyTorch's async TP runs both in rings of as many chunks as devices."""
+CHUNK_COVER = 0.6
+"""Share of a pass's kernels that a collective in chunks can run beside: products of linear layers, of which a chunk has
+nothing beside it. By hand: they are 71 to 87 % of the seconds of a layer of Llama-3 8B and 70B at tp 8 on H100 by this
+cost model, and 7 of 8 chunks have a collective beside them."""
 LEAST_GATHER = 0.05
 """Least share of gathers of parameters that is waited for: the first one of a pass has nothing to run beside. By hand,
 for passes of 20 blocks."""
@@ -97,17 +113,19 @@ class Overlap:
         slowdown: Factor on both while both run, 1 to 2.
         share: Share of communication that could overlap and does not, 0 to 1.
         held: Share of a device's multiprocessors that kernels of the transfer occupy while compute runs, 0 to 1.
+        chunked: Whether some collectives run in chunks beside the products next to them, as of `Stack.hides_tp`.
     """
 
     slowdown: float = 1.0
     share: float = 0.0
     held: float = 0.0
+    chunked: bool = False
 
     @classmethod
     def of(cls, stack: Stack) -> "Overlap":
         """Return what a software stack makes of it."""
         held = DISPATCH_PROCESSORS if stack.hides_dispatch else 0.0
-        return cls(stack["overlap_slowdown"], stack["exposed_share"], held)
+        return cls(stack["overlap_slowdown"], stack["exposed_share"], held, stack.hides_tp)
 
     @property
     def saving(self) -> float:
@@ -122,17 +140,30 @@ class Overlap:
         """Return a lower bound on the seconds that a second of such communication adds, whatever there is to cover."""
         return 1.0 - self.saving * (1.0 - self.exposed(least))
 
-    def waited(self, collectives: Seconds, weight: Seconds) -> Seconds:
-        """Return what collectives of a backward add to it, with so many seconds of weight-gradient products."""
-        hidden = np.minimum(WEIGHT_COVER * weight, (1.0 - self.exposed(LEAST_WAIT)) * collectives)
-        waited: Seconds = collectives - self.saving * hidden
-        return waited
+    def added(
+        self, kernels: Seconds, weight: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds
+    ) -> tuple[Seconds, Seconds, Seconds]:
+        """Return what communication adds to the kernels of a pass: collectives, those in chunks, and gathers.
 
-    def gathered(self, gathers: Seconds, cover: Seconds) -> Seconds:
-        """Return what gathers of parameters add to a pass whose other kernels take `cover` seconds."""
+        Args:
+            kernels: Seconds of all kernels.
+            weight: Seconds of those that only make gradients of parameters; 0 in a forward.
+            collectives: Seconds of collectives that compute waits for and that run whole.
+            chunked: Seconds of those that run in chunks beside the products next to them.
+            gathers: Seconds of gathers of parameters.
+        """
+        whole = np.minimum(WEIGHT_COVER * weight, (1.0 - self.exposed(LEAST_WAIT)) * collectives)
+        parts = 0.0 * chunked
+        cover = kernels - WEIGHT_COVER * weight
+        if self.chunked:
+            parts = np.minimum(CHUNK_COVER * (kernels - whole), (1.0 - self.exposed(LEAST_CHUNKED)) * chunked)
+            cover = kernels - whole - parts
         hidden = np.minimum(cover, (1.0 - self.exposed(LEAST_GATHER)) * gathers)
-        gathered: Seconds = gathers - max(0.0, self.saving - self.held) * hidden
-        return gathered
+        return (
+            collectives - self.saving * whole,
+            chunked - self.saving * parts,
+            gathers - max(0.0, self.saving - self.held) * hidden,
+        )
 
     def copied(self, link: Seconds, cover: Seconds) -> Seconds:
         """Return what copies to or from the host add to a pass of `cover` seconds, `link` being their time on the link.
@@ -143,14 +174,16 @@ class Overlap:
         copied: Seconds = link - np.minimum(cover, (1.0 - self.exposed(LEAST_COPY)) * link)
         return copied
 
-    def forward(self, kernels: Seconds, collectives: Seconds, gathers: Seconds) -> Seconds:
+    def forward(self, kernels: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds) -> Seconds:
         """Return the seconds of a forward through a block, as fast as the host launches it."""
-        return kernels + collectives + self.gathered(gathers, kernels)
+        return self.backward(kernels, 0.0 * kernels, collectives, chunked, gathers)
 
-    def backward(self, kernels: Seconds, weight: Seconds, collectives: Seconds, gathers: Seconds) -> Seconds:
-        """Return the same of a backward; `kernels` counts `weight`, those that only make gradients of parameters."""
-        waited = self.waited(collectives, weight)
-        return kernels + waited + self.gathered(gathers, kernels - WEIGHT_COVER * weight)
+    def backward(
+        self, kernels: Seconds, weight: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds
+    ) -> Seconds:
+        """Return the seconds of a backward; `kernels` counts `weight`, those that only make gradients of parameters."""
+        whole, parts, gathered = self.added(kernels, weight, collectives, chunked, gathers)
+        return kernels + whole + parts + gathered
 
 
 HIDING = Overlap()

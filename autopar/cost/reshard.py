@@ -14,7 +14,7 @@ axis first, so a move may split or join a dim on an axis only while no later axi
 over all placements that fit the tensor are found by Floyd and Warshall's algorithm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -233,6 +233,38 @@ class Reshards:
             state = following
             moving &= state != end
         return collective, handed
+
+    def seconds_of(
+        self, collectives: Set[Collective], sources: IntArray, targets: IntArray, axes: Sequence[bool]
+    ) -> FloatArray:
+        """Return the seconds of some collectives on the cheapest ways from states (rows) to states (columns).
+
+        Args:
+            collectives: Which of them count.
+            sources: Numbers of placements, as of `index`.
+            targets: Numbers of placements, as of `index`.
+            axes: By mesh axis, whether moves on it count.
+
+        Returns:
+            0 where there is no way.
+        """
+        assert self._size is None, "what travels in buckets is not told apart by collective"
+        codes = self._codes
+        state, end = np.meshgrid(self.places[sources], self.places[targets], indexing="ij")
+        moving = (state != end) & np.isfinite(self.seconds[state, end])
+        spent = np.zeros(state.shape)
+        own = np.array([[_collective(old, new) in collectives for new in range(3)] for old in range(3)])
+        while moving.any():
+            following = np.where(moving, self._hop[state, end], state)
+            changed = codes[state] != codes[following]
+            counted = (changed & np.array(axes)).any(axis=-1)
+            old = np.where(changed, codes[state], _REPLICATE).sum(axis=-1)
+            new = np.where(changed, codes[following], _REPLICATE).sum(axis=-1)
+            counted &= own[np.minimum(old, _SHARD), np.minimum(new, _SHARD)]
+            spent += np.where(moving & counted, self.seconds[state, following], 0.0)
+            state = following
+            moving &= state != end
+        return spent
 
     def path(self, source: Placements, target: Placements) -> tuple[Move, ...]:
         """Return the cheapest moves from one placement to another; none if they are equal.

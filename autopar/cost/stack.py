@@ -168,6 +168,9 @@ class Stack:
         dispatch: What brings tokens to their experts.
         hides_dispatch: Whether tokens travel to experts and back beside the compute of another microbatch, as with
             Megatron-Core's `--overlap-moe-expert-parallel-comm`.
+        hides_tp: Whether gathers and reduce-scatters of tensor parallelism run in chunks beside the products next to
+            them: `--tp-comm-overlap` of Megatron-LM (user buffers of Transformer Engine), async TP of PyTorch. Both
+            need sequence parallelism: an all-reduce waits for the whole product.
         graphs: What CUDA graphs launch; it takes the host no time.
     """
 
@@ -182,6 +185,7 @@ class Stack:
     graphs: Graphs = "none"
     loss: Loss = "fused"
     gradients: Gradients = "kept"
+    hides_tp: bool = False
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -249,6 +253,8 @@ class Stack:
             data["dispatch"] = self.dispatch
         if self.hides_dispatch:
             data["hides_dispatch"] = True
+        if self.hides_tp:
+            data["hides_tp"] = True
         if self.graphs != IDEAL.graphs:
             data["graphs"] = self.graphs
         if self.loss != IDEAL.loss:
@@ -311,6 +317,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     fusion: str = IDEAL.fusion
     dispatch: str = IDEAL.dispatch
     hides_dispatch: bool = False
+    hides_tp: bool = False
     graphs: str = IDEAL.graphs
     loss: str = IDEAL.loss
     gradients: str = IDEAL.gradients
@@ -368,6 +375,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             fit=fit,
             loss=data.loss,  # type: ignore[arg-type]
             gradients=data.gradients,  # type: ignore[arg-type]
+            hides_tp=data.hides_tp,
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

@@ -5,7 +5,7 @@ Each is computed once per graph and cached; properties independent of the microb
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
+from autopar.cost.collectives import Collective
+from autopar.cost.products import PRODUCT_KINDS
 from autopar.folding.fold import Folded, Producer, Source
 from autopar.ir.graph import Graph, Op, Phase, Role, State
 from autopar.ir.routing import Routing, routings
@@ -114,6 +116,49 @@ def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, flo
 def row_routings(folded: Folded) -> Mapping[str, Routing]:
     """Return the values that are rows of experts, and which of these their tokens chose."""
     return _row_routings(folded.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class BesideProducts:
+    """Values next to matrix products in one pass of a block: their collectives may run in chunks beside these.
+
+    Attributes:
+        read: Values that products read: a gather brings the next chunk while one is multiplied.
+        made: Values that products make: a reduce-scatter sums a chunk while the next one is made.
+    """
+
+    read: frozenset[str]
+    made: frozenset[str]
+
+    @classmethod
+    def of(cls, ops: Iterable[Op]) -> "BesideProducts":
+        """Return the values next to the products among some ops."""
+        products = [op for op in ops if op.kind in PRODUCT_KINDS]
+        return cls(
+            frozenset(name for op in products for name in op.inputs if name),
+            frozenset(name for op in products for name in op.outputs if name),
+        )
+
+    def collectives(self, value: str) -> Set[Collective]:
+        """Return the collectives of a value that may run in chunks."""
+        found = {Collective.ALL_GATHER} if value in self.read else set()
+        return found | {Collective.REDUCE_SCATTER} if value in self.made else found
+
+
+def beside_products(folded: Folded) -> Mapping[tuple[int, bool], BesideProducts]:
+    """Return the values next to products by kind of block, and by whether the pass is the backward."""
+    return _beside_products(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _beside_products(folded: Folded) -> dict[tuple[int, bool], BesideProducts]:
+    return {
+        (kind.id, is_backward): BesideProducts.of(
+            op for op in kind.ops if op.phase is (Phase.BACKWARD if is_backward else Phase.FORWARD)
+        )
+        for kind in folded.kinds
+        for is_backward in (False, True)
+    }
 
 
 @lru_cache(maxsize=32)

@@ -4,7 +4,7 @@ Every op, parameter, boundary and shared copy becomes a node, every change of pl
 tensor that takes memory an entry of `Tables.bytes`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, Fused, Resharder
-from autopar.cost.collectives import leaves_node
-from autopar.cost.reshard import bucketed
+from autopar.cost.collectives import Collective, leaves_node
+from autopar.cost.reshard import Reshards, bucketed
 from autopar.discover import Rules, Strategy
 from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.folding.graph_facts import (
+    beside_products,
     covering_ops,
     element_bytes,
     fused_ops,
@@ -57,6 +58,9 @@ _HIDDEN = {Slot.FORWARD_WAIT: Slot.FORWARD_GATHER, Slot.BACKWARD_WAIT: Slot.BACK
 _IN_LINE = {Slot.BACKWARD_WAIT: Slot.BACKWARD}
 """The same of rows of experts, beside which no products of weights run unless they are hidden on purpose."""
 
+_CHUNKED = {Slot.FORWARD_WAIT: Slot.FORWARD_CHUNKED, Slot.BACKWARD_WAIT: Slot.BACKWARD_CHUNKED}
+"""Slots of collectives that compute waits for, and those of the part that runs in chunks beside products."""
+
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
 
@@ -86,7 +90,9 @@ class _Builder:
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
         self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
-        self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
+        self.leaving = tuple(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
+        self.leaves_nodes = any(self.leaving)
+        self.beside = beside_products(folded)
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(folded, costs.policy)
         self.read, self.routings = read_bytes(folded, costs.policy), row_routings(folded)
@@ -413,7 +419,33 @@ class _Builder:
         table = self.cache.prices(ways, source, target)
         ends = (self.cache.places(ways, numbers) for numbers in (source, target))
         outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None
-        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
+        edge = Edge(first, second, table, kind, slot, share, value.name, consumer, outside)
+        chunked: Set[Collective] = frozenset()
+        if self.costs.stack.hides_tp and slot in _CHUNKED and value.name not in self.routings:
+            name = self._name_in_block(first, output, value)
+            chunked = self.beside[kind, slot is Slot.BACKWARD_WAIT].collectives(name)
+        self.edges += self._split(edge, chunked, ways, source, target) if chunked else (edge,)
+
+    def _name_in_block(self, node: int, output: int, value: Value) -> str:
+        """Return the name of a value in the block that makes it; a boundary may be named after another block's."""
+        made = self.nodes[node]
+        return self.folded.kinds[made.kind].ops[made.position].outputs[output] if made.options else value.name
+
+    def _split(
+        self, edge: Edge, chunked: Set[Collective], ways: Reshards, source: IntArray, target: IntArray
+    ) -> tuple[Edge, ...]:
+        """Return an edge as two: the collectives that run in chunks beside products, and those that are waited for."""
+        parts = self.cache.parts(ways, source, target, chunked, self.leaving)
+        if not parts.chunked.any():
+            return (edge,)
+        outside: list[InterNodeSeconds | None] = [None, None]
+        if edge.outside is not None:
+            rows, columns = (np.arange(count) for count in edge.table.shape)
+            outside = [InterNodeSeconds(each, rows, columns) for each in (parts.whole_outside, parts.chunked_outside)]
+        return (
+            replace(edge, table=parts.whole, outside=outside[0]),
+            replace(edge, table=parts.chunked, outside=outside[1], slot=_CHUNKED[edge.slot]),
+        )
 
     def _parameter_value(self, producer: Producer) -> Value:
         value = self.nodes[self.parameter_node[producer]].value

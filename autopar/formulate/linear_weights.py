@@ -16,8 +16,9 @@ import numpy as np
 
 from autopar.cost import Overlap
 from autopar.cost.collectives import leaves_node
-from autopar.cost.overlap import LEAST_GATHER, LEAST_WAIT
+from autopar.cost.overlap import LEAST_CHUNKED, LEAST_GATHER, LEAST_WAIT
 from autopar.formulate.block_memory import KEPT, RESIDENT, FloatArray
+from autopar.formulate.link_seconds import BACKWARD_LINK_SLOTS
 from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.table_arrays import FlatTables
 from autopar.formulate.tables import Memory, Slot, Tables
@@ -105,7 +106,8 @@ def weights(
         else:
             factors[:, Slot.REDUCE] = share if early else hidden * share
     splits = SCHEDULES[pipeline.schedule].splits  # the weight pass, which would hide collectives, is deferred
-    _spread_pass_weights(factors, overlap if bounding else Overlap(share=1.0), splits=splits)
+    seen = overlap if bounding else Overlap(share=1.0)
+    _spread_pass_weights(factors, seen, overlap.price(LEAST_CHUNKED), splits=splits)
     if bounding and num_stages == 1:
         for slot in _backward_wait_slots(tables):
             factors[:, slot] += hidden * before  # a link that carries these collectives hides no gradients
@@ -119,7 +121,7 @@ def _gradient_slots(tables: Tables) -> tuple[Slot, Slot]:
 
 def _backward_wait_slots(tables: Tables) -> tuple[Slot, ...]:
     """Return the slots of the collectives that a backward waits for on that link."""
-    return (Slot.BACKWARD_OUTSIDE,) if _is_mixed(tables) else (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER)
+    return (Slot.BACKWARD_OUTSIDE,) if _is_mixed(tables) else BACKWARD_LINK_SLOTS
 
 
 def _is_mixed(tables: Tables) -> bool:
@@ -128,18 +130,28 @@ def _is_mixed(tables: Tables) -> bool:
     return any(leaving) and not all(leaving)
 
 
-def _spread_pass_weights(factors: FloatArray, overlap: Overlap, *, splits: bool = False) -> None:
+def _spread_pass_weights(factors: FloatArray, overlap: Overlap, chunked: float, *, splits: bool = False) -> None:
     """Set the weights of collectives, gathers and weight gradients of each pass from the weight of the pass.
 
     A collective is priced at the part that no overlap can hide.
+
+    Args:
+        factors: (kinds, slots) weights.
+        overlap: How collectives and gathers overlap compute.
+        chunked: Price of a second of the collectives that run in chunks beside products.
+        splits: Whether the backward is split.
     """
+    gather = overlap.price(LEAST_GATHER)
     factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
-    factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.SELECTIVE_CHUNKED] = factors[:, Slot.SELECTIVE] * chunked
+    factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * gather
     factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
-    factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.FORWARD_CHUNKED] = factors[:, Slot.FORWARD] * chunked
+    factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * gather
     factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
     factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * (1.0 if splits else overlap.price(LEAST_WAIT))
-    factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.BACKWARD_CHUNKED] = factors[:, Slot.BACKWARD] * chunked
+    factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * gather
 
 
 def kind_weights(tables: Tables, kinds: Sequence[int], traffic: float) -> Weights:
@@ -153,7 +165,8 @@ def kind_weights(tables: Tables, kinds: Sequence[int], traffic: float) -> Weight
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
     factors[kinds, Slot.FORWARD] = factors[kinds, Slot.BACKWARD] = 1.0 - traffic
     factors[kinds, Slot.GRADIENT] = traffic
-    _spread_pass_weights(factors, Overlap.of(tables.costs.stack))
+    overlap = Overlap.of(tables.costs.stack)
+    _spread_pass_weights(factors, overlap, overlap.price(LEAST_CHUNKED))
     return Weights(factors, True)
 
 

@@ -11,6 +11,10 @@ from autopar.formulate.tables import Slot
 from autopar.recompute import Recompute
 
 NUM_LINKS = 2
+FORWARD_LINK_SLOTS = (Slot.FORWARD_WAIT, Slot.FORWARD_CHUNKED, Slot.FORWARD_GATHER)
+BACKWARD_LINK_SLOTS = (Slot.BACKWARD_WAIT, Slot.BACKWARD_CHUNKED, Slot.BACKWARD_GATHER)
+SELECTIVE_LINK_SLOTS = (Slot.SELECTIVE_WAIT, Slot.SELECTIVE_CHUNKED, Slot.SELECTIVE_GATHER)
+"""Slots of the collectives and gathers of a pass, hidden or not."""
 
 
 def gradient_links(seconds: FloatArray) -> FloatArray:
@@ -25,12 +29,12 @@ def reduce_links(seconds: FloatArray) -> FloatArray:
 
 def forward_links(seconds: FloatArray) -> FloatArray:
     """Return (2, ...) seconds of collectives and gathers of a forward, hidden or not, given (..., slots) seconds."""
-    return _by_link(seconds, (Slot.FORWARD_WAIT, Slot.FORWARD_GATHER), Slot.FORWARD_OUTSIDE)
+    return _by_link(seconds, FORWARD_LINK_SLOTS, Slot.FORWARD_OUTSIDE)
 
 
 def backward_links(seconds: FloatArray) -> FloatArray:
     """Return (2, ...) seconds of collectives and gathers of a backward, hidden or not, without recompute."""
-    return _by_link(seconds, (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER), Slot.BACKWARD_OUTSIDE)
+    return _by_link(seconds, BACKWARD_LINK_SLOTS, Slot.BACKWARD_OUTSIDE)
 
 
 def recompute_links(seconds: FloatArray, recompute: Recompute) -> FloatArray:
@@ -39,7 +43,7 @@ def recompute_links(seconds: FloatArray, recompute: Recompute) -> FloatArray:
         case Recompute.NONE | Recompute.OFFLOAD:
             return np.zeros((NUM_LINKS, *seconds.shape[:-1]))
         case Recompute.SELECTIVE:
-            return _by_link(seconds, (Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER), Slot.SELECTIVE_OUTSIDE)
+            return _by_link(seconds, SELECTIVE_LINK_SLOTS, Slot.SELECTIVE_OUTSIDE)
         case Recompute.FULL:
             return forward_links(seconds)
 

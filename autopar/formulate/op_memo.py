@@ -5,13 +5,15 @@ parameters are equal. Listing and pricing depend only on the signature of an op,
 results are one array object, which later stages use to recognise equal tables.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, Fused
+from autopar.cost.collectives import Collective
 from autopar.cost.reshard import Reshards
 from autopar.discover import Scaled, Strategy
 from autopar.formulate.op_strategies import IntArray, OpStrategies, all_placements, number_inside, options
@@ -21,6 +23,44 @@ from autopar.sharding import Mesh
 FloatArray = NDArray[np.float64]
 Masks = Sequence[NDArray[np.bool_]]
 Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReshardParts:
+    """Prices of reshards in two parts: collectives that run in chunks beside products, and those that run whole.
+
+    Attributes:
+        whole: (S of source, S of target) seconds of the latter; infinity where there is no way.
+        chunked: Seconds of the former.
+        whole_outside: Those of `whole` that a link between nodes is busy.
+        chunked_outside: Those of `chunked` that a link between nodes is busy.
+    """
+
+    whole: FloatArray
+    chunked: FloatArray
+    whole_outside: FloatArray
+    chunked_outside: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        ways: Reshards,
+        source: IntArray,
+        target: IntArray,
+        chunked: Set[Collective],
+        leaving: tuple[bool, ...],
+    ) -> "ReshardParts":
+        """Split the prices of the reshards between placement numbers; arguments are as of `OpCache.parts`."""
+        prices, between = ways.between(source, target), ways.outside[np.ix_(ways.places[source], ways.places[target])]
+        parts = ways.seconds_of(chunked, source, target, (True,) * len(leaving))
+        outside = ways.seconds_of(chunked, source, target, leaving)
+        return cls(_less(prices, parts), parts, _less(between, outside), outside)
+
+
+def _less(whole: FloatArray, part: FloatArray) -> FloatArray:
+    """Return the rest of a sum without a part of it: 0 where nothing but rounding is left."""
+    rest = whole - part
+    return np.where(rest < whole * 1e-12, 0.0, rest)
 
 
 class OpCache:
@@ -95,6 +135,26 @@ class OpCache:
         """Return the (S of source, S of target) seconds of reshards between placement numbers of a value."""
         key = ("prices", self._id(ways), self._id(source), self._id(target))
         return self._cached(key, lambda: ways.between(source, target))
+
+    def parts(
+        self,
+        ways: Reshards,
+        source: IntArray,
+        target: IntArray,
+        chunked: Set[Collective],
+        leaving: tuple[bool, ...],
+    ) -> ReshardParts:
+        """Return the prices of reshards in two parts.
+
+        Args:
+            ways: The reshards.
+            source: (S of source) placement numbers.
+            target: (S of target) placement numbers.
+            chunked: Collectives that run in chunks.
+            leaving: By mesh axis, whether it leaves a node.
+        """
+        key = ("parts", self._id(ways), self._id(source), self._id(target), frozenset(chunked))
+        return self._cached(key, lambda: ReshardParts.of(ways, source, target, chunked, leaving))
 
     def places(self, ways: Reshards, numbers: IntArray) -> IntArray:
         """Return the rows (or columns) of a reshard table for the placement numbers of a value."""

@@ -196,7 +196,7 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
         overlap, parts = Overlap.of(tables.costs.stack), _SplitBackward(tables, choice)
         for column, costs in ((1, parts.backward), (2, parts.weight)):
             # weight gradients, which would hide the collectives of a backward, run in the weight pass
-            seconds = overlap.backward(costs.kernels, np.zeros(len(found)), costs.waits, costs.gathers)
+            seconds = overlap.backward(costs.kernels, np.zeros(len(found)), costs.waits, costs.chunked, costs.gathers)
             found[:, column] = launched(seconds, costs.host)
     return found
 
@@ -286,10 +286,22 @@ def _rows(moments: FloatArray, seconds: FloatArray) -> FloatArray:
 
 
 class _PassCosts:
-    """Costs of one pass of a split backward, (kinds,) seconds: kernels, collectives, gathers, launches."""
+    """Costs of one pass of a split backward, (kinds,) seconds: kernels, collectives, gathers, launches.
+
+    `chunked` are the collectives that run in chunks beside products.
+    """
 
     def __init__(self, num_kinds: int) -> None:
-        self.kernels, self.waits, self.gathers, self.host = np.zeros((4, num_kinds))
+        self.kernels, self.waits, self.chunked, self.gathers, self.host = np.zeros((5, num_kinds))
+
+    def of(self, slot: Slot) -> FloatArray | None:
+        """Return the costs that an edge in a slot adds to; None if it is in no pass of the backward."""
+        return {
+            Slot.BACKWARD: self.kernels,
+            Slot.BACKWARD_WAIT: self.waits,
+            Slot.BACKWARD_CHUNKED: self.chunked,
+            Slot.BACKWARD_GATHER: self.gathers,
+        }.get(slot)
 
 
 class _SplitBackward:
@@ -306,9 +318,9 @@ class _SplitBackward:
                 costs.kernels[node.kind] += node.share * node.seconds[strategy]
                 costs.host[node.kind] += host.get(node.name, 0.0) if node.decision is Decision.OP else 0.0
         for edge in tables.edges:
-            if edge.slot in (Slot.BACKWARD, Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
-                costs = self._costs_of_node(edge.second)
-                paid = {Slot.BACKWARD: costs.kernels, Slot.BACKWARD_WAIT: costs.waits}.get(edge.slot, costs.gathers)
+            if self.backward.of(edge.slot) is not None:
+                paid = self._costs_of_node(edge.second).of(edge.slot)
+                assert paid is not None, "both passes have the same slots"
                 paid[edge.kind] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
 
     def _costs_of_node(self, index: int) -> _PassCosts:
@@ -321,7 +333,7 @@ class _SplitBackward:
         if node.decision is not Decision.COPY:
             return node.decision is Decision.OP and node.name in self._deferred_ops[node.kind]
         # a copy is made before its first reader that needs another placement than the one the value has
-        (made,) = (edge for edge in self._tables.edges if edge.second == index)
+        made = next(edge for edge in self._tables.edges if edge.second == index)  # the part in chunks has its own edge
         home = self._defined_number(made)
         readers = [edge for edge in self._tables.edges if edge.first == index]
         return all(self._is_deferred(edge.second) or self._read_number(edge) == home for edge in readers)

@@ -41,7 +41,8 @@ class Slot(IntEnum):
     slots are the additional seconds of the host link: with offloaded activations `OFFLOAD` in the forward and `FETCH`
     in the backward, with offloaded optimizer state `STATE` in the update. They are known for lowered blocks only and
     are 0 in tables (`autopar.formulate.offload_costs` fills them in). `OUTSIDE` slots hold the seconds of the other
-    slots that are on links between nodes.
+    slots that are on links between nodes. `CHUNKED` are collectives that run in chunks beside the products next to
+    them, and are no part of `WAIT`.
     """
 
     FORWARD = 0
@@ -65,11 +66,15 @@ class Slot(IntEnum):
     FORWARD_OUTSIDE = 18
     BACKWARD_OUTSIDE = 19
     SELECTIVE_OUTSIDE = 20
+    FORWARD_CHUNKED = 21
+    BACKWARD_CHUNKED = 22
+    SELECTIVE_CHUNKED = 23
 
 
 AGAIN = {
     Slot.FORWARD: Slot.SELECTIVE,
     Slot.FORWARD_WAIT: Slot.SELECTIVE_WAIT,
+    Slot.FORWARD_CHUNKED: Slot.SELECTIVE_CHUNKED,
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
 }
 """Slots of the forward, and the slots of their repetition under selective recompute."""
@@ -83,6 +88,9 @@ OUTSIDE = {
     Slot.BACKWARD_GATHER: Slot.BACKWARD_OUTSIDE,
     Slot.SELECTIVE_WAIT: Slot.SELECTIVE_OUTSIDE,
     Slot.SELECTIVE_GATHER: Slot.SELECTIVE_OUTSIDE,
+    Slot.FORWARD_CHUNKED: Slot.FORWARD_OUTSIDE,
+    Slot.BACKWARD_CHUNKED: Slot.BACKWARD_OUTSIDE,
+    Slot.SELECTIVE_CHUNKED: Slot.SELECTIVE_OUTSIDE,
 }
 """Slots of collectives, and the slots of their seconds on links between nodes."""
 
@@ -286,9 +294,13 @@ class Tables:
         totals = self.kind_totals(choice)
         overlap = Overlap.of(self.costs.stack)
         weight = totals[:, Slot.BACKWARD_WEIGHT]
-        forward = overlap.forward(totals[:, Slot.FORWARD], totals[:, Slot.FORWARD_WAIT], totals[:, Slot.FORWARD_GATHER])
+        forward = overlap.forward(*(totals[:, slot] for slot in AGAIN))
         backward = overlap.backward(
-            totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
+            totals[:, Slot.BACKWARD] + weight,
+            weight,
+            totals[:, Slot.BACKWARD_WAIT],
+            totals[:, Slot.BACKWARD_CHUNKED],
+            totals[:, Slot.BACKWARD_GATHER],
         )
         rerun = (totals[:, slot] for slot in AGAIN.values())
         totals[:, Slot.SELECTIVE] = launched(overlap.forward(*rerun), self.recompute_host_seconds)

@@ -21,6 +21,7 @@ class Configuration:
         ignored: What was not, each with its value.
         assumed: What the prediction takes otherwise than the framework would, a sentence each.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
+        hides_tp: Whether collectives of tensor parallelism run in chunks beside products, as of `Stack.hides_tp`.
     """
 
     degrees: Degrees
@@ -31,6 +32,7 @@ class Configuration:
     ignored: tuple[str, ...]
     assumed: tuple[str, ...] = ()
     first_layers: int = 0
+    hides_tp: bool = False
 
 
 def data_parallel_degree(gpus: int | None, shape: Mapping[str, int]) -> int:

@@ -114,9 +114,12 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         _check_key_value_heads(kv_heads, tp)
     seq = fields.whole("training.seq_len", _SEQUENCE)
     dims = {"seq": seq} if model.startswith(("zoo:", "hf:")) else {}
+    hides_tp = fields.get("parallelism.enable_async_tensor_parallel", False) is True
+    hides_tp = fields.get("compile.enable", False) is True and hides_tp and tp > 1
     return Configuration(
-        degrees, model, dims, "fsdp", tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed)
-    )
+        degrees, model, dims, "fsdp", tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed),
+        hides_tp=hides_tp,
+    )  # fmt: skip
 
 
 def _titan_recompute(fields: "_Fields", mode: str) -> list[str]:

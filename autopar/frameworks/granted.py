@@ -8,7 +8,13 @@ from autopar.workload import job_stack
 OVERLAPPED_GRADIENTS = "gradients are reduced while the backward runs"
 OVERLAPPED_GATHERS = "parameters are gathered while the blocks before compute"
 GATHERED_CONTEXT = "context parallelism gathers keys and values whole in every layer"
+CHUNKED_COLLECTIVES = "collectives of tensor parallelism run in chunks beside the products next to them"
 EXPERTS_BY_ALL_TO_ALL = "tokens go to experts and back by all-to-all"
+
+
+def hides_tp(facts: Facts) -> bool:
+    """Return whether a plan has collectives of tensor parallelism that its stack runs beside products."""
+    return facts.tp > 1 and facts.sequence_parallel and job_stack(facts.plan.job).hides_tp
 
 
 def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -26,7 +32,9 @@ def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tupl
             found.append(f"gradients are reduced in buckets of {full_bucket(Axis('dp', data, 1)) / 1e6:g} MB")
     if facts.zero and data > 1:
         found.append(OVERLAPPED_GATHERS)
-    if facts.tp > 1:
+    if hides_tp(facts):
+        found.append(CHUNKED_COLLECTIVES)
+    elif facts.tp > 1:
         found.append("collectives of tensor parallelism in the backward run beside weight-gradient products")
     if facts.cp > 1:
         found.append(GATHERED_CONTEXT)

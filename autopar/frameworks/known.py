@@ -34,6 +34,7 @@ MEGATRON: Mapping[str, str] = {
     "--overlap-grad-reduce": "flag",
     "--overlap-param-gather": "flag",
     "--ddp-bucket-size": "whole",
+    "--tp-comm-overlap": "flag",
     "--micro-batch-size": "whole",
     "--global-batch-size": "whole",
     "--num-layers": "whole",
@@ -92,6 +93,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
             "data_parallel_shard_degree",
             "fsdp_reshard_after_forward",
             "tensor_parallel_degree",
+            "enable_async_tensor_parallel",
             "pipeline_parallel_degree",
             "module_fqns_per_model_part",
             "pipeline_parallel_schedule",
@@ -101,6 +103,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
         }
     ),
     "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
+    "compile": frozenset({"enable"}),
     "model": frozenset({"converters"}),
     "quantize.linear.float8": frozenset({"enable_fsdp_float8_all_gather", "recipe_name"}),
     "quantize.linear.mx": frozenset({"recipe_name"}),

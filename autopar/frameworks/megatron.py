@@ -10,9 +10,11 @@ from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.granted import (
+    CHUNKED_COLLECTIVES,
     EXPERTS_BY_ALL_TO_ALL,
     OVERLAPPED_GATHERS,
     OVERLAPPED_GRADIENTS,
+    hides_tp,
     taken_for_granted,
 )
 from autopar.frameworks.header import Remarks, header
@@ -68,6 +70,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
 _ASKED = {
     "--overlap-grad-reduce": OVERLAPPED_GRADIENTS,
     "--overlap-param-gather": OVERLAPPED_GATHERS,
+    "--tp-comm-overlap": CHUNKED_COLLECTIVES,
     "--moe-token-dispatcher-type": EXPERTS_BY_ALL_TO_ALL,
 }
 """What arguments ask for that the simulator assumes."""
@@ -167,6 +170,8 @@ def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         lost.append(facts.bucket.lost)
         if facts.zero not in _SHARDING:  # its FSDP reduces by units of its own
             yield "--ddp-bucket-size", facts.bucket.elements
+    if hides_tp(facts):
+        yield "--tp-comm-overlap", True
 
 
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -80,6 +80,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
     )
     _communication(arguments, degrees, assumed)
     precision = _stated_precision(arguments)
+    hides_tp = arguments.flag("--tp-comm-overlap") and degrees.sequence_parallel
     return Configuration(
         degrees,
         source,
@@ -89,6 +90,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tuple(arguments.ignored()),
         tuple(assumed),
         first_layers,
+        hides_tp,
     )
 
 

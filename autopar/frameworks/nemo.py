@@ -4,7 +4,7 @@ from collections import Counter
 
 from autopar.cluster import cluster_from_dict
 from autopar.frameworks.facts import ON_CPU, Facts
-from autopar.frameworks.granted import taken_for_granted
+from autopar.frameworks.granted import hides_tp, taken_for_granted
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import NEMO_SOURCE
 from autopar.plan import Exported
@@ -46,6 +46,10 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         lost.append(facts.bucket.lost)
     if facts.sizes is not None:
         values["data.seq_length"] = facts.sizes.seq
+    if hides_tp(facts):
+        lost.append(
+            "MegatronCommOverlapCallback(tp_comm_overlap=True) among trainer.callbacks, which the stack asks for"
+        )
     if facts.zero > 1:
         lost.append(f"ZeRO {facts.zero}; the distributed optimizer is ZeRO 1")
     elif facts.zero and facts.sharded < facts.dp:

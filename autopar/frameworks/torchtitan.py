@@ -5,7 +5,13 @@ import json
 from autopar.cost import load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.facts import Facts, offloads_lost
-from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
+from autopar.frameworks.granted import (
+    CHUNKED_COLLECTIVES,
+    OVERLAPPED_GATHERS,
+    OVERLAPPED_GRADIENTS,
+    hides_tp,
+    taken_for_granted,
+)
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
 from autopar.plan import Exported
@@ -37,11 +43,14 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "parallelism": _parallelism(facts, lost),
         "activation_checkpoint": _recompute(facts, lost),
     }
+    if hides_tp(facts):  # async tensor parallelism is a pass of torch.compile
+        sections["compile"] = {"enable": True}
     sections |= _quantized(facts, lost)
     # FSDP reduces and gathers beside compute by itself.
     if facts.plan.fusion is not None:
         lost.append("buckets cut for this plan: torchtitan reduces block by block and has no field for them")
-    granted = taken_for_granted(facts, frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ()))
+    asked = {OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else set()
+    granted = taken_for_granted(facts, frozenset(asked | {CHUNKED_COLLECTIVES}))
     remarks = Remarks(lost, granted, _NAMES, outcome)
     text = header(facts.plan, "Sections for a torchtitan job configuration", remarks)
     for name, fields in sections.items():
@@ -100,6 +109,8 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
     if facts.shards_apart:
         lost.append("devices that share parameters are no neighbours here; torchtitan puts shards inside replicas")
     fields["tensor_parallel_degree"] = facts.tp
+    if hides_tp(facts):
+        fields["enable_async_tensor_parallel"] = True
     if facts.tp > 1 and not facts.sequence_parallel:
         lost.append("tensor parallelism without sequence parallelism; torchtitan always combines the two")
     fields["pipeline_parallel_degree"] = facts.pp

@@ -22,6 +22,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     for name, stack in stacks.items():
         hidden = ", hidden behind another microbatch" if stack.hides_dispatch else ""
         told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
+        told += "; tensor parallelism hidden behind products" if stack.hides_tp else ""
         lines += ["", *wrap(told, WIDTH, rest="  ")]
         if stack.scalars:
             values = ", ".join(f"{scalar} {format_scalar(scalar, value)}" for scalar, value in stack.scalars)

@@ -8,7 +8,7 @@ segment is laid out once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from math import fsum, prod
 from typing import Protocol, assert_never
 
@@ -20,7 +20,8 @@ from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
 from autopar.cost.fusion import Work
-from autopar.cost.overlap import WEIGHT_COVER, bucket_share, full_bucket, launched
+from autopar.cost.overlap import bucket_share, full_bucket, launched
+from autopar.folding.graph_facts import BesideProducts
 from autopar.ir.graph import Op
 from autopar.ir.routing import Routed
 from autopar.program.records import (
@@ -281,19 +282,47 @@ def _link(axis: Axis, costs: Costs) -> Resource:
     return Resource.INTER if leaves_node(axis, costs.cluster.devices_per_node) else Resource.INTRA
 
 
+class _Way(Enum):
+    """How a collective in line runs: whole; in chunks beside the product next to it; or early, as gathers do.
+
+    Rows of experts run as gathers do where they travel beside the compute of another microbatch.
+    """
+
+    WHOLE = 0
+    CHUNKED = 1
+    EARLY = 2
+
+
 @dataclass(slots=True)
 class _Wait:
-    """A collective in line: after how many seconds of kernels it is needed, and whether it runs beside any of them.
-
-    So do gathers of parameters, and rows of experts where they travel beside the compute of another microbatch.
-    """
+    """A collective in line: after how many seconds of kernels it is needed, and how it runs beside them."""
 
     link: Resource
     name: str
     at: float
     seconds: float
-    gathers: bool
+    way: _Way
     axis: Axis
+
+
+class _Chunks:
+    """The collectives of a segment that may run in chunks beside the products next to them.
+
+    Args:
+        segment: What its products are looked up in.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._origin: dict[str, str] = {}  # name of a value, changed in placement -> the one it began with
+        for move in segment.instructions:
+            if isinstance(move, Collective | Slice):
+                self._origin[move.result.value] = self._origin.get(move.operand.value, move.operand.value)
+        self._beside = BesideProducts.of(part.op for part in segment.instructions if isinstance(part, Compute))
+
+    def __contains__(self, collective: Collective) -> bool:
+        """Return whether a product reads what it gathers, or makes what it scatters."""
+        name = self._origin[collective.result.value]
+        return collective.routed is None and collective.kind in self._beside.collectives(name)
 
 
 def _covering(segment: Segment) -> set[int]:
@@ -335,6 +364,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     traffic: list[Traffic] = []
     fused, repeated = fused_in(segment, costs), _repeated_seconds(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
+    beside = _Chunks(segment) if costs.stack.hides_tp else None
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
     for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
@@ -356,16 +386,17 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                 elif segment.phase is SegmentPhase.UPDATE:
                     many = float(bucket_share(instruction.bytes, full_bucket(axis, bucket)))
                     seconds = float(costs.collective_seconds(kind, many * instruction.bytes, axis)) / many
-                    waits.append(_Wait(link, name, kernels, seconds, False, axis))
+                    waits.append(_Wait(link, name, kernels, seconds, _Way.WHOLE, axis))
                 elif instruction.routed is not None and not costs.stack.hides_dispatch and is_backward:
                     # The products of the experts stand between it and those of the weights that it could run beside.
                     spans.append(Span(link, name, kernels, seconds))
                     kernels += seconds
                     exchanges.append((axis.name, seconds))
                 else:
-                    is_hidden = instruction.routed is not None and costs.stack.hides_dispatch
-                    is_hidden = is_hidden or instruction.operand.value in there
-                    waits.append(_Wait(link, name, kernels, seconds, is_hidden, axis))
+                    way = _Way.CHUNKED if beside is not None and instruction in beside else _Way.WHOLE
+                    if instruction.operand.value in there or (instruction.routed and costs.stack.hides_dispatch):
+                        way = _Way.EARLY
+                    waits.append(_Wait(link, name, kernels, seconds, way, axis))
             case Exchange(axis=axis, operand=operand):
                 # It belongs to the op that follows, which needs it at once.
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
@@ -386,23 +417,21 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
 
     exchanged = fsum(seconds for _, seconds in exchanges)
     overlap = Overlap.of(costs.stack)
-    collectives = fsum(wait.seconds for wait in waits if not wait.gathers)
-    gathers = fsum(wait.seconds for wait in waits if wait.gathers)
-    waited, gathered = collectives, gathers
-    if segment.phase is not SegmentPhase.UPDATE:
-        waited = float(overlap.waited(collectives, weight)) if collectives else 0.0
-        gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
-    share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
-    busy = kernels + waited + gathered
+    alone = [fsum(wait.seconds for wait in waits if wait.way is way) for way in _Way]
+    added: Sequence[float] = alone
+    if segment.phase is not SegmentPhase.UPDATE and waits:
+        added = [float(seconds) for seconds in overlap.added(kernels, weight, *alone)]
+    share = {way: paid / taken if taken else 0.0 for way, taken, paid in zip(_Way, alone, added, strict=True)}
+    busy = kernels + sum(added)
     host = 0.0 if segment.phase is SegmentPhase.UPDATE else float(launched(busy, launches)) - busy
     return Layout(
         compute_seconds=kernels - exchanged,
-        collective_seconds=float(exchanged + waited + gathered),
+        collective_seconds=exchanged + sum(added),
         host_seconds=host,
-        link_seconds=exchanged + collectives + gathers,
-        gather_seconds=gathers,
+        link_seconds=exchanged + sum(alone),
+        gather_seconds=alone[_Way.EARLY.value],
         spans=tuple(_in_place(spans, waits, share)),
-        stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
+        stops=tuple(Stop(wait.at, wait.seconds * share[wait.way], wait.axis) for wait in waits),
         traffic=tuple(traffic),
         exchanges=tuple(exchanges),
     )
@@ -442,13 +471,13 @@ def beside(copies: Layout, cover: float, added: float, *, late: bool) -> Layout:
     return replace(copies, spans=spans, copy_seconds=added)
 
 
-def _in_place(spans: Sequence[Span], waits: Sequence[_Wait], share: Mapping[bool, float]) -> list[Span]:
+def _in_place(spans: Sequence[Span], waits: Sequence[_Wait], share: Mapping[_Way, float]) -> list[Span]:
     """Return kernels with the pauses that collectives make, and the collectives, which share one line.
 
     Args:
         spans: Kernels end to end.
         waits: Collectives in order.
-        share: What of a collective, or of a gather, is waited for.
+        share: What of a collective is waited for.
     """
     placed: list[Span] = []
     ends: list[float] = []  # when each collective has to be done
@@ -456,12 +485,12 @@ def _in_place(spans: Sequence[Span], waits: Sequence[_Wait], share: Mapping[bool
     for span in spans:
         while following < len(waits) and waits[following].at <= span.offset:
             wait = waits[following]
-            pause += wait.seconds * share[wait.gathers]
+            pause += wait.seconds * share[wait.way]
             ends.append(wait.at + pause)
             following += 1
         placed.append(replace(span, offset=span.offset + pause))
     for wait in waits[following:]:
-        pause += wait.seconds * share[wait.gathers]
+        pause += wait.seconds * share[wait.way]
         ends.append(wait.at + pause)
     starts = [end - wait.seconds for end, wait in zip(ends, waits, strict=True)]
     for i in reversed(range(len(starts) - 1)):  # as late as the next one lets it

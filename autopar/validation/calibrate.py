@@ -58,6 +58,7 @@ class Prepared:
         source: Who says so.
         sizes: Properties of the step whose ranges the fit covers, by name.
         prices: Measured events that count in place of formulas; None if there are none.
+        choices: The stack as the step ran it, whose scalars do not count; None for the stack that is fitted.
     """
 
     program: Program
@@ -67,10 +68,12 @@ class Prepared:
     source: str
     sizes: Mapping[str, int]
     prices: Prices | None = None
+    choices: Stack | None = None
 
     def log_ratio(self, stack: Stack) -> float:
-        """Return the logarithm of predicted over measured seconds."""
-        costs = CostModel(self.cluster, self.policy, stack, self.prices)
+        """Return the logarithm of predicted over measured seconds: the stack's scalars, and the step's own choices."""
+        own = stack if self.choices is None else replace(self.choices, scalars=stack.scalars)
+        costs = CostModel(self.cluster, self.policy, own, self.prices)
         return float(np.log(run_step(self.program, costs).step / self.seconds))
 
 
@@ -112,15 +115,17 @@ def prepare(
     prepared = []
     for done, case in enumerate(cases):
         progress(Progress("lower", done, len(cases), detail=case.row.id))
-        machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # frozen
+        machine = predictor(case.family, case.config, cache_dir, case.lora)  # type: ignore[arg-type]  # frozen
         try:
             if case.lighter:
                 case, _ = predict_case(case, case.stack, cache_dir)
-            program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
+            program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy, first_layers=case.first_layers)
         except AutoparError:
             continue
         sizes = {name: size for name in _VALID if isinstance(size := getattr(case.row, name), int)}
-        prepared.append(Prepared(program, case.cluster, case.policy, case.seconds, case.row.source, sizes))
+        prepared.append(
+            Prepared(program, case.cluster, case.policy, case.seconds, case.row.source, sizes, choices=case.stack)
+        )
     return prepared
 
 

@@ -59,6 +59,8 @@ def complete(row: Row) -> tuple[Row, tuple[str, ...]]:
     draft = _Draft(row)
     if any(text in (row.recompute or "") for text in _NOT_STATED):
         draft.row = msgspec.structs.replace(row, recompute=None)
+    if re.search(_HIDES_TP, row.notes or "", re.IGNORECASE):
+        draft.fill("", hides_tp=True)
     _read_published(draft)
     _follow_recipes(draft)
     _derive(draft)
@@ -93,6 +95,8 @@ _FEATURES: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"\bcg\b", {"graphs": "partial"}),
 )
 """Patterns of what a source calls the features of a run, and the fields that they fill."""
+_HIDES_TP = r"async.?tp|tp comm overlap on"
+"""Pattern of notes about a run that hid collectives of tensor parallelism behind products."""
 
 
 def _read_features(draft: _Draft, text: str) -> None:

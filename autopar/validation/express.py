@@ -103,6 +103,8 @@ def express(row: Row) -> Case:
     if row.attention == "unfused":
         stack = replace(stack, attention="unfused")
     stack = _told(stack, row)
+    if degrees.tp == 1 or not degrees.sequence_parallel:  # an all-reduce waits for the whole product
+        stack = replace(stack, hides_tp=False)
     lora = read_lora(row.lora) if row.lora else None
     return Case(
         row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter, lora,
@@ -111,8 +113,8 @@ def express(row: Row) -> Case:
 
 
 def _told(stack: Stack, row: Row) -> Stack:
-    """Return a stack with what a row says of the way of tokens to their experts, and of CUDA graphs."""
-    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "graphs")}
+    """Return a stack with what a row says of the way of tokens to their experts, of what is hidden, and of graphs."""
+    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "hides_tp", "graphs")}
     return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 

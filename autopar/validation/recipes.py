@@ -80,6 +80,7 @@ _SIZES = {
 
 _DISTRIBUTED = "distributed optimizer (zero-1)"
 _MEGATRON = {"zero": _DISTRIBUTED, "sequence_parallel": True, "recompute": "none"}
+_USER_BUFFERS = {"hides_tp": True}
 _NO_MODEL_PARALLELISM = {"tp": 1, "pp": 1, "cp": 1}
 _MLPERF = r"training_results.*"
 _MLPERF_LORA = f"{_MLPERF}llama2_70b_lora"
@@ -213,6 +214,13 @@ RECIPES: tuple[Recipe, ...] = (
         origin=f"{_MLPERF}(llama31|gpt3)",
         fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
     ),
+    Recipe(
+        "MLPerf pretraining with user buffers",
+        "config_*.sh of NVIDIA/benchmarks/llama31_405b and gpt3, MLPerf Training v4.1 and v5.0: TP_COMM_OVERLAP=True",
+        origin=f"{_MLPERF}(llama31|gpt3)",
+        gpu="NVIDIA|H[12]00|B[23]00",
+        fills=_USER_BUFFERS,
+    ),
     # NVIDIA DGX Cloud Benchmarking.
     Recipe(
         "DGXC MaxText from 64 nodes on",
@@ -282,6 +290,15 @@ RECIPES: tuple[Recipe, ...] = (
         origin="dgxc-benchmarking",
         fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
     ),
+    Recipe(
+        "DGXC with user buffers",
+        "NVIDIA/dgxc-benchmarking, nemotron4-15b-synth.yaml and gpt3_175b_hydra.yaml: ub_tp_comm_overlap, which "
+        "grok1_314b.yaml switches off; NVIDIA/NeMo, nemo/collections/llm/recipes/llama31_70b.py and llama31_405b.py: "
+        "MegatronCommOverlapCallback with tp_comm_overlap",
+        origin="dgxc-benchmarking(?!.*(maxtext|paxml|nemotronh))",
+        where={"num_experts": None},
+        fills=_USER_BUFFERS,
+    ),
     # NeMo and Megatron-Bridge.
     Recipe(
         "NeMo FSDP of the 405B on GB200",
@@ -308,6 +325,14 @@ RECIPES: tuple[Recipe, ...] = (
         "model_configs_*.csv (recompute_layers 0)",
         origin="NeMo performance_summary",
         fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+    ),
+    Recipe(
+        "NeMo with user buffers",
+        "NVIDIA/NeMo, nemo/collections/llm/recipes of dense models: MegatronCommOverlapCallback with tp_comm_overlap, "
+        "which works where tp > 1 (scripts/performance/helpers.py)",
+        origin="NeMo performance_summary",
+        where={"num_experts": None},
+        fills=_USER_BUFFERS,
     ),
     Recipe(
         "AutoModel LoRA",
@@ -447,6 +472,13 @@ RECIPES: tuple[Recipe, ...] = (
         "NVIDIA/NeMo, nemo/collections/llm/recipes/llama31_405b.py: rank 16, alpha 32 on linear_qkv",
         framework="Megatron-Bridge.*lora",
         fills={"lora": "rank=16,alpha=32,targets=q:k:v"},
+    ),
+    Recipe(
+        "Megatron-Bridge with user buffers",
+        f"{_BRIDGE}: CommOverlapConfig(tp_comm_overlap=True) of dense models",
+        framework="Megatron-Bridge",
+        where={"num_experts": None},
+        fills=_USER_BUFFERS,
     ),
     Recipe(
         "Megatron-Bridge",

@@ -87,6 +87,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         lora: Adapters that were trained in place of the model, as `--lora` takes them.
         dispatch: What brings tokens to their experts, as of `Stack.dispatch`.
         hides_dispatch: Whether that runs beside the compute of another microbatch.
+        hides_tp: Whether collectives of tensor parallelism run in chunks beside products, as of `Stack.hides_tp`.
         graphs: What CUDA graphs launch, as of `Stack.graphs`.
         step_time_s: Measured seconds of a step.
         tokens_per_s_per_gpu: Measured throughput.
@@ -97,6 +98,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         memory_unit: "GiB ..." for 2^30 bytes; anything else, or None, for 1e9 bytes.
         predicted_by_source: What the source's own simulator says: `step_s`, `mem_gib`.
         completeness: "full", or what is missing.
+        notes: Remarks of who collected the row.
         as_published: What else the source says, in its words.
     """
 
@@ -146,6 +148,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     lora: str | None = None
     dispatch: str | None = None
     hides_dispatch: bool | None = None
+    hides_tp: bool | None = None
     graphs: str | None = None
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
@@ -156,6 +159,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     memory_unit: str | None = None
     predicted_by_source: dict[str, float] | None = None
     completeness: str | None = None
+    notes: str | None = None
     as_published: dict[str, Any] | None = None
 
     @property
