@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autopar.sizing.gpus import find_gpus
     from autopar.torch_export import from_torch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Choices",
     "Cluster",

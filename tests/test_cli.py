@@ -858,7 +858,7 @@ def test_a_configuration_is_compared_with_the_best_plan_for_its_job(
     file = tmp_path / "train.args"
     file.write_text("\n".join(f"--{name} {value}" for name, value in (sizes | degrees).items()) + "\n--bf16\n")
 
-    command = ["import", str(file), "--from", "megatron", "--gpus", "2", "--solve", "--time-limit", "20", "--no-cache"]
+    command = ["import", str(file), "--from", "megatron", "--gpus", "2", "--best", "--time-limit", "20", "--no-cache"]
     assert main([*command, "--json"]) == 0
 
     found = json.loads(capsys.readouterr().out)

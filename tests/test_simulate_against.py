@@ -117,7 +117,9 @@ def test_both_steps_are_in_one_trace(timeline: Timeline, tmp_path: Path) -> None
     events = chrome_trace_of_both(timeline, [(0, recording)])["traceEvents"]
 
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {0: "simulated stage 0", 1: "measured rank 0 of stage 0"}
+    assert names[0].startswith("simulated stage 0")
+    assert names[1] == "measured rank 0 of stage 0"
+    assert len(names) == 2
     measured = [event for event in events if event["pid"] == 1 and event["ph"] == "X"]
     assert len(measured) == len(recording.bars)
     assert sum(event["dur"] for event in measured) == pytest.approx(38e6)

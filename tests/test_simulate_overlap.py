@@ -136,9 +136,9 @@ def test_collectives_of_tensor_parallelism_run_beside_products() -> None:
 
     def added(name: str, source: Placement, target: Placement, seconds: float) -> float:
         x, y = value("x"), value("y")
-        move = Collective(
-            collective_kind(source, target), TP, source, target, value(name), value(f"{name}|moved"), seconds
-        )
+        kind = collective_kind(source, target)
+        assert kind is not None
+        move = Collective(kind, TP, source, target, value(name), value(f"{name}|moved"), seconds)
         product = replace(work((x, value("w")), (y,), 10.0), op=Op("fc", "MatMul", ("x", "w"), ("y",), _TEN))
         steps = (move, replace(product, inputs=(move.result, value("w")))) if name == "x" else (product, move)
         segment = Segment(0, SegmentPhase.FORWARD, (x,), (value("w"),), steps, outputs=(y,))

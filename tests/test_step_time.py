@@ -172,6 +172,7 @@ _OUTSIDE = {
 def _consistent(totals: FloatArray) -> None:
     """Let no more leave nodes than there is, and passes wait for gathers only."""
     totals[:, [Slot.FORWARD_WAIT, Slot.BACKWARD_WAIT, Slot.SELECTIVE_WAIT]] = 0.0
+    totals[:, [Slot.FORWARD_CHUNKED, Slot.BACKWARD_CHUNKED, Slot.SELECTIVE_CHUNKED]] = 0.0
     for outside, whole in _OUTSIDE.items():
         totals[:, outside] = np.minimum(totals[:, outside], totals[:, list(whole)].sum(axis=1))
 

@@ -85,7 +85,7 @@ def export(
 @precision_option
 @memory_limit_option
 @click.option("-o", "--output", type=file_path(), metavar="PLAN", help="Write the plan there, as JSON.")
-@click.option("--solve", "solves", is_flag=True, help="Also search the best plan for the same job, and compare.")
+@click.option("--best", "solves", is_flag=True, help="Also search the best plan for the same job, and compare.")
 @time_limit_option("Seconds for that search.", 60.0)
 @cache_options
 @json_option
@@ -109,7 +109,7 @@ def import_config(
     """Predict what a configuration of a framework comes to.
 
     FILE holds the arguments of a training script of Megatron-LM, a torchtitan configuration or a DeepSpeed one. Prints
-    what was understood, what was ignored and what is assumed otherwise, then what `predict` prints. With --solve the
+    what was understood, what was ignored and what is assumed otherwise, then what `predict` prints. With --best the
     best plan for the same job follows, and what the configuration takes beside it; -o then writes the best plan, and
     --json prints both, as "current" and "best".
     """

@@ -1,5 +1,6 @@
 """The answer in at most about 25 lines: what to run, how fast it will be, whether it fits, what to do next."""
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -77,7 +78,7 @@ def _optimality(search: SearchReport) -> str:
     if search.gap <= OPTIMALITY_TOLERANCE:
         told = "no plan of the searched space is faster"
     else:
-        told = f"no plan of the searched space is more than {100 * search.gap:.1f} % faster"
+        told = f"no plan of the searched space is more than {math.ceil(1000 * search.gap) / 10:.1f} % faster"
     why = {
         "exhausted": "search complete" if best else "search complete; whether one is, is unproven",
         "optimal": "search complete",

@@ -31,7 +31,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     rows = {(event.stage, event.row) for event in bars}
     events: list[dict[str, Any]] = []
     for stage in timeline.stages:
-        own = {"name": timeline.tracks[stage.index]}
+        own = {"name": timeline.tracks[stage.index] if timeline.tracks else f"stage {stage.index}"}
         events.append({"ph": "M", "name": "process_name", "pid": stage.index, "args": own})
         events.append(
             {"ph": "M", "name": "process_sort_index", "pid": stage.index, "args": {"sort_index": stage.index}}
