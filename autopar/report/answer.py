@@ -78,7 +78,7 @@ def _optimality(search: SearchReport) -> str:
     if search.gap <= OPTIMALITY_TOLERANCE:
         told = "no plan of the searched space is faster"
     else:
-        told = f"no plan of the searched space is more than {math.ceil(1000 * search.gap) / 10:.1f} % faster"
+        told = f"no plan of the searched space is more than {math.ceil(1000 * search.gap - 1e-6) / 10:.1f} % faster"
     why = {
         "exhausted": "search complete" if best else "search complete; whether one is, is unproven",
         "optimal": "search complete",
