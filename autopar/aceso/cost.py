@@ -33,12 +33,12 @@ EMBEDDING = "encoder-embedding"
 LOSS = "gpt-post-process"
 SHARED = "enc-attention-softmax"  # its activation is the dropout's, too
 WITH_MASK = "enc-attention-dropout"
-MASK_SHARE = 1.5  # of the dropout's activation: the half is its mask
-STATE_COPIES = 8  # of half-precision weights: 1 weights, 1 gradients, 2 main parameters, 4 moments
+MASK_SHARE = 1.5  # of the dropout's activation, half of which is its mask (Aceso's cost model)
+STATE_COPIES = 8  # of half-precision weights: 1 weights, 1 gradients, 2 main parameters, 4 moments (Aceso's cost model)
 LAYERS = {"350M": 24, "1_3B": 24, "2_6B": 32, "6_7B": 32, "13B": 40, "22B": 48, "40B": 48}
 """Layers of the GPTs by size; the first five from Aceso's settings, the others from published searches (Mist)."""
 STAGE_DEVICES = (1, 2, 4, 8)
-"""Devices that a stage may have."""
+"""Devices that a stage may have: those that the public databases measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ Flags = NDArray[np.bool_]
 UNITS = 3000
 """Most units of memory that the activations of a stage are counted in, but for rounding."""
 REACH = 1.3
-"""First guess of the slowest stage, as a multiple of the mean work of a device."""
+"""First guess of the slowest stage, as a multiple of the mean work of a device. By hand."""
 NEAR = 3e-3
 """Distance of a plan from its bound, as a share, above which plans are searched for with memory rounded up, too."""
 DESCENTS = 12
-"""Cuts that are tried on the way to a faster slowest stage."""
+"""Cuts that are tried on the way to a faster slowest stage. By hand."""
 GAP = 4e-4
 """Distance of bound and plan, as a share, at which the search for either ends."""
 

@@ -192,7 +192,7 @@ def timed(sim: Simulation) -> Timed:
 
 
 def _num_buckets(jobs: Jobs) -> int:
-    """Return the buckets among jobs; the rest is the share of them that overlaps nothing."""
+    """Return the number of buckets among jobs, without those that stand for traffic that cannot overlap."""
     return int(jobs.each(lambda job: job.key is not None).sum()) if len(jobs) else 0
 
 

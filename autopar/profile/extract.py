@@ -2,8 +2,8 @@
 
 Look here for what DistSim calls event extraction. Blocks of one kind share their instructions, devices of a stage and
 microbatches repeat them, so that the number of distinct events depends on the kinds of blocks and on the local shapes,
-not on layers, microbatches or replicas. Transfers are found by asking the simulator: whatever it asks of the cost model
-is an event.
+not on layers, microbatches or replicas. Transfers are found by running the simulator with a cost model that records
+each transfer it prices.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """A rank that times events together with the others.
 
 `python -m autopar.profile.worker FOLDER RANK` is what `autopar.profile.measure` starts on this machine; under torchrun
-the command itself is a rank. All ranks go through the same events in the same order and meet before each: what one
-device does alone all of them do at the same time, so that what they share (memory bandwidth, clocks) is shared as in a
-step. Rank 0 reports every event as soon as it is timed, on standard output.
+the command itself is a rank. All ranks go through the same events in the same order and meet before each one, also
+before an event of a single device, so that memory bandwidth and clocks are shared as in a step. Rank 0 reports every
+event as soon as it is timed, on standard output.
 """
 
 import os
@@ -239,7 +239,7 @@ def main(folder: Path, rank: int) -> int:
     except AutoparError as error:
         say(ErrorEvent(type(error).__name__, str(error.args[0]), error.hint))
         return leave_process(1)
-    except Exception as error:  # the boundary of a process: whatever it is, the parent has to hear of it
+    except Exception as error:  # the boundary of a process: the parent reports every error
         traceback.print_exc()
         say(ErrorEvent(type(error).__name__, traceback.format_exception_only(error)[-1].strip(), ""))
         return leave_process(1)
