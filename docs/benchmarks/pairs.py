@@ -15,6 +15,8 @@ from collections import defaultdict
 from itertools import combinations, pairwise
 from pathlib import Path
 
+from usage import show_usage
+
 JOB = ("framework", "arch", "layers", "hidden", "heads", "seq", "gpu", "n_gpus", "precision")
 """Fields in which plans of one job agree."""
 
@@ -56,4 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()
