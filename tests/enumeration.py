@@ -48,6 +48,12 @@ FEWER = "fewer devices"
 """What `left_out` says of numbers of devices that the search does not look at."""
 
 _AMPLE = 2.0
+MODELS = (
+    "gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "resnet50", "deepseek-moe-16b", "qwen3-30b-a3b",
+    "deepseek-v3", "mamba2-2.7b", "mamba-2.8b", "jamba-v0.1", "nemotron-h-8b", "qwen3-next-80b-a3b", "t5-11b",
+    "unet-sd1", "mlp-xs",
+)  # fmt: skip
+"""Models of the jobs, in an order that a new model does not change: the numbers of jobs stand in reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,11 +404,3 @@ class Comparison:
             yield f"the parts of its objective {plan.objective} s add up to {parts} s"
         if not plan.search.bound <= plan.search.least <= plan.objective == plan.search.objective:
             yield f"bound {plan.search.bound}, least {plan.search.least}, objective {plan.objective} do not ascend"
-
-
-MODELS = (
-    "gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "resnet50", "deepseek-moe-16b", "qwen3-30b-a3b",
-    "deepseek-v3", "mamba2-2.7b", "mamba-2.8b", "jamba-v0.1", "nemotron-h-8b", "qwen3-next-80b-a3b", "t5-11b",
-    "unet-sd1", "mlp-xs",
-)  # fmt: skip
-"""Models of the jobs, in an order that a new model does not change: the numbers of jobs stand in reports."""
