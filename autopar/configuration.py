@@ -23,10 +23,6 @@ and over nodes of one or two devices it leaves them."""
 PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
 """Schedules in which a pass goes through all groups of devices before the last one is busy."""
 
-CHUNKS = (2, 4, 8)
-"""Stages per group of devices that are tried where they are interleaved."""
-
-
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One point of the outer space; everything else (placements, stage boundaries, recompute) is decided inside it.
@@ -88,6 +84,19 @@ def divisors(number: int) -> list[int]:
     """
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def virtual_stages(num_groups: int, num_blocks: int) -> list[int]:
+    """Return the numbers of interleaved stages per group of devices that are searched, in ascending order.
+
+    For every number of blocks b, the list has the most stages of at least b blocks each: fewer stages of b blocks have
+    the same longest stage and a longer bubble. That leaves about 2 sqrt(`num_blocks` / `num_groups`) numbers.
+
+    >>> virtual_stages(8, 82), virtual_stages(4, 82), virtual_stages(16, 128), virtual_stages(8, 9)
+    ([2, 3, 5, 10], [2, 3, 4, 5, 6, 10, 20], [2, 4, 8], [])
+    """
+    most = num_blocks // num_groups
+    return sorted({most // blocks for blocks in range(1, most // 2 + 1)})
 
 
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
@@ -252,7 +261,7 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
     if 2 * num_stages <= num_blocks:
         yield "zb-v", 2
     if num_microbatches % num_stages == 0:
-        yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
+        yield from (("interleaved", chunks) for chunks in virtual_stages(num_stages, num_blocks))
 
 
 def describe(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.configuration import Configuration, configurations, describe
+from autopar.configuration import Configuration, configurations, describe, virtual_stages
 from autopar.pipeline_partition.interleaved import _fastest_mixtures, _Stage
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -74,6 +74,19 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
     assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
     assert found[4, 4] == usual | {("interleaved", 2)}
     assert "interleaved (v = 2, 4)" in describe(space)[0]
+
+
+@pytest.mark.parametrize(("num_groups", "num_blocks"), [(2, 34), (4, 82), (8, 128), (3, 7), (4, 7)])
+def test_virtual_stages_are_the_most_for_their_smallest_stage(num_groups: int, num_blocks: int) -> None:
+    """No number between two listed ones has a larger smallest stage than the next listed one; all have stages."""
+    listed = virtual_stages(num_groups, num_blocks)
+
+    least = {chunks: num_blocks // (num_groups * chunks) for chunks in range(1, num_blocks // num_groups + 1)}
+    assert set(listed) <= set(least) - {1}
+    for chunks, smallest in least.items():
+        if chunks > 1:
+            assert max(other for other in least if least[other] == smallest) in listed
+            assert smallest >= 1
 
 
 def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:

@@ -43,13 +43,14 @@ class Frame:
 
 
 def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    """Return what pins leave of the space of a job, with the pinned meshes it does not list.
+    """Return what pins leave of the space of a job, with the pinned meshes and virtual stages it does not list.
 
     That may be nothing if unequal stages are left.
 
     Raises:
         PinError: If a pinned value cannot occur, or nothing is left.
     """
+    space = _with_chunks(space, pins.pin.chunks, frame.num_blocks)
     _check_values(space, pins, frame)
     found = _filtered(space, pins, frame)
     if not found and frame.unequal is None:
@@ -80,6 +81,18 @@ def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[
         if _keeps_to(configuration, pins.pin, frame, forbidden=False)
         and not _keeps_to(configuration, pins.forbid, frame, forbidden=True)
     ]
+
+
+def _with_chunks(space: Sequence[Configuration], pinned: Sequence[int], num_blocks: int) -> list[Configuration]:
+    """Return a space with interleaved stages in pinned numbers per group; the space lists some numbers only."""
+    more = (
+        replace(configuration, num_chunks=chunks)
+        for configuration in space
+        if configuration.schedule == "interleaved"
+        for chunks in pinned
+        if 1 < chunks <= num_blocks // configuration.num_stages
+    )
+    return list(dict.fromkeys((*space, *more)))
 
 
 def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> Iterator[Configuration]:
