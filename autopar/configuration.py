@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.cost import Overlap, Stack
+from autopar.cost import CostModel, Overlap, Stack
 from autopar.errors import JobError
 from autopar.formulate.data_major import DATA_MAJOR, is_data_major
 from autopar.formulate.step_time import Pipeline
@@ -22,6 +22,10 @@ and over nodes of one or two devices it leaves them."""
 
 PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
 """Schedules in which a pass goes through all groups of devices before the last one is busy."""
+
+_TURNS = ("interleaved", "1f1b-a2a")
+"""Schedules with any number of stages per group of devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -45,8 +49,23 @@ class Configuration:
         turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
         return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}{turns}"
 
+    @property
+    def hides_dispatch(self) -> bool:
+        """Whether the schedule hides the all-to-all of experts, so that passes have other prices."""
+        return SCHEDULES[self.schedule].hides_dispatch
+
+    @property
+    def priced(self) -> tuple[Mesh, bool]:
+        """What the prices of passes depend on beside the samples."""
+        return self.mesh, self.hides_dispatch
+
+    def costs(self, costs: CostModel) -> CostModel:
+        """Return the costs of passes under the schedule."""
+        return costs.overlapped() if self.hides_dispatch else costs
+
     def pipeline(self, stack: Stack) -> Pipeline:
         """Return how a step is cut in time under a software stack."""
+        stack = stack.overlapped() if self.hides_dispatch else stack
         return Pipeline(
             self.num_stages * self.num_chunks,
             self.num_microbatches,
@@ -66,12 +85,13 @@ def families(space: Sequence[Configuration]) -> list[Family]:
     """Return the configurations that differ in the schedule only, together: placements are looked for once for all.
 
     Those with plain schedules are a family of their own, whose bound is tighter than that of the others, and so are
-    those that split the backward, in which collectives have less to hide behind, and those with several stages per
-    group, which need not be neighbours.
+    those that split the backward, in which collectives have less to hide behind, those with several stages per group,
+    which need not be neighbours, and those that hide the all-to-all of experts.
     """
-    found: dict[tuple[int, Mesh, int, bool, bool, bool], list[Configuration]] = {}
+    found: dict[tuple[int, Mesh, int, bool, bool, bool, bool], list[Configuration]] = {}
     for each in space:
-        kind = each.schedule in PLAIN, SCHEDULES[each.schedule].splits, each.num_chunks > 1
+        own = SCHEDULES[each.schedule]
+        kind = each.schedule in PLAIN, own.splits, each.num_chunks > 1, own.hides_dispatch
         found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
     return [tuple(family) for family in found.values()]
 
@@ -138,7 +158,14 @@ def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]
 
 
 def configurations(
-    *, gpus: int, devices_per_node: int, num_blocks: int, global_batch: int, batch_of_model: int | None, mode: str
+    *,
+    gpus: int,
+    devices_per_node: int,
+    num_blocks: int,
+    global_batch: int,
+    batch_of_model: int | None,
+    mode: str,
+    routes: bool = False,
 ) -> list[Configuration]:
     """Return the outer space of a job.
 
@@ -154,6 +181,7 @@ def configurations(
         global_batch: Samples per step.
         batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
         mode: "train" or "infer".
+        routes: Whether there are tokens on their way to experts for schedules to hide.
 
     Raises:
         JobError: If the batch cannot be cut to the model's.
@@ -178,7 +206,7 @@ def configurations(
         )
         for count in counts
         if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
-        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks)
+        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks, routes=routes)
     ]
 
 
@@ -245,13 +273,17 @@ def fitting_try(
     return None
 
 
-def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: int) -> Iterator[tuple[str, int]]:
+def _schedules(
+    mode: str, num_stages: int, num_microbatches: int, num_blocks: int, *, routes: bool
+) -> Iterator[tuple[str, int]]:
     """Yield the schedules that make a difference, and their stages per group of devices."""
     if mode == "infer":
         yield "forward-only", 1
         return
     yield "1f1b", 1
     if num_stages == 1:
+        if routes and num_microbatches > 1:
+            yield "1f1b-a2a", 1
         return
     if num_microbatches > 1:
         yield "gpipe", 1
@@ -260,8 +292,11 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
         yield "zb-h2", 1
     if 2 * num_stages <= num_blocks:
         yield "zb-v", 2
+        if routes and num_microbatches >= 2 * num_stages:
+            yield "dualpipe-v", 2
     if num_microbatches % num_stages == 0:
-        yield from (("interleaved", chunks) for chunks in virtual_stages(num_stages, num_blocks))
+        turns = ("interleaved", "1f1b-a2a") if routes else ("interleaved",)
+        yield from ((name, chunks) for name in turns for chunks in virtual_stages(num_stages, num_blocks))
 
 
 def describe(
@@ -287,10 +322,12 @@ def describe(
         return alike
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
-    chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
-    turns = f" (v = {', '.join(map(str, chunks))})"
+    chunks: dict[str, set[int]] = {}
+    for c in space:
+        chunks.setdefault(c.schedule, set()).add(c.num_chunks)
+    turns = {name: f" (v = {', '.join(map(str, sorted(own)))})" for name, own in chunks.items() if name in _TURNS}
     where = " of consecutive devices" if num_nodes > 1 and stages[-1] > 1 else ""
-    names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
+    names = sorted(name + turns.get(name, "") for name in chunks)
     grids, data_major = (
         [
             "×".join(map(str, shape))

@@ -14,6 +14,9 @@ from autopar.plan import OFFLOADS
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
 
+_DUAL_PIPE = "--schedule dualpipe-v --interleave 2 with half the pp and twice the dp has the stages, bubble and memory"
+"""What to ask for in place of DualPipe, whose two directions are two data-parallel copies of DualPipeV."""
+
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
@@ -74,7 +77,8 @@ class Degrees:
         if self.offload not in OFFLOADS:
             raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
         if self.schedule and self.schedule not in SCHEDULES:
-            raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
+            hint = _DUAL_PIPE if self.schedule == "dualpipe" else f"choose {', '.join(SCHEDULES)}"
+            raise JobError(f"there is no schedule {self.schedule!r}", hint=hint)
         self._check_batch()
         self._check_data()
         self._check_amounts()

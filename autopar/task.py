@@ -28,6 +28,7 @@ from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
 from autopar.events import Profile
 from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import row_routings
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.manual_recipes import BatchDims, batch_dims
 from autopar.fusion_plan import BUCKETS, FUSIONS
@@ -445,13 +446,15 @@ def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_
 def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[Configuration]:
     """Return the outer space of the job."""
     fixed = workload.fixed_batch
+    folded = workload.folded(fixed or batch)
     return configurations(
         gpus=gpus,
         devices_per_node=machine.devices_per_node,
-        num_blocks=workload.folded(fixed or batch).num_blocks,
+        num_blocks=folded.num_blocks,
         global_batch=batch,
         batch_of_model=fixed,
         mode=workload.mode,
+        routes=bool(row_routings(folded)),
     )
 
 

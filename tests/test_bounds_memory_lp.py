@@ -17,6 +17,7 @@ from autopar.schedule.holding import fullest, least_held, moments
 from tests.formulations import splits
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+SCHEDULED += [("1f1b-a2a", 2), ("dualpipe-v", 2)]
 PASSES = (0.3, 0.4, 0.3)
 TOLERANCE = 1e-5
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.configuration import Configuration, configurations, describe, virtual_stages
+from autopar.configuration import Configuration, configurations, describe, families, virtual_stages
 from autopar.pipeline_partition.interleaved import _fastest_mixtures, _Stage
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -17,7 +17,7 @@ from autopar.simulate import simulate
 from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
 from tests.shares import one_in
 
-CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2)]
+CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("1f1b-a2a", 2), ("dualpipe-v", 2)]
 COUNT = 4
 
 
@@ -74,6 +74,22 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
     assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
     assert found[4, 4] == usual | {("interleaved", 2)}
     assert "interleaved (v = 2, 4)" in describe(space)[0]
+
+
+def test_schedules_that_hide_the_dispatch_are_listed_for_models_that_route_tokens() -> None:
+    """1F1B with virtual stages in a pipeline, DualPipeV with two microbatches per stage of a group."""
+    size = {"gpus": 4, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    space = configurations(**size, batch_of_model=None, mode="train", routes=True)
+
+    found = {(c.num_stages, c.num_microbatches, c.schedule, c.num_chunks) for c in space if c.hides_dispatch}
+    turns = {(2, m, v) for m in (2, 4, 8) for v in (2, 4)} | {(4, m, 2) for m in (4, 8)}
+    assert found == {
+        *((1, m, "1f1b-a2a", 1) for m in (2, 4, 8)),
+        *((p, m, "1f1b-a2a", v) for p, m, v in turns),
+        *((p, m, "dualpipe-v", 2) for p, m in ((2, 4), (2, 8), (4, 8))),
+    }
+    assert all(len({c.hides_dispatch for c in family}) == 1 for family in families(space))
+    assert "1f1b-a2a (v = 1, 2, 4)" in describe(space)[0]
 
 
 @pytest.mark.parametrize(("num_groups", "num_blocks"), [(2, 34), (4, 82), (8, 128), (3, 7), (4, 7)])

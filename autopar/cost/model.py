@@ -462,6 +462,10 @@ class CostModel:
         cluster = self.cluster.on(devices)
         return self if cluster is self.cluster else replace(self, cluster=cluster)
 
+    def overlapped(self) -> "CostModel":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+        return self if self.stack.hides_dispatch else replace(self, stack=self.stack.overlapped())
+
     def between(self, devices: range) -> "CostModel":
         """Return the costs of what single devices send to each other: of their group of nodes if they lie in one."""
         return self.on(devices[:1]) if self.cluster.one_kind(devices) else self

@@ -227,6 +227,10 @@ class Stack:
         """
         return next((value for known, value in self.scalars if known == name), SCALARS[name].default)
 
+    def overlapped(self) -> "Stack":
+        """Return the stack under a schedule that hides the dispatch whatever the stack does."""
+        return self if self.hides_dispatch else replace(self, hides_dispatch=True)
+
     def with_scalars(self, **values: float) -> "Stack":
         """Return the stack with other values of some scalars.
 

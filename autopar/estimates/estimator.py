@@ -117,7 +117,8 @@ class Estimator:
         return min(table.live(replace(plain, recompute=str(flavour))) for flavour in least)
 
     def _bare(self, degrees: Degrees) -> Table:
-        joint = usual_schedule(self.predictor.workload.mode)
+        hides = SCHEDULES[degrees.schedule].hides_dispatch if degrees.schedule else False
+        joint = "1f1b-a2a" if hides else usual_schedule(self.predictor.workload.mode)
         return self.table(replace(self._plain(degrees), schedule=joint, interleave=1))
 
     def _plain(self, degrees: Degrees) -> Degrees:
@@ -140,7 +141,8 @@ class Estimator:
             machine.known_host()
         experts = degrees.ep, degrees.whole_experts
         placed = (degrees.tp, degrees.cp, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
-        key = (*placed, self._reference(degrees), SCHEDULES[degrees.schedule].splits, number)
+        schedule = SCHEDULES[degrees.schedule]
+        key = (*placed, self._reference(degrees), schedule.splits, schedule.hides_dispatch, number)
         if key not in self.tables:
             self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
@@ -173,6 +175,7 @@ class Estimator:
         resharder = Resharder(plan.device_mesh, CostModel(machine, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
         costs = priced(CostModel(machine, self.policy, self.stack), self.profile)
+        costs = costs.overlapped() if schedule.hides_dispatch else costs
         return Table(folded, kinds, costs, degrees.zero, sharing)
 
     def _reference(self, degrees: Degrees) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     schedule = next((ours for ours, theirs in TORCHTITAN_SCHEDULES.items() if theirs.lower() == name.lower()), "")
     if not schedule and pp > 1:
         raise ExportError(f"schedule {name!r} is not known", hint=f"choose {', '.join(TORCHTITAN_SCHEDULES.values())}")
-    each = 2 if schedule in ("interleaved", "zb-v") else 1
+    each = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
     reshard = fields.text("parallelism.fsdp_reshard_after_forward", "default")
     zero = 0 if shards == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
     recompute = fields.text("activation_checkpoint.mode", "selective")

@@ -33,6 +33,7 @@ MEGATRON: Mapping[str, str] = {
     "--num-distributed-optimizer-instances": "whole",
     "--overlap-grad-reduce": "flag",
     "--overlap-param-gather": "flag",
+    "--overlap-moe-expert-parallel-comm": "flag",
     "--ddp-bucket-size": "whole",
     "--tp-comm-overlap": "flag",
     "--micro-batch-size": "whole",
@@ -114,6 +115,7 @@ TORCHTITAN_SCHEDULES: Mapping[str, str] = {
     "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
 }
 """Schedules of torch.distributed.pipelining (PyTorch 2.13, schedules.py) by our names."""
 

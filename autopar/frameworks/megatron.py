@@ -23,11 +23,13 @@ from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
 from autopar.plan import Exported
 from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 from autopar.units import parse_whole
+from autopar.workload import job_stack
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
-_SCHEDULES = ("1f1b", "interleaved")
+_SCHEDULES = ("1f1b", "interleaved", "1f1b-a2a")
 _SHOWN = 60
 """Characters of a layout that a message shows."""
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
@@ -50,6 +52,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         *_degrees(facts, lost),
         *_zero(facts, lost),
         *_overlap(facts, lost),
+        *_hidden_dispatch(facts, lost),
         *_recompute(facts, lost),
         *_offload(facts, lost),
         ("--micro-batch-size", facts.microbatch),
@@ -172,6 +175,18 @@ def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:
             yield "--ddp-bucket-size", facts.bucket.elements
     if hides_tp(facts):
         yield "--tp-comm-overlap", True
+
+
+def _hidden_dispatch(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    """Return the overlap of the all-to-all of one microbatch with the compute of another, if the plan has it."""
+    hides = SCHEDULES[facts.plan.schedule].hides_dispatch or job_stack(facts.plan.job).hides_dispatch
+    if facts.ep == 1 or not hides:
+        return
+    yield "--overlap-moe-expert-parallel-comm", True
+    if facts.pp > 1 and facts.interleave == 1:
+        lost.append("Megatron-LM overlaps the all-to-all of experts in a pipeline with virtual stages only")
+    if Recompute.FULL in facts.flavours:
+        lost.append("Megatron-LM overlaps the all-to-all of experts without full recompute only")
 
 
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -68,6 +68,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         sequence_parallel=arguments.flag("--sequence-parallel") and tp > 1,
         recompute=recompute,
         offload=offload,
+        schedule=_schedule(arguments, pp, ep, interleave),
         interleave=interleave,
         microbatch=microbatch,
         global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
@@ -363,6 +364,22 @@ def _check_sequence(arguments: Taken, cp: int) -> None:
             f"--seq-length {seq} is not divisible by 2 x --context-parallel-size {cp}; Megatron-LM refuses that",
             hint=f"--seq-length {-(-seq // (2 * cp)) * 2 * cp}",
         )
+
+
+def _schedule(arguments: Taken, pp: int, ep: int, interleave: int) -> str:
+    """Return the schedule of a pipeline: the usual one, or the one that overlaps the all-to-all of experts.
+
+    Raises:
+        ExportError: If Megatron-LM refuses to overlap it.
+    """
+    if ep == 1 or not arguments.flag("--overlap-moe-expert-parallel-comm"):
+        return ""
+    if pp > 1 and interleave == 1:
+        raise ExportError(
+            "--overlap-moe-expert-parallel-comm in a pipeline without virtual stages, which Megatron-LM refuses",
+            hint="add --num-virtual-stages-per-pipeline-rank 2",
+        )
+    return "1f1b-a2a"
 
 
 def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> None:

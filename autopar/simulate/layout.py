@@ -103,6 +103,9 @@ class Costs(Protocol):
     def on(self, devices: range, /) -> "Costs":
         """Return the costs of work on some devices, where a cluster has several kinds of them."""
 
+    def overlapped(self) -> "Costs":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+
 
 class Resource(StrEnum):
     """What a device has one of: compute stream, link inside the node, share of the NICs, link to host memory."""
