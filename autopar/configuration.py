@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.cluster import Cluster, Numbering
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.errors import JobError
 from autopar.formulate.data_major import DATA_MAJOR, is_data_major
@@ -27,6 +28,13 @@ _TURNS = ("interleaved", "1f1b-a2a")
 """Schedules with any number of stages per group of devices."""
 
 
+_INSIDE = frozenset({"1f1b", "forward-only", *_TURNS})
+"""Schedules that are listed with data parallelism around pipelines: those of Megatron-LM, which lays them out so."""
+
+Priced = tuple[Mesh, bool, int]
+"""Configurations that share prices have equal meshes, schedules that hide the dispatch alike, and equal neighbours."""
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One point of the outer space; everything else (placements, stage boundaries, recompute) is decided inside it.
@@ -37,6 +45,8 @@ class Configuration:
         num_microbatches: Microbatches per step.
         schedule: Order of microbatches.
         num_chunks: Stages per group of devices, which take turns on it.
+        block: Neighbouring devices of a stage where data parallelism lies around pipelines, as of
+            `autopar.cluster.Numbering`; 0 where stages have consecutive devices.
     """
 
     num_stages: int
@@ -44,10 +54,13 @@ class Configuration:
     num_microbatches: int
     schedule: str
     num_chunks: int = 1
+    block: int = 0
 
     def __str__(self) -> str:
         turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
-        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}{turns}"
+        inside = " inside" if self.block else ""
+        pipeline = f"pp={self.num_stages}{inside} mesh {self.mesh}"
+        return f"{pipeline} {self.num_microbatches} microbatches {self.schedule}{turns}"
 
     @property
     def hides_dispatch(self) -> bool:
@@ -55,13 +68,18 @@ class Configuration:
         return SCHEDULES[self.schedule].hides_dispatch
 
     @property
-    def priced(self) -> tuple[Mesh, bool]:
+    def priced(self) -> "Priced":
         """What the prices of passes depend on beside the samples."""
-        return self.mesh, self.hides_dispatch
+        return self.mesh, self.hides_dispatch, self.num_stages if self.block else 1
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """Return a cluster with devices numbered as the stages have them."""
+        return cluster.by_group(self.num_stages, self.mesh.size, self.block) if self.block else cluster
 
     def costs(self, costs: CostModel) -> CostModel:
-        """Return the costs of passes under the schedule."""
-        return costs.overlapped() if self.hides_dispatch else costs
+        """Return the costs of passes under the schedule, on devices as the stages have them."""
+        costs = costs.overlapped() if self.hides_dispatch else costs
+        return replace(costs, cluster=self.cluster(costs.cluster)) if self.block else costs
 
     def pipeline(self, stack: Stack) -> Pipeline:
         """Return how a step is cut in time under a software stack."""
@@ -86,13 +104,14 @@ def families(space: Sequence[Configuration]) -> list[Family]:
 
     Those with plain schedules are a family of their own, whose bound is tighter than that of the others, and so are
     those that split the backward, in which collectives have less to hide behind, those with several stages per group,
-    which need not be neighbours, and those that hide the all-to-all of experts.
+    which need not be neighbours, and those that hide the all-to-all of experts. Stages with other devices, too, have
+    prices of their own.
     """
-    found: dict[tuple[int, Mesh, int, bool, bool, bool, bool], list[Configuration]] = {}
+    found: dict[tuple[int, Priced, int, bool, bool, bool], list[Configuration]] = {}
     for each in space:
         own = SCHEDULES[each.schedule]
-        kind = each.schedule in PLAIN, own.splits, each.num_chunks > 1, own.hides_dispatch
-        found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
+        kind = each.schedule in PLAIN, own.splits, each.num_chunks > 1
+        found.setdefault((each.num_stages, each.priced, each.num_microbatches, *kind), []).append(each)
     return [tuple(family) for family in found.values()]
 
 
@@ -166,6 +185,7 @@ def configurations(
     batch_of_model: int | None,
     mode: str,
     routes: bool = False,
+    orders: bool = False,
 ) -> list[Configuration]:
     """Return the outer space of a job.
 
@@ -182,6 +202,7 @@ def configurations(
         batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
         mode: "train" or "infer".
         routes: Whether there are tokens on their way to experts for schedules to hide.
+        orders: Whether data parallelism may lie around pipelines.
 
     Raises:
         JobError: If the batch cannot be cut to the model's.
@@ -197,7 +218,7 @@ def configurations(
     else:
         counts = divisors(global_batch)
     return [
-        Configuration(num_stages, mesh, count, schedule, chunks)
+        Configuration(num_stages, mesh, count, schedule, chunks, block)
         for num_stages in divisors(gpus)
         if num_stages <= num_blocks
         for mesh in (
@@ -206,8 +227,23 @@ def configurations(
         )
         for count in counts
         if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
+        for block in (0, *_blocks(num_stages, mesh, devices_per_node, orders=orders))
         for schedule, chunks in _schedules(mode, num_stages, count, num_blocks, routes=routes)
+        if not block or schedule in _INSIDE
     ]
+
+
+def _blocks(num_stages: int, mesh: Mesh, devices_per_node: int, *, orders: bool) -> Iterator[int]:
+    """Yield the neighbouring devices of a stage if data parallelism lies around pipelines: those of the minor axis.
+
+    Not where each stage would have the devices that it has anyhow: all of a node, or all that it has.
+    """
+    block = mesh.shape[-1] if len(mesh.axes) == 2 else 1
+    crosses = num_stages > 1 and num_stages * mesh.size > devices_per_node
+    if not (orders and crosses and len(mesh.axes) <= 2 and block < min(mesh.size, devices_per_node)):
+        return
+    if Numbering(num_stages, mesh.size, block).in_node(devices_per_node):
+        yield block
 
 
 def first_tries(
@@ -327,6 +363,8 @@ def describe(
         chunks.setdefault(c.schedule, set()).add(c.num_chunks)
     turns = {name: f" (v = {', '.join(map(str, sorted(own)))})" for name, own in chunks.items() if name in _TURNS}
     where = " of consecutive devices" if num_nodes > 1 and stages[-1] > 1 else ""
+    if any(configuration.block for configuration in space):
+        where += ", or of rows or single devices of every node with data parallelism around pipelines"
     names = sorted(name + turns.get(name, "") for name in chunks)
     grids, data_major = (
         [
@@ -356,7 +394,9 @@ def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ..
         return ()
     where = "on meshes of three axes whose major one is data parallel"
     if not all(is_data_major(own.mesh) for own in closed):
-        where += f" ({sum(is_data_major(own.mesh) for own in closed)}) and of schedules that are not plain"
+        around = sum(own.block > 0 for own in closed)
+        words = f", with data parallelism around pipelines ({around})" if around else ""
+        where += f" ({sum(is_data_major(own.mesh) for own in closed)}){words} and of schedules that are not plain"
     return (
         f"not searched to the end: {len(closed)} configurations {where}; no plan there is faster than "
         f"{format_seconds(floor)}, which the gap takes into account",

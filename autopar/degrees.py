@@ -8,6 +8,7 @@ global batch = dp x microbatch x (number of microbatches)
 from dataclasses import dataclass, replace
 from math import gcd
 
+from autopar.cluster import Cluster
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
 from autopar.plan import OFFLOADS
@@ -44,6 +45,8 @@ class Degrees:
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
         layers: Layers per stage in the order of the chain; empty for an even cut.
+        pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
+            neighbours over tp, ep and cp first, then over pp, then over what is left of dp. Else pp is outermost.
 
     Raises:
         JobError: If a number is not positive, is more than can be planned, or does not divide what it has to.
@@ -65,6 +68,7 @@ class Degrees:
     microbatch: int = 1
     global_batch: int = 1
     layers: tuple[int, ...] = ()
+    pp_inside: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
@@ -177,6 +181,17 @@ class Degrees:
     def gpus(self) -> int:
         """Number of devices."""
         return self.dp * self.cp * self.tp * self.pp
+
+    def numbered(self, cluster: Cluster) -> Cluster:
+        """Return a cluster whose devices are numbered as the plan lays out its pipelines.
+
+        Raises:
+            ClusterError: If pipelines inside data parallelism do not lie evenly in its nodes.
+        """
+        machine = cluster.by_node
+        if not self.pp_inside or self.pp == 1 or self.data == 1 or self.gpus <= machine.devices_per_node:
+            return machine
+        return machine.by_group(self.pp, self.gpus // self.pp, self.gpus // self.pp // self.data)
 
     @property
     def num_stages(self) -> int:

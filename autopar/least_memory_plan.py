@@ -349,8 +349,8 @@ def shortage(found: Thrifty, task: Task) -> Shortage:
     candidate = found.candidate
     assert candidate is not None, "there is a plan to speak of"
     plan = assemble(candidate, task.workload.info(), task.job)
-    folded = task.workload.folded(plan.microbatch)
-    timeline = simulate(lower(plan, folded, task.costs), task.costs)
+    folded, costs = task.workload.folded(plan.microbatch), candidate.configuration.costs(task.costs)
+    timeline = simulate(lower(plan, folded, costs), costs)
     fullest = max(range(len(timeline.stages)), key=lambda stage: timeline.stages[stage].memory.bytes)
     memory = timeline.stages[fullest].memory
     return Shortage(

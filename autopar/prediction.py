@@ -128,8 +128,8 @@ class Predictor:
             JobError: If the degrees do not fit the cluster.
             TacticError: If they do not fit the model.
         """
-        cluster = job_machine(degrees.gpus, cluster)
-        check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
+        cluster = degrees.numbered(job_machine(degrees.gpus, cluster.by_node))
+        check_request(degrees.gpus, cluster.by_node, degrees.global_batch, memory_limit)
         degrees = self.settled(degrees)
         program, plan = self.lowered(
             degrees, cluster, stack, policy=policy, memory_limit=memory_limit, first_layers=first_layers
@@ -381,6 +381,8 @@ def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str
         yield f"schedule {asked.schedule} has no effect without a pipeline (pp 1)"
     if degrees.pp == 1 and degrees.interleave > 1:
         yield f"{degrees.interleave} stages per device have no effect without a pipeline (pp 1)"
+    if degrees.pp_inside and "numbered" not in plan.job.cluster:
+        yield "pipelines inside data parallelism have no effect on where devices lie: one node, pp 1 or dp 1"
     if degrees.recompute == Recompute.SELECTIVE and not any(block.selective for block in plan.blocks):
         yield "selective recompute has no effect: no op of the model is one that it runs again"
 

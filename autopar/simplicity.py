@@ -33,7 +33,7 @@ def complexity(plan: Plan, folded: Folded) -> int:
     kept = {flavour for stage in plan.stages for flavour in stage.flavours}
     total = max(own) + 2 * len(plan.variants)
     if groups > 1:
-        total += 1 + _SCHEDULES.get(plan.schedule, 2)
+        total += 1 + _SCHEDULES.get(plan.schedule, 2) + ("numbered" in plan.job.cluster)
     total += (kept != {Recompute.NONE}) + (len(kept) > 2)
     return total + any(stage.offload for stage in plan.stages)
 

@@ -455,6 +455,7 @@ def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[
         batch_of_model=fixed,
         mode=workload.mode,
         routes=bool(row_routings(folded)),
+        orders=not (machine.groups or machine.domains or machine.intra.torus),
     )
 
 

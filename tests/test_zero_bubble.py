@@ -82,16 +82,20 @@ def test_bubbles_of_equal_passes_relative_to_1f1b(num_groups: int, more: int, se
 
 @given(num_groups=st.integers(1, 6), more=st.integers(0, 8), forward=SECONDS, backward=SECONDS, weight=SECONDS)
 def test_the_bubble_of_dual_pipe_v(num_groups: int, more: int, forward: float, backward: float, weight: float) -> None:
-    """At most the published one, which counts pairs as one pass; (p - 1) (F + B - W) if no pass is longer than F."""
-    backward, weight = min(backward, forward), min(weight, backward, forward)
+    """At most the published one, which counts pairs as one pass; at least (p - 1) (F + B - W).
+
+    For passes in the usual proportions: W no longer than B, F no longer than both.
+    """
+    weight = min(weight, backward)
+    forward = min(forward, backward + weight)
     count, num_stages = 2 * num_groups + more, 2 * num_groups
     passes, none = np.array([[forward, backward, weight]] * num_stages), np.zeros(num_stages)
 
     timing = time_tasks(SCHEDULES["dualpipe-v"], num_groups, count, passes, none, none)
 
     bubble = timing.ends.max() - 2 * count * (forward + backward + weight)
-    assert bubble == pytest.approx((num_groups - 1) * (forward + backward - weight), abs=1e-9 * timing.ends.max())
-    assert bubble <= (num_groups - 1) * (forward + 2 * backward - weight) + 1e-9 * timing.ends.max()
+    assert bubble >= (num_groups - 1) * (forward + backward - weight)
+    assert bubble <= (num_groups - 1) * (forward + 2 * backward - weight)
 
 
 @settings(max_examples=50)

@@ -14,8 +14,8 @@ Without a pipeline the step time itself transfers.
 - *Relaxes*: whatever the other bound relaxes; memory on both sides, for more samples need more of it. Recompute
   (`memory_bound.py`) is added to P, which has none.
 - *Valid when*: both graphs have the same ops on equal or proportional dims (`roofline.scales`); importers may simplify
-  the graph of few samples. Both schedules hide the all-to-all of experts, or neither does. A
-  bound with joint backwards holds for split backwards, which hide less; not the reverse.
+  the graph of few samples. Both schedules hide the all-to-all of experts, or neither does, and stages have the same
+  devices. A bound with joint backwards holds for split backwards, which hide less; not the reverse.
 - *Cost*: a look-up, then the rungs of the ladder up to a linear program.
 - *Source*: monotonicity of the cost model in the number of samples.
 """
@@ -31,7 +31,7 @@ from autopar.bounds.memory_bound import MemoryBounds
 from autopar.bounds.microbatch import UNKNOWN, MicrobatchBound, WarmStart
 from autopar.bounds.roofline import Roofline, scales
 from autopar.bounds.submesh_tables import inner_mesh
-from autopar.configuration import Configuration, Family
+from autopar.configuration import Configuration, Family, Priced
 from autopar.cost import Stack
 from autopar.folding.fold import Folded
 from autopar.formulate.data_major import is_data_major
@@ -45,9 +45,6 @@ MOST_CHOICES = 12
 
 HEADS = 6
 """Number of least bounds that are raised at a time."""
-
-Priced = tuple[Mesh, bool]
-"""Configurations that share prices, as of `Configuration.priced`."""
 
 ALL_RUNGS, MEMORY_RUNGS = 5, 2
 """Rungs of the ladder: all of them, and those of memory alone."""

@@ -112,6 +112,9 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @_degree("interleave", "Stages per group of devices.")
 @click.option("--layers", callback=_layers, metavar="N,N,...", help="Layers per stage; default: an even cut.")
 @click.option(
+    "--pp-inside", is_flag=True, help="Lay data parallelism around pipelines, not pipelines across nodes around it."
+)
+@click.option(
     "--microbatch",
     type=positive_whole(),
     metavar="N",

@@ -68,7 +68,7 @@ class Estimator:
     policy: DtypePolicy = MIXED
     profile: Profile | None = None
     tables: dict[object, Table] = field(default_factory=dict, repr=False)
-    _machines: dict[int, tuple[Cluster, int]] = field(default_factory=dict, repr=False)
+    _machines: dict[tuple[int, int, int], tuple[Cluster, int]] = field(default_factory=dict, repr=False)
 
     def estimate(self, plans: Sequence[Degrees]) -> Estimates:
         """Return what plans come to; the tables that are missing are made first.
@@ -136,7 +136,7 @@ class Estimator:
             JobError: As of `estimate`.
         """
         degrees = degrees.in_mode(self.predictor.workload.mode)
-        machine, number = self._machine(degrees.gpus)
+        machine, number = self._machine(degrees)
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
         experts = degrees.ep, degrees.whole_experts
@@ -147,13 +147,15 @@ class Estimator:
             self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
 
-    def _machine(self, gpus: int) -> tuple[Cluster, int]:
-        """Return the part of the cluster that a job of so many devices gets, and its number: few are distinct."""
-        if gpus not in self._machines:
-            machine = job_machine(gpus, self.cluster)
+    def _machine(self, degrees: Degrees) -> tuple[Cluster, int]:
+        """Return the part of the cluster that a plan gets, as it numbers devices, and its number: few are distinct."""
+        inside = (degrees.pp, degrees.data) if degrees.pp_inside else (1, 1)
+        key = degrees.gpus, *inside
+        if key not in self._machines:
+            machine = degrees.numbered(job_machine(degrees.gpus, self.cluster.by_node))
             numbers = {known: number for known, number in self._machines.values()}
-            self._machines[gpus] = machine, numbers.get(machine, len(numbers))
-        return self._machines[gpus]
+            self._machines[key] = machine, numbers.get(machine, len(numbers))
+        return self._machines[key]
 
     def _make(self, degrees: Degrees, machine: Cluster) -> Table:
         (data, sharing), schedule = self._reference(degrees), SCHEDULES[degrees.schedule]
@@ -165,6 +167,7 @@ class Estimator:
             pp=1,
             interleave=1,
             layers=(),
+            pp_inside=False,
             schedule=usual_schedule(self.predictor.workload.mode),
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
             offload="",

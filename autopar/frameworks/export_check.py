@@ -100,6 +100,7 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
         microbatch=facts.microbatch,
         global_batch=plan.job.global_batch,
         layers=_layers(facts, interleaves),
+        pp_inside=facts.pp_inside and to == "nemo",
     )
     return Configuration(degrees, plan.model.source, {}, plan.job.precision, (), (), first_layers=mixed)
 
@@ -179,6 +180,7 @@ def as_options(degrees: Degrees) -> str:
         if value != getattr(usual, name):
             words.append(f"--{name} {value}")
     words += ["--sequence-parallel"] if degrees.sequence_parallel else []
+    words += ["--pp-inside"] if degrees.pp_inside else []
     words.append(f"--microbatch {degrees.microbatch}")
     words += [f"--layers {','.join(map(str, degrees.layers))}"] if degrees.layers else []
     return " ".join([*words, f"--global-batch {degrees.global_batch}"])

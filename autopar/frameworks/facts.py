@@ -130,6 +130,11 @@ class Facts:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def pp_inside(self) -> bool:
+        """Whether data parallelism lies around pipelines."""
+        return "numbered" in self.plan.job.cluster
+
+    @property
     def mtp(self) -> int:
         """Further tokens that the model predicts in training."""
         return self.sizes.decoder.mtp if self.sizes is not None and self.sizes.decoder is not None else 0

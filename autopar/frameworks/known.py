@@ -34,6 +34,7 @@ MEGATRON: Mapping[str, str] = {
     "--overlap-grad-reduce": "flag",
     "--overlap-param-gather": "flag",
     "--overlap-moe-expert-parallel-comm": "flag",
+    "--use-tp-pp-dp-mapping": "flag",
     "--ddp-bucket-size": "whole",
     "--tp-comm-overlap": "flag",
     "--micro-batch-size": "whole",
@@ -135,6 +136,7 @@ NEMO_SOURCE = "NVIDIA/NeMo 2.x recipes (nemo.collections.llm.recipes) and Megatr
 NEMO: frozenset[str] = frozenset(
     {
         "trainer.num_nodes",
+        "trainer.strategy.use_tp_pp_dp_mapping",
         "trainer.devices",
         "trainer.strategy.tensor_model_parallel_size",
         "trainer.strategy.pipeline_model_parallel_size",

@@ -106,6 +106,10 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         lost.append(f"schedule {facts.plan.schedule!r}: Megatron-LM runs 1F1B, interleaved where stages take turns")
     if facts.pp == 1:
         return
+    if facts.pp_inside:
+        yield "--use-tp-pp-dp-mapping", True
+        if facts.ep > 1:
+            lost.append("pipelines inside data parallelism: Megatron-LM refuses them with experts over several devices")
     if facts.is_even:
         if facts.interleave > 1:
             yield "--num-virtual-stages-per-pipeline-rank", facts.interleave

@@ -73,6 +73,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         microbatch=microbatch,
         global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
         layers=layers,
+        pp_inside=arguments.flag("--use-tp-pp-dp-mapping"),
     )
     source, dims = (
         (model, _predictions(arguments))

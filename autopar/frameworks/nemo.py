@@ -26,13 +26,14 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     lost = list(facts.lost)
     if facts.mtp:
         lost.append(f"multi-token prediction of depth {facts.mtp}: set mtp_num_layers of the recipe's model")
-    per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).devices_per_node)
+    per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).by_node.devices_per_node)
     values: dict[str, object] = {
         "trainer.num_nodes": facts.gpus // per_node,
         "trainer.devices": per_node,
         "trainer.strategy.tensor_model_parallel_size": facts.tp,
         "trainer.strategy.pipeline_model_parallel_size": facts.pp,
         "trainer.strategy.virtual_pipeline_model_parallel_size": facts.interleave if facts.interleave > 1 else None,
+        **({"trainer.strategy.use_tp_pp_dp_mapping": True} if facts.pp_inside else {}),
         "trainer.strategy.context_parallel_size": facts.cp,
         "trainer.strategy.expert_model_parallel_size": facts.ep,
         **({"trainer.strategy.expert_tensor_parallel_size": facts.etp} if facts.etp and facts.ep > 1 else {}),

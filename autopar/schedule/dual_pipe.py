@@ -2,8 +2,9 @@
 
 Source: DeepSeek-V3 (2024, arXiv:2412.19437, section 3.2.1) and `dualpipe/dualpipev.py` of deepseek-ai/DualPipe.
 With F, B and W the seconds of the passes of a stage (B without W), p groups and at least 2 p microbatches, a group
-holds 2 p + 1 chunks, as large as half a stage of 1F1B on p groups. A forward beside a backward runs before it here, which
-makes the bubble (p - 1) (F + B - W). Run as one, both end at the end of the pair: (p - 1) (F + 2 B - W), as published.
+holds 2 p + 1 chunks, as large as half a stage of 1F1B on p groups. A forward beside a backward runs before it here,
+which makes the bubble (p - 1) (F + B - W) or a little more. Run as one, both end at the end of the pair:
+(p - 1) (F + 2 B - W), as published.
 
 DualPipe, whose microbatches start at both ends, is two of these: of 2 p groups, groups g and 2 p - 1 - g both have
 stages g and 2 p - 1 - g of 2 p, as two data-parallel copies of group g of DualPipeV on p groups have. Bubble, held

@@ -14,7 +14,7 @@ from typing import IO
 
 from autopar.bounds.submesh import SubmeshBounds, submesh_bounds
 from autopar.collector import seldom_collected, uncollected
-from autopar.configuration import Family
+from autopar.configuration import Family, Priced
 from autopar.cost import Overlap
 from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import DataMajor
@@ -81,7 +81,7 @@ class Workbench:
         self._nodes: dict[Cell, NodeSolver] = {}
         self._states: dict[Cell, bytes] = {}
         """Packed solvers of cells that have waited long; their tables are written again when a task continues them."""
-        self._tables: dict[tuple[tuple[Mesh, bool], int], Tables | None] = {}
+        self._tables: dict[tuple[Priced, int], Tables | None] = {}
         """Tables of the last meshes and numbers of microbatches, which all schedules and branches share."""
 
     @classmethod
