@@ -45,6 +45,8 @@ class Degrees:
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
         layers: Layers per stage in the order of the chain; empty for an even cut.
+        predictions: Modules of multi-token prediction per stage, where `layers` are given; empty if the last stage has
+            all of them.
         pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
             neighbours over tp, ep and cp first, then over pp, then over what is left of dp. Else pp is outermost.
 
@@ -68,6 +70,7 @@ class Degrees:
     microbatch: int = 1
     global_batch: int = 1
     layers: tuple[int, ...] = ()
+    predictions: tuple[int, ...] = ()
     pp_inside: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +97,13 @@ class Degrees:
             raise JobError(
                 f"layers are given for {len(self.layers)} stages, there are {self.num_stages}",
                 hint="there are pp x interleave stages",
+            )
+
+        if self.predictions and len(self.predictions) != len(self.layers):
+            raise JobError(
+                f"modules of multi-token prediction are given for {len(self.predictions)} stages, layers for "
+                f"{len(self.layers)}",
+                hint="give both for every stage, e.g. by --layout 'Et*2|t*2|mL'",
             )
 
     def _check_amounts(self) -> None:

@@ -496,7 +496,7 @@ def test_imported_from_the_command_line(hybrid: Plan, tmp_path: Path, capsys: py
 def test_a_layout_reads_as_it_is_written() -> None:
     """Stages without a layer, too."""
     for layers in ((2, 3, 1), (0, 4), (4, 0), (1, 1, 1, 1)):
-        assert megatron.parse_layout(shlex.split(megatron.layout(layers))[0]) == layers
+        assert megatron.parse_layout(shlex.split(megatron.layout(layers))[0]) == (layers, ())
 
 
 def test_stages_may_share_devices(cache_dir: Path) -> None:

@@ -135,6 +135,13 @@ class Facts:
         return "numbered" in self.plan.job.cluster
 
     @property
+    def predictions(self) -> tuple[int, ...]:
+        """Modules of multi-token prediction per stage: the blocks before the last one, which has the head."""
+        last = self.plan.stages[-1].blocks[1] - 1
+        modules = set(range(last - self.mtp, last))
+        return tuple(len(modules & set(range(*stage.blocks))) for stage in self.plan.stages)
+
+    @property
     def mtp(self) -> int:
         """Further tokens that the model predicts in training."""
         return self.sizes.decoder.mtp if self.sizes is not None and self.sizes.decoder is not None else 0

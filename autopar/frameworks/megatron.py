@@ -110,33 +110,40 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--use-tp-pp-dp-mapping", True
         if facts.ep > 1:
             lost.append("pipelines inside data parallelism: Megatron-LM refuses them with experts over several devices")
-    if facts.is_even:
+    predictions = facts.predictions
+    if facts.is_even and sum(predictions) == predictions[-1]:
         if facts.interleave > 1:
             yield "--num-virtual-stages-per-pipeline-rank", facts.interleave
         return
-    yield "--pipeline-model-parallel-layout", shlex.quote(layout(facts.layers))
+    yield "--pipeline-model-parallel-layout", shlex.quote(layout(facts.layers, predictions))
 
 
-def layout(layers: tuple[int, ...]) -> str:
-    """Return Megatron's word for layers per stage: E the embedding, t a layer, L the loss.
+def layout(layers: tuple[int, ...], predictions: tuple[int, ...] = ()) -> str:
+    """Return Megatron's word for layers per stage: E the embedding, t a layer, m multi-token prediction, L the loss.
 
-    >>> layout((2, 3, 1))
-    'Et*2|t*3|t*1,L'
+    >>> layout((2, 3, 1)), layout((0, 2, 2, 0), (0, 0, 0, 1))
+    ('Et*2|t*3|t*1,L', 'E|t*2|t*2|m,L')
     """
-    parts = [f"t*{count}" if count else "" for count in layers]
+    modules = predictions or (0,) * len(layers)
+    parts = [
+        ",".join(part for part in (f"t*{count}" if count else "", "m" * more) if part)
+        for count, more in zip(layers, modules, strict=True)
+    ]
     parts[0] = f"E{parts[0]}"
     parts[-1] = f"{parts[-1]},L" if parts[-1] else "L"
     return "|".join(parts)
 
 
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Return the layers per stage that a layout states; embedding, loss and the like count for nothing.
+def parse_layout(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the layers per stage that a layout states, and its modules of multi-token prediction if it has any.
+
+    The embedding lies on the first stage and the loss on the last, which may have nothing else.
 
     Raises:
         ExportError: If it is none.
 
-    >>> parse_layout("Et*2|(tt|)*3t,L")
-    (2, 2, 2, 2, 1)
+    >>> parse_layout("Et*2|(tt|)*3t,L"), parse_layout("E|tt|t|mL")
+    (((2, 2, 2, 2, 1), ()), ((0, 2, 1, 0), (0, 0, 0, 1)))
     """
     plain = text.replace(",", "").replace(" ", "")
     while found := re.search(r"\(([^()]*)\)\*(\d+)|([EtmL])\*(\d+)", plain):
@@ -147,7 +154,16 @@ def parse_layout(text: str) -> tuple[int, ...]:
         plain = plain[: found.start()] + part * count + plain[found.end() :]
     if len(plain) > 2 * MAX_LAYERS or re.search(r"[^EtmL|]", plain) or "t" not in plain:
         raise ExportError(f"{text[:_SHOWN]!r} is no pipeline layout", hint="write stages like Et*2|t*3|t*2,L")
-    return tuple(stage.count("t") for stage in plain.split("|"))
+    stages = plain.split("|")
+    for letter, part, place in (("E", "embedding", 0), ("L", "loss", -1)):
+        if plain.count(letter) != stages[place].count(letter) or plain.count(letter) > 1:
+            raise ExportError(
+                f"the {part} ({letter}) of the layout {text[:_SHOWN]!r} is not on the "
+                f"{'first' if place == 0 else 'last'} stage",
+                hint="write stages like Et*2|t*3|t*2,L",
+            )
+    layers, predictions = (tuple(stage.count(letter) for stage in stages) for letter in "tm")
+    return layers, predictions if any(predictions) else ()
 
 
 def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -47,7 +47,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
     dp = data_parallel_degree(gpus, shape)
     tp, pp, cp = shape["tp"], shape["pp"], shape["cp"]
     ep, etp = _experts(arguments, dp, tp)
-    layers, interleave = _stages(arguments, pp)
+    layers, predictions, interleave = _stages(arguments, pp)
     recompute, first_layers = _recompute(arguments, layers, pp * interleave)
     zero = _zero(arguments)
     shard = _sharing(arguments, zero, dp, ep)
@@ -73,6 +73,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         microbatch=microbatch,
         global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
         layers=layers,
+        predictions=predictions,
         pp_inside=arguments.flag("--use-tp-pp-dp-mapping"),
     )
     source, dims = (
@@ -294,17 +295,30 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _stages(arguments: Taken, pp: int) -> tuple[tuple[int, ...], int]:
-    """Return layers per stage (empty for an even cut) and stages per group of devices."""
+def _stages(arguments: Taken, pp: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return layers per stage (empty for an even cut), multi-token prediction, and stages per group of devices."""
     layout = arguments.text("--pipeline-model-parallel-layout")
+    if not isinstance(layout, str):
+        layers, interleave = _stages_by_number(arguments, pp)
+        return layers, (), interleave
+    number, depth = arguments.whole("--num-layers"), arguments.whole("--mtp-num-layers") or 0
+    layers, predictions = parse_layout(layout)
+    if len(layers) % pp:
+        raise ExportError(f"the layout {layout!r} has {len(layers)} stages for {pp} groups of devices")
+    if number is not None and sum(layers) != number:
+        raise ExportError(f"the layout {layout!r} has {sum(layers)} layers, --num-layers is {number}")
+    if sum(predictions) != depth:
+        raise ExportError(
+            f"the layout {layout!r} has {sum(predictions)} modules of multi-token prediction, --mtp-num-layers is "
+            f"{depth}: Megatron-LM asks for as many",
+            hint="write an m for each, after the last t",
+        )
+    return layers, predictions, len(layers) // pp
+
+
+def _stages_by_number(arguments: Taken, pp: int) -> tuple[tuple[int, ...], int]:
+    """Return layers per stage (empty for an even cut) and stages per group of devices, where no layout states them."""
     number = arguments.whole("--num-layers")
-    if isinstance(layout, str):
-        layers = parse_layout(layout)
-        if len(layers) % pp:
-            raise ExportError(f"the layout {layout!r} has {len(layers)} stages for {pp} groups of devices")
-        if number is not None and sum(layers) != number:
-            raise ExportError(f"the layout {layout!r} has {sum(layers)} layers, --num-layers is {number}")
-        return layers, len(layers) // pp
     virtual = arguments.whole("--num-virtual-stages-per-pipeline-rank") or 1
     first = arguments.whole("--decoder-first-pipeline-num-layers")
     last = arguments.whole("--decoder-last-pipeline-num-layers")

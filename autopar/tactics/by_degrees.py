@@ -128,7 +128,7 @@ def stages_by_degrees(degrees: Degrees, folded: Folded, first_layers: int = 0) -
     """
     joint = degrees.schedule in ("", "1f1b")
     schedule = "interleaved" if degrees.interleave > 1 and joint else degrees.schedule or None
-    stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
+    stages = blocks_per_stage(folded, degrees.layers, degrees.predictions) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     found: list[Tactic] = [pipeline]
     if degrees.recompute != "none" and not first_layers:
@@ -159,6 +159,6 @@ def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int]
         TacticError: If there are fewer blocks than stages, or other layers than given.
     """
     given = degrees.layers
-    counts = blocks_per_stage(folded, given) if given else even_blocks(folded, degrees.num_stages)
+    counts = blocks_per_stage(folded, given, degrees.predictions) if given else even_blocks(folded, degrees.num_stages)
     ends = [0, *accumulate(counts)]
     return tuple(pairwise(ends))
