@@ -227,23 +227,26 @@ def configurations(
         )
         for count in counts
         if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
-        for block in (0, *_blocks(num_stages, mesh, devices_per_node, orders=orders))
+        for block in sorted({0, inside_block(num_stages, mesh, devices_per_node) * orders})
         for schedule, chunks in _schedules(mode, num_stages, count, num_blocks, routes=routes)
         if not block or schedule in _INSIDE
     ]
 
 
-def _blocks(num_stages: int, mesh: Mesh, devices_per_node: int, *, orders: bool) -> Iterator[int]:
-    """Yield the neighbouring devices of a stage if data parallelism lies around pipelines: those of the minor axis.
+def inside_block(num_stages: int, mesh: Mesh, devices_per_node: int) -> int:
+    """Return the neighbouring devices of a stage if data parallelism lies around pipelines: those of the minor axis.
 
-    Not where each stage would have the devices that it has anyhow: all of a node, or all that it has.
+    0 where pipelines cannot lie so, or each stage would have the devices that it has anyhow: all of a node, or all that
+    it has. Meshes of three axes are left out.
+
+    >>> [inside_block(4, mesh, 8) for mesh in (Mesh.of(outer=8, inner=2), Mesh.of(inner=16), Mesh.of(inner=2))]
+    [2, 1, 0]
     """
     block = mesh.shape[-1] if len(mesh.axes) == 2 else 1
     crosses = num_stages > 1 and num_stages * mesh.size > devices_per_node
-    if not (orders and crosses and len(mesh.axes) <= 2 and block < min(mesh.size, devices_per_node)):
-        return
-    if Numbering(num_stages, mesh.size, block).in_node(devices_per_node):
-        yield block
+    if not crosses or len(mesh.axes) > 2 or block >= min(mesh.size, devices_per_node):
+        return 0
+    return block if Numbering(num_stages, mesh.size, block).in_node(devices_per_node) else 0
 
 
 def first_tries(

@@ -198,6 +198,7 @@ def test_a_configuration_that_cannot_be_predicted_says_why(cache_dir: Path) -> N
     assert exported.outcome.startswith("Not predicted as written: --cpu-offloading-num-layers 2: only all layers but")
 
 
+@pytest.mark.slow
 def test_a_pipeline_as_megatron_lays_it_out(cache_dir: Path) -> None:
     """Embedding and head alone, multi-token prediction with a layer, pipelines inside, the dispatch hidden."""
     dims = {**TINY["deepseek-v3"], "num_layers": 4, "dense_layers": 2, "mtp": 1}

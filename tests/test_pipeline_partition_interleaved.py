@@ -167,3 +167,18 @@ def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
     rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
     assert _fastest_mixtures([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])
+
+
+def test_data_parallelism_around_pipelines_is_listed_where_stages_get_other_devices() -> None:
+    """With the minor axis of two in a node, and not where that fills one; under the schedules of Megatron-LM."""
+    size = {"gpus": 32, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    space = configurations(**size, batch_of_model=None, mode="train", orders=True)
+
+    inside = {(c.num_stages, str(c.mesh), c.block) for c in space if c.block}
+    assert inside == {
+        *((2, mesh, block) for mesh, block in (("inner=16", 1), ("outer=8×inner=2", 2), ("outer=4×inner=4", 4))),
+        *((4, mesh, block) for mesh, block in (("inner=8", 1), ("outer=4×inner=2", 2), ("outer=2×inner=4", 4))),
+        *((8, mesh, block) for mesh, block in (("inner=4", 1), ("outer=2×inner=2", 2))),
+    }
+    assert {c.schedule for c in space if c.block} == {"1f1b", "interleaved"}
+    assert all(len({c.block for c in family}) == 1 for family in families(space))
