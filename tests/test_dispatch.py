@@ -243,7 +243,7 @@ def test_a_stack_that_sends_once_and_one_that_hides_it_are_faster() -> None:
     assert fast.collective_seconds >= slow.collective_seconds - slow.compute_seconds
 
 
-@pytest.mark.parametrize("schedule", ["1f1b-a2a", "dualpipe-v"])
+@pytest.mark.parametrize("schedule", ["1f1b-a2a", pytest.param("dualpipe-v", marks=pytest.mark.slow)])
 def test_a_schedule_that_hides_the_dispatch_is_priced_as_a_stack_that_does(schedule: str) -> None:
     """The simulator and estimates by formula; the stack of the plan stays that of the job."""
     degrees = Degrees(dp=8, ep=8, pp=2, interleave=2, schedule=schedule, global_batch=32)

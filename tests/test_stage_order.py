@@ -79,6 +79,7 @@ def test_what_does_not_lie_evenly_is_refused(cluster: str, size: int, block: int
         PRESETS[cluster].by_group(groups=4, size=size, block=block)
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_the_order_of_its_stages(cache_dir: Path) -> None:
     """Simulated with it, written, read back, and estimated alike; without several nodes it has no effect."""
     predictor = Predictor(open_workload("zoo:llama3-8b", dims={**TINY["llama3-8b"], "seq": 512}), cache_dir)
