@@ -192,7 +192,7 @@ def _thrifty(space: list[Configuration], batch: int) -> tuple[list[list[Configur
 
     The smallest microbatches hold least, and come first; they may be harder to split: there are also those with one
     sample for each device along some axes of the mesh. Where data parallelism lies around pipelines nothing needs
-    less, nor where a schedule hides the all-to-all of experts: such configurations are looked at if there are no others.
+    less, nor where a schedule hides the all-to-all of experts: such configurations count if there are no others.
     """
     space = [own for own in space if not (own.block or own.hides_dispatch)] or space
     families: dict[tuple[int, Mesh, int], list[Configuration]] = {}
