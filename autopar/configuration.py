@@ -128,14 +128,17 @@ def divisors(number: int) -> list[int]:
 def virtual_stages(num_groups: int, num_blocks: int) -> list[int]:
     """Return the numbers of interleaved stages per group of devices that are searched, in ascending order.
 
-    For every number of blocks b, the list has the most stages of at least b blocks each: fewer stages of b blocks have
-    the same longest stage and a longer bubble. That leaves about 2 sqrt(`num_blocks` / `num_groups`) numbers.
+    For every power of two b, the list has the most stages of at least b blocks each: fewer stages of b blocks have the
+    same longest stage and a longer bubble.
 
     >>> virtual_stages(8, 82), virtual_stages(4, 82), virtual_stages(16, 128), virtual_stages(8, 9)
-    ([2, 3, 5, 10], [2, 3, 4, 5, 6, 10, 20], [2, 4, 8], [])
+    ([2, 5, 10], [2, 5, 10, 20], [2, 4, 8], [])
     """
-    most = num_blocks // num_groups
-    return sorted({most // blocks for blocks in range(1, most // 2 + 1)})
+    found, chunks = list[int](), num_blocks // num_groups
+    while chunks > 1:
+        found.append(chunks)
+        chunks //= 2
+    return found[::-1]
 
 
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
