@@ -205,7 +205,7 @@ def configurations(
         batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
         mode: "train" or "infer".
         routes: Whether there are tokens on their way to experts for schedules to hide.
-        orders: Whether data parallelism may lie around pipelines.
+        orders: Whether data parallelism may also lie around pipelines.
 
     Raises:
         JobError: If the batch cannot be cut to the model's.

@@ -258,7 +258,8 @@ def pinned(task: Task, pins: Pins) -> Task:
     """
     job, workload = task.job, task.workload
     fixed = workload.fixed_batch
-    space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
+    orders = True in pins.pin.pp_inside
+    space = _space(workload, task.costs.cluster, job.gpus, job.global_batch, orders=orders)
     blocks = workload.folded(fixed or job.global_batch).num_blocks
     declared = unequal(space, task.costs.cluster, job.gpus, blocks)
     left = unequal_left(declared, pins, job.global_batch, blocks)
@@ -443,8 +444,8 @@ def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_
         )
 
 
-def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[Configuration]:
-    """Return the outer space of the job."""
+def _space(workload: Workload, machine: Cluster, gpus: int, batch: int, *, orders: bool = False) -> list[Configuration]:
+    """Return the outer space of the job; `orders` as of `configurations`."""
     fixed = workload.fixed_batch
     folded = workload.folded(fixed or batch)
     return configurations(
@@ -455,7 +456,7 @@ def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[
         batch_of_model=fixed,
         mode=workload.mode,
         routes=bool(row_routings(folded)),
-        orders=not (machine.groups or machine.domains or machine.intra.torus),
+        orders=orders and not (machine.groups or machine.domains or machine.intra.torus),
     )
 
 

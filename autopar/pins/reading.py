@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from autopar.cluster import cluster_from_dict
 from autopar.discover import Rules
 from autopar.folding.fold import Folded
 from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Pins
@@ -47,18 +46,13 @@ def pins_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int]) 
             microbatches=(plan.num_microbatches,),
             schedule=(plan.schedule,),
             chunks=(len(plan.stages) // groups,),
-            pp_inside=("numbered" in plan.job.cluster,) if groups > 1 and _crosses_nodes(plan) else (),
+            pp_inside=(True,) if "numbered" in plan.job.cluster else (),
             boundaries=tuple(stage.blocks[0] for stage in plan.stages[1:]),
             recompute=tuple(recompute),
             offload=_offload(plan) if trains else (),
             tactics=placing,
         )
     )
-
-
-def _crosses_nodes(plan: Plan) -> bool:
-    """Whether a plan has several nodes, so that it matters which devices a stage has."""
-    return plan.job.gpus > cluster_from_dict(plan.job.cluster).by_node.devices_per_node
 
 
 def _offload(plan: Plan) -> tuple[BlockOffload, ...]:
