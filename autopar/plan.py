@@ -642,13 +642,17 @@ class Plan:
     def load(cls, path: str | Path) -> "Plan":
         """Read a plan file.
 
+        Args:
+            path: The file, or the folder whose `plan.json` it is, as `-o DIR` leaves it.
+
         Raises:
             PlanError: If the file cannot be read or is no plan.
         """
+        file = Path(path) / "plan.json" if Path(path).is_dir() else Path(path)
         try:
-            data = Path(path).read_bytes()
+            data = file.read_bytes()
         except OSError as error:
-            raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
+            raise PlanError(f"cannot read plan {str(file)!r}: {error.strerror}", hint="check the path") from None
         return cls.from_json(data)
 
     def export(self, to: str, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Exported:
