@@ -171,7 +171,7 @@ class Predictor:
         first_layers: int = 0,
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
-        degrees, folded = self.settled(degrees), self._folded(degrees)
+        degrees, folded = in_context(self.settled(degrees), stack), self._folded(degrees)
         costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
         job = make_job(self.workload, degrees.gpus, degrees.global_batch, cluster, stack, policy, memory_limit)
@@ -226,6 +226,11 @@ class Predictor:
         if samples not in self._rules:
             self._rules[samples] = rules_for(folded, self.rules)
         return self._rules[samples]
+
+
+def in_context(degrees: Degrees, stack: Stack) -> Degrees:
+    """Return degrees with the kind of context parallelism that a stack runs, where they do not state one."""
+    return degrees if degrees.cp == 1 or degrees.cp_kind else replace(degrees, cp_kind=stack.context)
 
 
 def kernels(stack: Stack) -> Stack:

@@ -107,6 +107,19 @@ def test_collectives_hidden_behind_products_are_read(text: str, framework: str, 
     assert parse_configuration(text, framework, gpus=8, model="zoo:llama3-8b").hides_tp == hides
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("", "ring"), ("--cp-comm-type all_gather", "gather"), ("--cp-comm-type a2a", "ulysses")],
+    ids=["default", "all_gather", "a2a"],
+)
+def test_megatron_passes_keys_and_values_round_unless_told_otherwise(text: str, kind: str) -> None:
+    found = read(f"{GPT2} --context-parallel-size 2 {text}")
+
+    assert (found.degrees.cp, found.degrees.cp_kind) == (2, kind)
+    assert not any("context" in sentence for sentence in found.assumed)
+    assert read(GPT2 + text).degrees.cp_kind == ""
+
+
 def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> None:
     found = parse_configuration("[training]\nsteps = 10\n", "torchtitan", gpus=8, model="zoo:llama3-8b")
 

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from autopar.cluster import Link, load_cluster
 from autopar.cost import CostModel, Stack, rings
 from autopar.cost.attention import attention_work
+from autopar.describe.context_kinds import context_kinds
 from autopar.discover import discover
 from autopar.discover.rules import Strategy
+from autopar.errors import TacticError
 from autopar.execute import Executor
 from autopar.execute.rings import run_ring
 from autopar.formulate.building import build_tables
@@ -23,13 +25,14 @@ from autopar.formulate.op_strategies import options
 from autopar.formulate.tables import Memory, Tables
 from autopar.ir.graph import Attr, Graph, Op, Value
 from autopar.ir.rings import RINGS
-from autopar.plan import Job, ModelInfo, Plan
+from autopar.plan import CONTEXT_KINDS, ContextKind, Job, ModelInfo, Plan
 from autopar.program.records import Compute, SegmentPhase
 from autopar.sharding import Axis, Mesh, Replicate, Shard
 from autopar.simulate.layout import Resource, lay_out
 from autopar.simulate.liveness import lifetimes
 from autopar.tactics import ContextParallel, DataParallel, Megatron, Pipeline, Recompute, Tactic
 from autopar.tactics.draft import Draft
+from autopar.tactics.reading import tactics_of
 from tests.executions import COSTS, Execution, model_graph, model_rules
 from tests.test_discover_windows import compare_runtimes
 
@@ -109,7 +112,7 @@ def test_onnxruntime_runs_the_steps_as_we_do() -> None:
 
 def graph_of(kind: str, attrs: Mapping[str, Attr], keys: int = S, masked: bool = False) -> Graph:
     """Return the graph of one attention op."""
-    shapes = {"q": (B, H, S, D), "k": (B, G, keys, D), "v": (B, G, keys, F)}
+    shapes: dict[str, tuple[int, ...]] = {"q": (B, H, S, D), "k": (B, G, keys, D), "v": (B, G, keys, F)}
     shapes |= {"mask": (S, keys)} if masked else {}
     values = {name: Value(name, shape, "float32") for name, shape in {**shapes, "y": (B, H, S, F)}.items()}
     op = Op("core", kind, tuple(shapes), ("y",), tuple(sorted(attrs.items())))
@@ -205,6 +208,37 @@ def test_plans_with_rings_train_like_the_model(
     execution(name).check(plan)
 
     assert local_kinds(plan) >= {"autopar::RingAttention", "autopar::RingAttentionGrad"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("ring", {"ring": 3}), pytest.param("gather", {"gather": 3}, marks=pytest.mark.slow), ("ulysses", {"ulysses": 3})],
+)
+def test_every_kind_of_context_parallelism_trains_like_the_model(
+    kind: ContextKind, expected: dict[str, int], cache_dir: Path
+) -> None:
+    """Three layers; only one kind at a time."""
+    plan = planned("gpt2", Mesh.of(d=2, c=2), (DataParallel("d"), ContextParallel("c", kind)), cache_dir)
+
+    execution("gpt2").check(plan)
+
+    assert context_kinds(plan.mesh, plan.blocks, execution("gpt2").folded) == {"d": {}, "c": expected}
+
+
+def test_plans_with_each_kind_are_read_back_as_tactics(cache_dir: Path) -> None:
+    """The kind is among the words that people would use."""
+    for kind in CONTEXT_KINDS:
+        plan = planned("gpt2", Mesh.of(c=2), (ContextParallel("c", kind),), cache_dir)
+        folded, rules = execution("gpt2").folded, model_rules("gpt2", cache_dir)
+        batch = batch_dims(folded.graph.values, model_graph("gpt2", 8).values)
+
+        assert ContextParallel("c", kind) in tactics_of(plan, folded, rules, batch)
+
+
+def test_heads_that_an_axis_does_not_divide_are_not_exchanged(cache_dir: Path) -> None:
+    """4 query heads and 2 key heads on 4 devices."""
+    with pytest.raises(TacticError, match="c does not divide the heads of"):
+        planned("llama3-8b", Mesh.of(c=4), (ContextParallel("c", "ulysses"),), cache_dir)
 
 
 AXIS = Axis("cp", 8, 1)
