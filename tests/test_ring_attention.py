@@ -196,8 +196,11 @@ def local_kinds(plan: Plan) -> set[str]:
             (ContextParallel("c"), Megatron("t"), Pipeline(2, microbatches=2)),
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "gpt2", Mesh.of(r=2, u=2), (ContextParallel("r"), ContextParallel("u", "ulysses")), marks=pytest.mark.slow
+        ),
     ],
-    ids=["data", "alone", "tensor"],
+    ids=["data", "alone", "tensor", "heads inside"],
 )
 def test_plans_with_rings_train_like_the_model(
     name: str, mesh: Mesh, tactics: tuple[Tactic, ...], cache_dir: Path
