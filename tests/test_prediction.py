@@ -203,7 +203,7 @@ def test_context_parallelism_comes_back_as_what_was_asked_for() -> None:
     """The line that is read from the placements calls the axis as the option does."""
     plan = autopar.predict("zoo:gpt2", Degrees(cp=2), dims=_GPT).plan
 
-    assert plan.summary.startswith("dp=1 × cp=2 × pp=1")
+    assert plan.summary.startswith("dp=1 × cp=2 (ring) × pp=1")
     assert [use.role for use in plan.uses[0]] == ["cp"]
 
 

@@ -257,8 +257,8 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
         if len(counts) > 1:
             told = ", ".join(f"{kind} in {count}" for kind, count in sorted(counts.items()))
             lost.append(f"context parallelism differs by layer ({told} over axis {own.axis.name!r})")
-        if counts:
-            found[counts.most_common(1)[0][0]] = None
+        if own.context is not None:
+            found[own.context] = None
     return tuple(found)
 
 
