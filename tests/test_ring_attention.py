@@ -188,7 +188,12 @@ def local_kinds(plan: Plan) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "mesh", "tactics"),
     [
-        ("llama3-8b", Mesh.of(d=2, c=2), (DataParallel("d"), ContextParallel("c"), Recompute("full"))),
+        pytest.param(
+            "llama3-8b",
+            Mesh.of(d=2, c=2),
+            (DataParallel("d"), ContextParallel("c"), Recompute("full")),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("llama3-8b", Mesh.of(c=4), (ContextParallel("c"),), marks=pytest.mark.slow),
         pytest.param(
             "gpt2",
@@ -238,6 +243,7 @@ def test_plans_with_each_kind_are_read_back_as_tactics(cache_dir: Path) -> None:
         assert ContextParallel("c", kind) in tactics_of(plan, folded, rules, batch)
 
 
+@pytest.mark.slow
 def test_heads_that_an_axis_does_not_divide_are_not_exchanged(cache_dir: Path) -> None:
     """4 query heads and 2 key heads on 4 devices."""
     with pytest.raises(TacticError, match="c does not divide the heads of"):
@@ -289,11 +295,11 @@ def attention_nodes(tables: Tables) -> dict[str, int]:
 
 def test_solver_and_simulator_price_a_ring_alike(cache_dir: Path) -> None:
     """Kernels, transfers that show, and the blocks of other devices a device holds meanwhile."""
-    folded, mesh, link = execution("llama3-8b").folded, Mesh.of(c=4), Link("slow", 1e6, 1e-3)
+    folded, mesh, link = execution("gpt2").folded, Mesh.of(c=4), Link("slow", 1e6, 1e-3)
     costs = replace(COSTS, cluster=replace(COSTS.cluster, intra=link))
-    tables = build_tables(folded, model_rules("llama3-8b", cache_dir), mesh, costs)
-    plan = planned("llama3-8b", mesh, (ContextParallel("c"),), cache_dir)
-    program = execution("llama3-8b").program(plan)
+    tables = build_tables(folded, model_rules("gpt2", cache_dir), mesh, costs)
+    plan = planned("gpt2", mesh, (ContextParallel("c"),), cache_dir)
+    program = execution("gpt2").program(plan)
     kind = next(kind.id for kind in folded.kinds if any(op.kind == "Attention" for op in kind.ops))
 
     for phase, attention in ((SegmentPhase.FORWARD, "Attention"), (SegmentPhase.BACKWARD, "autopar::AttentionGrad")):
