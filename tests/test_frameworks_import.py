@@ -133,7 +133,7 @@ def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> No
     [
         (LLAMA, "--overlap-grad-reduce"),
         (LLAMA + "--use-distributed-optimizer", "--overlap-param-gather"),
-        (LLAMA + "--context-parallel-size 2", "Megatron-LM runs p2p"),
+        (LLAMA + "--context-parallel-size 4 --cp-comm-type a2a+p2p", "Megatron-LM runs a2a+p2p"),
         (LLAMA.replace("--hidden-dropout 0 ", ""), "runs --hidden-dropout 0.1"),
         (LLAMA.replace("--normalization RMSNorm ", ""), "Megatron-LM's are LayerNorm"),
         (LLAMA.replace("--position-embedding-type rope ", ""), "Megatron-LM's are learned_absolute"),
