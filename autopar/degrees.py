@@ -7,10 +7,11 @@ global batch = dp x microbatch x (number of microbatches)
 
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Literal
 
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
-from autopar.plan import OFFLOADS
+from autopar.plan import CONTEXT_KINDS, OFFLOADS, ContextKind
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
 
@@ -41,6 +42,8 @@ class Degrees:
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
         layers: Layers per stage in the order of the chain; empty for an even cut.
+        cp_kind: How attention gets at positions of other devices, one of `CONTEXT_KINDS`; "" for what the software
+            stack runs by default.
 
     Raises:
         JobError: If a number is not positive, is more than can be planned, or does not divide what it has to.
@@ -62,6 +65,7 @@ class Degrees:
     microbatch: int = 1
     global_batch: int = 1
     layers: tuple[int, ...] = ()
+    cp_kind: ContextKind | Literal[""] = ""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
@@ -75,6 +79,10 @@ class Degrees:
             raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
         if self.schedule and self.schedule not in SCHEDULES:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
+        if self.cp_kind not in ("", *CONTEXT_KINDS):
+            raise JobError(f"context parallelism {self.cp_kind!r}", hint=f"choose {', '.join(CONTEXT_KINDS)}")
+        if self.cp_kind and self.cp == 1:
+            raise JobError(f"{self.cp_kind} of keys and values without context parallelism", hint="give --cp 2 or more")
         self._check_batch()
         self._check_data()
         self._check_amounts()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -33,6 +33,11 @@ offloads the optimizer, 3 if it says how it fuses, which older readers would not
 
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+ContextKind = Literal["ring", "gather", "ulysses"]
+"""How attention gets at positions of a sequence that other devices hold: keys and values go round in a ring; every
+device gathers them whole; or all devices exchange positions for heads (DeepSpeed-Ulysses)."""
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
