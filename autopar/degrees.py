@@ -7,11 +7,12 @@ global batch = dp x microbatch x (number of microbatches)
 
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Literal
 
 from autopar.cluster import Cluster
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
-from autopar.plan import OFFLOADS
+from autopar.plan import CONTEXT_KINDS, OFFLOADS, ContextKind
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
 
@@ -49,6 +50,8 @@ class Degrees:
             all of them.
         pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
             neighbours over tp, ep and cp first, then over pp, then over what is left of dp. Else pp is outermost.
+        cp_kind: How attention gets at positions of other devices, one of `CONTEXT_KINDS`; "" for what the software
+            stack runs by default.
 
     Raises:
         JobError: If a number is not positive, is more than can be planned, or does not divide what it has to.
@@ -72,6 +75,7 @@ class Degrees:
     layers: tuple[int, ...] = ()
     predictions: tuple[int, ...] = ()
     pp_inside: bool = False
+    cp_kind: ContextKind | Literal[""] = ""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
@@ -86,6 +90,10 @@ class Degrees:
         if self.schedule and self.schedule not in SCHEDULES:
             hint = _DUAL_PIPE if self.schedule == "dualpipe" else f"choose {', '.join(SCHEDULES)}"
             raise JobError(f"there is no schedule {self.schedule!r}", hint=hint)
+        if self.cp_kind not in ("", *CONTEXT_KINDS):
+            raise JobError(f"context parallelism {self.cp_kind!r}", hint=f"choose {', '.join(CONTEXT_KINDS)}")
+        if self.cp_kind and self.cp == 1:
+            raise JobError(f"{self.cp_kind} of keys and values without context parallelism", hint="give --cp 2 or more")
         self._check_batch()
         self._check_data()
         self._check_amounts()

@@ -107,6 +107,19 @@ def test_collectives_hidden_behind_products_are_read(text: str, framework: str, 
     assert parse_configuration(text, framework, gpus=8, model="zoo:llama3-8b").hides_tp == hides
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("", "ring"), ("--cp-comm-type all_gather", "gather"), ("--cp-comm-type a2a", "ulysses")],
+    ids=["default", "all_gather", "a2a"],
+)
+def test_megatron_passes_keys_and_values_round_unless_told_otherwise(text: str, kind: str) -> None:
+    found = read(f"{GPT2} --context-parallel-size 2 {text}")
+
+    assert (found.degrees.cp, found.degrees.cp_kind) == (2, kind)
+    assert not any("context" in sentence for sentence in found.assumed)
+    assert read(GPT2 + text).degrees.cp_kind == ""
+
+
 def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> None:
     found = parse_configuration("[training]\nsteps = 10\n", "torchtitan", gpus=8, model="zoo:llama3-8b")
 
@@ -120,7 +133,7 @@ def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> No
     [
         (LLAMA, "--overlap-grad-reduce"),
         (LLAMA + "--use-distributed-optimizer", "--overlap-param-gather"),
-        (LLAMA + "--context-parallel-size 2", "Megatron-LM runs p2p"),
+        (LLAMA + "--context-parallel-size 4 --cp-comm-type a2a+p2p", "Megatron-LM runs a2a+p2p"),
         (LLAMA.replace("--hidden-dropout 0 ", ""), "runs --hidden-dropout 0.1"),
         (LLAMA.replace("--normalization RMSNorm ", ""), "Megatron-LM's are LayerNorm"),
         (LLAMA.replace("--position-embedding-type rope ", ""), "Megatron-LM's are learned_absolute"),

@@ -203,8 +203,18 @@ def test_context_parallelism_comes_back_as_what_was_asked_for() -> None:
     """The line that is read from the placements calls the axis as the option does."""
     plan = autopar.predict("zoo:gpt2", Degrees(cp=2), dims=_GPT).plan
 
-    assert plan.summary.startswith("dp=1 × cp=2 × pp=1")
+    assert plan.summary.startswith("dp=1 × cp=2 (ring) × pp=1")
     assert [use.role for use in plan.uses[0]] == ["cp"]
+
+
+def test_heads_that_context_parallelism_takes_are_not_left_for_tensor_parallelism(cache_dir: Path) -> None:
+    """4 key heads: of two axes of 2 devices each both may split them, of 4 and 2 not."""
+    dims = {**TINY["llama3-8b"], "kv_heads": 4}
+
+    with pytest.raises(JobError, match="tp 2 splits no heads of llama3-8b"):
+        autopar.predict(
+            "zoo:llama3-8b", Degrees(cp=4, tp=2, cp_kind="ulysses", global_batch=4), dims=dims, cache_dir=cache_dir
+        )
 
 
 _GPT = {"num_layers": 2, "hidden": 32, "heads": 4, "seq": 30, "vocab": 64}

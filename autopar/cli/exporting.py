@@ -45,7 +45,8 @@ def export(
 ) -> int:
     """Write a plan in the words of a framework.
 
-    PLAN is a plan.json. Frameworks are megatron, torchtitan, deepspeed and nemo, which take degrees; jax, pytorch and
+    PLAN is a plan.json or its folder.
+    Frameworks are megatron, torchtitan, deepspeed and nemo, which take degrees; jax, pytorch and
     onnx, which take placements of tensors. What a framework cannot be told is listed in the file and on standard error.
     A configuration by degrees is read back and predicted; one that does not fit into memory is not written.
     """

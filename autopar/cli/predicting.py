@@ -91,6 +91,12 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @_degree("tp", "Tensor-parallel degree.")
 @_degree("pp", "Pipeline degree: groups of devices.")
 @_degree("cp", "Context-parallel degree.")
+@click.option(
+    "--cp-kind",
+    type=click.Choice(["ring", "gather", "ulysses"]),
+    callback=lambda _context, _option, value: value or "",
+    help="How attention gets at positions of other devices; default: what the software stack runs.",
+)
 @_degree("ep", "Expert-parallel degree; divides dp, or with --etp 1 dp x tp.")
 @click.option(
     "--etp",

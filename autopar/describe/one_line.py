@@ -70,6 +70,8 @@ def _axes(roles: Sequence[AxisRole]) -> list[str]:
         degrees[role] *= found.axis.size
         if role in ("dp", "cp", "spatial"):
             levels[role].add(found.zero)
+        if found.context and found.context not in notes[role]:
+            notes[role].append(found.context)
         if role == "tp":
             if found.in_part:
                 notes[role] = ["in part"]

@@ -29,7 +29,7 @@ from autopar.estimates.table import Table, schedule_of
 from autopar.events import Profile
 from autopar.formulate.scheduled_step import scheduled_step
 from autopar.formulate.step_time import Pipeline, time_of
-from autopar.prediction import Predictor, kernels
+from autopar.prediction import Predictor, in_context, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
@@ -140,7 +140,8 @@ class Estimator:
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
         experts = degrees.ep, degrees.whole_experts
-        placed = (degrees.tp, degrees.cp, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
+        context = (degrees.cp, in_context(degrees, self.stack).cp_kind)
+        placed = (degrees.tp, context, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
         schedule = SCHEDULES[degrees.schedule]
         key = (*placed, self._reference(degrees), schedule.splits, schedule.hides_dispatch, number)
         if key not in self.tables:

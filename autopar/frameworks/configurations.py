@@ -10,8 +10,9 @@ from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.deepspeed import COMMENT
-from autopar.frameworks.known import TORCHTITAN_SCHEDULES
+from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES
 from autopar.frameworks.megatron_import import read_arguments
+from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, parse_json, parse_toml
 
 
@@ -96,6 +97,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         tp=tp,
         pp=pp,
         cp=cp,
+        cp_kind=_titan_context(fields) if cp > 1 else "",
         ep=ep,
         zero=zero,
         sequence_parallel=tp > 1,
@@ -131,6 +133,17 @@ def _titan_recompute(fields: "_Fields", mode: str) -> list[str]:
         f"selective recompute is by op in every layer; torchtitan recomputes one layer in {option} whole "
         f"(selective_ac_option {option!r})"
     ]
+
+
+def _titan_context(fields: "_Fields") -> ContextKind:
+    """Return how attention gets at positions of other devices."""
+    name = fields.text("parallelism.context_parallel_rotate_method", "allgather")
+    kind = next((kind for kind in CONTEXT_KINDS if ROTATE_METHODS.get(kind) == name), None)
+    if kind is None:
+        raise ExportError(
+            f"context_parallel_rotate_method is {name!r}", hint=f"choose {', '.join(ROTATE_METHODS.values())}"
+        )
+    return kind
 
 
 def _titan_stages(pp: int, parts: object) -> list[str]:

@@ -90,6 +90,7 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
         tp=facts.tp,
         pp=facts.pp,
         cp=facts.cp,
+        cp_kind=facts.cp_kind,
         ep=facts.ep,
         etp=facts.etp,
         zero=min(highest, max(facts.zero, int(bool(facts.hosted)))),
@@ -175,10 +176,12 @@ def as_options(degrees: Degrees) -> str:
     """
     usual = Degrees()
     words = []
-    for name in ("dp", "tp", "pp", "cp", "ep", "zero", "shard", "recompute", "offload", "schedule", "interleave"):
+    for name in (
+        "dp", "tp", "pp", "cp", "cp_kind", "ep", "zero", "shard", "recompute", "offload", "schedule", "interleave"
+    ):  # fmt: skip
         value = getattr(degrees, name)
         if value != getattr(usual, name):
-            words.append(f"--{name} {value}")
+            words.append(f"--{name.replace('_', '-')} {value}")
     words += ["--sequence-parallel"] if degrees.sequence_parallel else []
     words += ["--pp-inside"] if degrees.pp_inside else []
     words.append(f"--microbatch {degrees.microbatch}")

@@ -1,13 +1,20 @@
 """What a prediction takes for granted of the software that runs a plan, and a configuration does not ask for."""
 
+from collections.abc import Mapping
+
 from autopar.cost.overlap import full_bucket
 from autopar.frameworks.facts import Facts
+from autopar.plan import ContextKind
 from autopar.sharding import Axis
 from autopar.workload import job_stack
 
 OVERLAPPED_GRADIENTS = "gradients are reduced while the backward runs"
 OVERLAPPED_GATHERS = "parameters are gathered while the blocks before compute"
-GATHERED_CONTEXT = "context parallelism gathers keys and values whole in every layer"
+CONTEXT: Mapping[ContextKind, str] = {
+    "ring": "context parallelism passes keys and values round in a ring beside attention, whose work zigzag balances",
+    "gather": "context parallelism gathers keys and values whole in every layer",
+    "ulysses": "context parallelism exchanges positions for heads by all-to-all",
+}
 CHUNKED_COLLECTIVES = "collectives of tensor parallelism run in chunks beside the products next to them"
 EXPERTS_BY_ALL_TO_ALL = "tokens go to experts and back by all-to-all"
 
@@ -37,7 +44,7 @@ def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tupl
     elif facts.tp > 1:
         found.append("collectives of tensor parallelism in the backward run beside weight-gradient products")
     if facts.cp > 1:
-        found.append(GATHERED_CONTEXT)
+        found += [CONTEXT[kind] for kind in facts.cp_kinds]
     if facts.ep > 1:
         found.append(EXPERTS_BY_ALL_TO_ALL)
     if facts.sizes is not None and facts.sizes.experts:

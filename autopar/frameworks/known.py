@@ -5,11 +5,15 @@ A test holds every file that is written against these tables.
 
 from collections.abc import Mapping
 
+from autopar.plan import ContextKind
+
 MEGATRON_SOURCE = "NVIDIA/Megatron-LM megatron/training/arguments.py and docs/user-guide, read 2026-11-22"
 MEGATRON: Mapping[str, str] = {
     "--tensor-model-parallel-size": "whole",
     "--pipeline-model-parallel-size": "whole",
     "--context-parallel-size": "whole",
+    "--cp-comm-type": "text",
+    "--hierarchical-context-parallel-sizes": "text",
     "--expert-model-parallel-size": "whole",
     "--num-virtual-stages-per-pipeline-rank": "whole",
     "--num-layers-per-virtual-pipeline-stage": "whole",
@@ -101,6 +105,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
             "pipeline_parallel_schedule",
             "pipeline_parallel_microbatch_size",
             "context_parallel_degree",
+            "context_parallel_rotate_method",
             "expert_parallel_degree",
         }
     ),
@@ -111,6 +116,8 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
     "quantize.linear.mx": frozenset({"recipe_name"}),
 }
 """Fields of each section."""
+ROTATE_METHODS: Mapping[ContextKind, str] = {"ring": "alltoall", "gather": "allgather"}
+"""Values of context_parallel_rotate_method by kind of context parallelism; allgather is the default."""
 TORCHTITAN_SCHEDULES: Mapping[str, str] = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",

@@ -2,15 +2,17 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.granted import (
     CHUNKED_COLLECTIVES,
+    CONTEXT,
     EXPERTS_BY_ALL_TO_ALL,
     OVERLAPPED_GATHERS,
     OVERLAPPED_GRADIENTS,
@@ -21,7 +23,7 @@ from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
-from autopar.plan import Exported
+from autopar.plan import ContextKind, Exported
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.units import parse_whole
@@ -30,6 +32,8 @@ from autopar.workload import job_stack
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
 _SCHEDULES = ("1f1b", "interleaved", "1f1b-a2a")
+CP_COMM_TYPES: Mapping[ContextKind, str] = {"ring": "p2p", "gather": "all_gather", "ulysses": "a2a"}
+"""Values of --cp-comm-type; p2p is the default."""
 _SHOWN = 60
 """Characters of a layout that a message shows."""
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
@@ -64,6 +68,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
     lines = [name if value is True else f"{name} {value}" for name, value in arguments]
     asked = frozenset(sentence for name, sentence in _ASKED.items() if name in dict(arguments))
+    asked |= frozenset(CONTEXT.values() if "--cp-comm-type" in dict(arguments) else ())
     granted = taken_for_granted(facts, asked)
     remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, _environment(facts))
     text = header(facts.plan, "Arguments for Megatron-LM", remarks) + "\n".join(lines) + "\n"
@@ -96,6 +101,7 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     yield "--pipeline-model-parallel-size", facts.pp
     if facts.cp > 1:
         yield "--context-parallel-size", facts.cp
+        yield from _context(facts, lost)
     if facts.ep > 1:
         yield "--expert-model-parallel-size", facts.ep
     if facts.etp and facts.ep > 1:
@@ -181,6 +187,21 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--num-distributed-optimizer-instances", facts.dp // facts.sharded
         if facts.shards_apart:
             lost.append("devices that share are no neighbours here; Megatron-LM puts shards inside copies")
+
+
+def _context(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    """Return how attention gets at positions of other devices; two levels exchange heads inside of rings."""
+    if facts.cp_kinds == ("ulysses", "ring"):
+        inner = prod(found.axis.size for found in facts.axes if found.role == "cp" and found.axis.stride == facts.tp)
+        yield "--cp-comm-type", "a2a+p2p"
+        yield "--hierarchical-context-parallel-sizes", f"{inner} {facts.cp // inner}"
+        return
+    if len(facts.cp_kinds) > 1:
+        lost.append(
+            f"context parallelism of two levels ({' inside of '.join(facts.cp_kinds)}); {facts.cp_kind} for all"
+        )
+    if facts.cp_kind:
+        yield "--cp-comm-type", CP_COMM_TYPES[facts.cp_kind]
 
 
 def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -5,13 +5,15 @@ refused here, and a default of its own is never replaced by one of ours without 
 """
 
 from math import gcd
+from typing import Literal
 
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.known import MEGATRON_RECIPES
-from autopar.frameworks.megatron import Arguments, parse, parse_layout
+from autopar.frameworks.megatron import CP_COMM_TYPES, Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
+from autopar.plan import ContextKind
 from autopar.units import parse_whole
 
 _WORLD = (("--nproc-per-node", "--nproc_per_node"), ("--nnodes",))
@@ -20,6 +22,7 @@ _DEGREES = {
     "pp": "--pipeline-model-parallel-size",
     "cp": "--context-parallel-size",
 }
+_TWO_LEVELS = "a2a+p2p"
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO level by `--data-parallel-sharding-strategy`; the first is the default."""
 
@@ -61,6 +64,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tp=tp,
         pp=pp,
         cp=cp,
+        cp_kind=_context(arguments, cp),
         ep=ep,
         etp=etp,
         zero=zero,
@@ -397,6 +401,15 @@ def _schedule(arguments: Taken, pp: int, ep: int, interleave: int) -> str:
     return "1f1b-a2a"
 
 
+def _context(arguments: Taken, cp: int) -> ContextKind | Literal[""]:
+    """Return how attention gets at positions of other devices: by p2p unless it is stated otherwise."""
+    given = arguments.text("--cp-comm-type") or "p2p"
+    kinds = {name: kind for kind, name in CP_COMM_TYPES.items()} | {_TWO_LEVELS: "ring"}
+    if given not in kinds:
+        raise ExportError(f"--cp-comm-type is {given!r}", hint=f"Megatron-LM takes {', '.join(kinds)}")
+    return kinds[given] if cp > 1 else ""
+
+
 def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> None:
     """Add what the simulator takes for granted of communication and Megatron-LM does only if it is told to."""
     if degrees.dp * degrees.cp > 1 and not arguments.flag("--overlap-grad-reduce"):
@@ -412,6 +425,5 @@ def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> No
         assumed.append(
             "tokens go to experts by all-to-all; Megatron-LM's default is --moe-token-dispatcher-type allgather"
         )
-    if degrees.cp > 1:
-        kind = arguments.peek("--cp-comm-type") or "p2p"
-        assumed.append(f"context parallelism gathers keys and values in every layer; Megatron-LM runs {kind}")
+    if degrees.cp > 1 and arguments.peek("--cp-comm-type") == _TWO_LEVELS:
+        assumed.append(f"context parallelism is a ring over all its devices; Megatron-LM runs {_TWO_LEVELS}")

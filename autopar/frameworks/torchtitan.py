@@ -7,13 +7,14 @@ from autopar.errors import ExportError
 from autopar.frameworks.facts import Facts, offloads_lost
 from autopar.frameworks.granted import (
     CHUNKED_COLLECTIVES,
+    CONTEXT,
     OVERLAPPED_GATHERS,
     OVERLAPPED_GRADIENTS,
     hides_tp,
     taken_for_granted,
 )
 from autopar.frameworks.header import Remarks, header
-from autopar.frameworks.known import TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
+from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -50,6 +51,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     if facts.plan.fusion is not None:
         lost.append("buckets cut for this plan: torchtitan reduces block by block and has no field for them")
     asked = {OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else set()
+    asked |= {CONTEXT[kind] for kind in ROTATE_METHODS}
     granted = taken_for_granted(facts, frozenset(asked | {CHUNKED_COLLECTIVES}))
     remarks = Remarks(lost, granted, _NAMES, outcome)
     text = header(facts.plan, "Sections for a torchtitan job configuration", remarks)
@@ -123,6 +125,11 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
         fields["pipeline_parallel_microbatch_size"] = facts.microbatch
         fields["module_fqns_per_model_part"] = _parts(facts.layers)
     fields["context_parallel_degree"] = facts.cp
+    if facts.cp_kind and facts.cp_kind in ROTATE_METHODS:
+        fields["context_parallel_rotate_method"] = ROTATE_METHODS[facts.cp_kind]
+    if facts.cp_kinds and (len(facts.cp_kinds) > 1 or facts.cp_kind not in ROTATE_METHODS):
+        kinds = " inside of ".join(facts.cp_kinds)
+        lost.append(f"context parallelism by {kinds}: torchtitan passes keys and values round or gathers them")
     fields["expert_parallel_degree"] = facts.ep
     return fields
 

@@ -103,7 +103,8 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
         found.append(ExpertParallel("ep"))
     if degrees.whole_experts:
         found.append(ExpertParallel("tp", batch=False))
-    found += [ContextParallel(axis) if axis == "cp" else DataParallel(axis) for axis in copying if axis != "ep"]
+    context = ContextParallel("cp", degrees.cp_kind) if degrees.cp_kind else ContextParallel("cp")
+    found += [context if axis == "cp" else DataParallel(axis) for axis in copying if axis != "ep"]
     if degrees.tp > 1:
         found.append(Megatron("tp", vocabulary=True))
     if degrees.sequence_parallel:

@@ -71,8 +71,10 @@ def row(number: int, found: Comparison) -> str:
 def main() -> None:
     """Print the page of the jobs named, or of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", type=int, nargs="*", choices=range(NUM_JOBS), metavar="JOB", help="all if none is said")
+    parser.add_argument("jobs", type=int, nargs="*", metavar="JOB", help=f"0 to {NUM_JOBS - 1}; all if none is said")
     numbers = parser.parse_args().jobs or range(NUM_JOBS)
+    if not set(numbers) <= set(range(NUM_JOBS)):
+        parser.error(f"jobs are 0 to {NUM_JOBS - 1}")
     sys.stdout.write("\n".join((*HEAD, "")))
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
