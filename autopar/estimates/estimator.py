@@ -168,6 +168,7 @@ class Estimator:
             pp=1,
             interleave=1,
             layers=(),
+            predictions=(),
             pp_inside=False,
             schedule=usual_schedule(self.predictor.workload.mode),
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,

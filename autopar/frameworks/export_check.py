@@ -5,6 +5,7 @@ not have. What is left may take longer, or not fit into memory. So every configu
 again, and refused where it does not fit.
 """
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from autopar.errors import ExportError, InfeasibleError, JobError, TacticError
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
+from autopar.frameworks.megatron import layout
 from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
 from autopar.recompute import Recompute
@@ -180,12 +182,15 @@ def as_options(degrees: Degrees) -> str:
         "dp", "tp", "pp", "cp", "cp_kind", "ep", "zero", "shard", "recompute", "offload", "schedule", "interleave"
     ):  # fmt: skip
         value = getattr(degrees, name)
-        if value != getattr(usual, name):
+        if value != getattr(usual, name) and not (name == "interleave" and degrees.predictions):
             words.append(f"--{name.replace('_', '-')} {value}")
     words += ["--sequence-parallel"] if degrees.sequence_parallel else []
     words += ["--pp-inside"] if degrees.pp_inside else []
     words.append(f"--microbatch {degrees.microbatch}")
-    words += [f"--layers {','.join(map(str, degrees.layers))}"] if degrees.layers else []
+    if degrees.predictions:
+        words.append(f"--layout {shlex.quote(layout(degrees.layers, degrees.predictions))}")
+    elif degrees.layers:
+        words.append(f"--layers {','.join(map(str, degrees.layers))}")
     return " ".join([*words, f"--global-batch {degrees.global_batch}"])
 
 
