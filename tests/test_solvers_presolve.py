@@ -211,7 +211,7 @@ def strung(problems: Sequence[Problem]) -> Problem:
 def test_components_are_solved_separately(solver: Solver, proves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any grouping of components, choice and bound are those of the components together."""
     monkeypatch.setattr(components, "LEAST_LABELS", 1)
-    monkeypatch.setattr(portfolio, "SMALL", -1)
+    monkeypatch.setattr(portfolio, "_is_narrow", lambda _contraction, _seconds: False)
     split_up: list[bool] = []
 
     def counted(*arguments: Any) -> bool:
