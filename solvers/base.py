@@ -58,6 +58,13 @@ class Solver(ABC):
     counts_work: ClassVar[bool] = False
     """Whether the solver counts its work, so that a work limit stops it."""
 
+    def companion(self, number: int) -> "Solver":
+        """Return the solver of process `number` of several that solve one problem and share what they find.
+
+        Number 0 is this solver; the others have other seeds, and may leave out what one of them is enough for.
+        """
+        return self
+
     def solve(
         self,
         problem: Problem,

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Event
 
@@ -92,10 +92,16 @@ class Portfolio(Solver):
         max_rounds: Most rounds of the dual, though never fewer than give a first bound.
         max_parts: Most subproblems of the search, per thread. With both limits, one thread and no time limit, equal
             seeds give equal results.
+        proves: Whether exact methods are tried.
     """
 
     max_rounds: int | None = None
     max_parts: int | None = None
+    proves: bool = True
+
+    def companion(self, number: int) -> Solver:
+        """Return the portfolio, which searches without exact methods in all processes but the first."""
+        return self if number == 0 else replace(self, proves=False)
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`.
@@ -189,7 +195,7 @@ class _PortfolioRun:
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is spent or the optimum is proven."""
-        if _is_narrow(self._contraction, EXACT_SHARE * self._budget.remaining):
+        if self._options.proves and _is_narrow(self._contraction, EXACT_SHARE * self._budget.remaining):
             if self._contraction.memory.num_rows and self._options.max_rounds is None:
                 self._find_quick_incumbent(self._contraction)
             if not self._budget.spent():
@@ -219,7 +225,7 @@ class _PortfolioRun:
     @contextmanager
     def _beside(self, prover: CoreProver) -> Iterator[_Proof | None]:
         """Solve core problems in a second thread, if there may be one."""
-        if self._budget.threads < 2 or self._options.max_rounds is not None:
+        if self._budget.threads < 2 or self._options.max_rounds is not None or not self._options.proves:
             yield None
             return
         proof = _Proof(prover, self._budget)
@@ -249,7 +255,7 @@ class _PortfolioRun:
         guide = dual.information()
         if proof is not None:
             proof.publish(guide)
-        elif not self._budget.spent():
+        elif self._options.proves and not self._budget.spent():
             best = self._prove_and_improve(contraction, dual, polisher, guide, best, prover)
         if best is not None and not self._budget.spent():
             self._improve(contraction, dual, polisher, guide, best, proof)
