@@ -195,11 +195,6 @@ class _PortfolioRun:
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is spent or the optimum is proven."""
-        if self._options.proves and _is_narrow(self._contraction, EXACT_SHARE * self._budget.remaining):
-            if self._contraction.memory.num_rows and self._options.max_rounds is None:
-                self._find_quick_incumbent(self._contraction)
-            if not self._budget.spent():
-                self._run_exact(self._contraction)
         if self._budget.spent():
             return
         if self._budget.remaining < SHORT:
@@ -209,6 +204,13 @@ class _PortfolioRun:
         )
         if parts > 1 and solve_components(self._prepared, contraction, self._budget, self._options.run):
             return
+        if self._options.proves and _is_narrow(contraction, EXACT_SHARE * self._budget.remaining):
+            if contraction.memory.num_rows and self._options.max_rounds is None:
+                self._find_quick_incumbent(contraction)
+            if not self._budget.spent():
+                self._run_exact(contraction)
+            if self._budget.spent():
+                return
         flat = FlatField.of(contraction.field.softened())
         dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
         polisher = Polisher(flat, dual.memory, self._budget.seed)

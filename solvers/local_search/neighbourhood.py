@@ -102,8 +102,14 @@ def _residual_memory(memory: FlatMemory, labels: Ints, profile: Floats, nodes: I
     )
 
 
-def solve(subproblem: Subproblem, budget: Budget) -> Ints | None:
-    """Return labels within the limits that cost no more than the present ones; None if none were found."""
+def solve(subproblem: Subproblem, budget: Budget, priced: Ints | None = None) -> Ints | None:
+    """Return labels within the limits that cost no more than the present ones; None if none were found.
+
+    Args:
+        subproblem: The subproblem.
+        budget: Time and work.
+        priced: Segments with a price in the dual: their limits are in the linear program from the start.
+    """
     found: list[tuple[float, tuple[int, ...]]] = []
     before = subproblem.field.cost(subproblem.present)
     limits = subproblem.memory.limits
@@ -116,9 +122,25 @@ def solve(subproblem: Subproblem, budget: Budget) -> Ints | None:
 
     if not _eliminate(subproblem, budget, offer):
         solve_program = partial(highs.run, ceiling=before)
-        lazy_rows.minimise(subproblem.field, subproblem.memory, budget, solve_program, offer, report=lambda _: None)
+        lazy_rows.minimise(
+            subproblem.field,
+            subproblem.memory,
+            budget,
+            solve_program,
+            offer,
+            report=lambda _: None,
+            violated_times=_rows_with(subproblem.memory, priced),
+        )
     cost, choice = min(found, default=(np.inf, ()))
     return subproblem.labels(choice) if cost <= before else None
+
+
+def _rows_with(memory: Memory, priced: Ints | None) -> set[int]:
+    """Return the times of the rows that stand for the given segments."""
+    if priced is None or not memory.num_rows:
+        return set()
+    rows = np.searchsorted(memory.times, priced, side="right") - 1
+    return set(memory.times[np.unique(rows[rows >= 0])].tolist())
 
 
 def _eliminate(subproblem: Subproblem, budget: Budget, offer: Callable[[list[int]], bool]) -> bool:
