@@ -31,7 +31,9 @@ from autopar.solvers.reductions.dominance import Flags, undominated
 from autopar.solvers.reductions.elimination import eliminate
 
 TOLERANCE = 2 * OPTIMALITY_TOLERANCE
-"""Relative tolerance within which a bound has reached a ceiling: bounds of whole costs are lowered by half of it."""
+"""Relative tolerance within which a bound has reached a ceiling: bounds of whole costs are lowered by a quarter of it."""
+BACK_END_ERROR = OPTIMALITY_TOLERANCE / 2
+"""Relative error of a bound by branch and bound, which stops at half of this: a proof has to stay within the whole."""
 BASE_ENTRIES, BASE_SECONDS, POWER = 50_000, 8.0, 1.5
 """Seconds of a core: `BASE_SECONDS` at `BASE_ENTRIES` table entries, growing with this power of the entries."""
 LEAST_FACTOR, LARGEST_FACTOR = 0.1, 100.0
@@ -158,7 +160,7 @@ class CoreProver:
         """Minimise a core below its ceiling, after the reductions that its fewer labels permit."""
 
         def report(bound: float) -> None:
-            self._budget.raise_bound(min(bound, core.ceiling))
+            self._budget.raise_bound(min(bound, core.ceiling), BACK_END_ERROR)
 
         def prove() -> None:
             self._budget.raise_bound(core.ceiling, 0.0)
@@ -180,7 +182,7 @@ class CoreProver:
             return self._offer([int(own[label]) for own, label in zip(kept, rest.invert(labels), strict=True)])
 
         self._violated_times |= set(self._priced_times(core.guide.prices))
-        lazy_rows.minimise(
+        found = lazy_rows.minimise(
             rest.field,
             memory,
             budget,
@@ -191,6 +193,8 @@ class CoreProver:
             cover_rounds=lazy_rows.COVER_ROUNDS,
             ceiling=lambda: min(core.ceiling, self._budget.upper),
         )
+        if found is not None:
+            report(self._budget.cost)
 
     def _priced_times(self, prices: Floats) -> list[int]:
         """Return the times whose limit has a price."""
