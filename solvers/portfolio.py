@@ -42,6 +42,7 @@ from autopar.solvers.reductions.components import fix_unconstrained, solve_compo
 from autopar.solvers.reductions.contraction import Contraction, contract
 from autopar.solvers.reductions.dominance import undominated
 from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, eliminate, elimination_order
+from autopar.solvers.reductions.resource_fixing import drop_oversized
 
 SHORT = 20.0
 """Seconds below which the choice of least use is offered first, so that some incumbent exists in the end."""
@@ -199,9 +200,11 @@ class _PortfolioRun:
             return
         if self._budget.remaining < SHORT:
             self._offer(self._contraction, np.array(least_use(self._contraction.field, self._contraction.memory)))
-        contraction, parts = fix_unconstrained(
-            self._contraction.restrict(undominated(self._contraction.field, self._contraction.memory))
-        )
+        fitting = drop_oversized(self._contraction)
+        if fitting is None:
+            self._budget.raise_bound(math.inf)
+            return
+        contraction, parts = fix_unconstrained(fitting.restrict(undominated(fitting.field, fitting.memory)))
         if parts > 1 and solve_components(self._prepared, contraction, self._budget, self._options.run):
             return
         if self._options.proves and _is_narrow(contraction, EXACT_SHARE * self._budget.remaining):

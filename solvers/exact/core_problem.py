@@ -31,7 +31,7 @@ from autopar.solvers.reductions.dominance import Flags, undominated
 from autopar.solvers.reductions.elimination import eliminate
 
 TOLERANCE = 2 * OPTIMALITY_TOLERANCE
-"""Relative tolerance within which a bound has reached a ceiling: bounds of whole costs are lowered by a quarter of it."""
+"""Relative tolerance within which a bound has reached a ceiling: bounds of whole costs are lowered by a quarter."""
 BACK_END_ERROR = OPTIMALITY_TOLERANCE / 2
 """Relative error of a bound by branch and bound, which stops at half of this: a proof has to stay within the whole."""
 BASE_ENTRIES, BASE_SECONDS, POWER = 50_000, 8.0, 1.5
@@ -181,6 +181,9 @@ class CoreProver:
         def offer(labels: Sequence[int]) -> bool:
             return self._offer([int(own[label]) for own, label in zip(kept, rest.invert(labels), strict=True)])
 
+        if not any(map(len, rest.field.unary)):  # elimination has solved it
+            offer([0] * len(kept))
+            return report(rest.field.constant)
         self._violated_times |= set(self._priced_times(core.guide.prices))
         found = lazy_rows.minimise(
             rest.field,

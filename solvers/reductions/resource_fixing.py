@@ -28,11 +28,15 @@ class _RangeMinimum:
             self._levels.append(np.minimum(last[: len(last) - width], last[width:]))
             width *= 2
 
-    def over(self, first: int, last: int) -> float:
-        """Return the minimum over first <= t < last, a range that is not empty."""
-        level = (last - first).bit_length() - 1
-        values = self._levels[level]
-        return float(min(values[first], values[last - (1 << level)]))
+    def over(self, first: Ints, last: Ints) -> Floats:
+        """Return the minimum over first <= t < last for ranges that are not empty."""
+        result = np.empty(len(first))
+        levels = np.frexp((last - first).astype(np.float64))[1] - 1  # of the largest power of two in each range
+        for level in np.unique(levels).tolist():
+            at = levels == level
+            values = self._levels[level]
+            result[at] = np.minimum(values[first[at]], values[last[at] - (1 << level)])
+        return result
 
 
 def fitting_labels(memory: Memory, sizes: list[int]) -> list[Ints]:
@@ -49,31 +53,31 @@ def fitting_labels(memory: Memory, sizes: list[int]) -> list[Ints]:
         return kept
     lowest, _ = memory.extremes()
     slack = _RangeMinimum(memory.limits - lowest + LIMIT_TOLERANCE * memory.scales)
-    order = np.argsort(memory.nodes, kind="stable")
-    starts = np.flatnonzero(np.diff(memory.nodes[order], prepend=-1))
-    for group in np.split(order, starts[1:]):
-        if len(group) == 0:
-            continue
-        node = int(memory.nodes[group[0]])
-        fits = np.ones(sizes[node], bool)
-        for first, last, used in _pieces(memory, group):
-            fits &= used - used.min() <= slack.over(first, last)
-        kept[node] = np.flatnonzero(fits)
+    usages = np.bincount(memory.nodes, minlength=len(sizes))
+    room = slack.over(memory.first, memory.last)
+    spread = np.array([float(own.max() - own.min()) for own in memory.amounts])
+    several: dict[int, list[int]] = {}
+    for u in np.flatnonzero((usages[memory.nodes] > 1) | (spread > room)).tolist():
+        several.setdefault(int(memory.nodes[u]), []).append(u)
+    for node, group in several.items():
+        cuts, used = _pieces(memory, group)
+        rooms = slack.over(cuts[:-1], cuts[1:])
+        kept[node] = np.flatnonzero((used - used.min(axis=1, keepdims=True) <= rooms[:, None]).all(axis=0))
     return kept
 
 
-def _pieces(memory: Memory, group: Ints) -> list[tuple[int, int, Floats]]:
-    """Return the runs of segments in which a node's use is constant, with the use of each label."""
-    if len(group) == 1:
-        u = int(group[0])
-        return [(int(memory.first[u]), int(memory.last[u]), memory.amounts[u])]
-    cuts = np.unique(np.concatenate([memory.first[group], memory.last[group]]))
-    used = np.zeros((len(cuts), len(memory.amounts[int(group[0])])))
-    amounts = np.array([memory.amounts[u] for u in group.tolist()])
-    np.add.at(used, np.searchsorted(cuts, memory.first[group]), amounts)
-    np.add.at(used, np.searchsorted(cuts, memory.last[group]), -amounts)
-    np.cumsum(used, axis=0, out=used)
-    return [(first, last, own) for first, last, own in zip(cuts[:-1].tolist(), cuts[1:].tolist(), used, strict=False)]
+def _pieces(memory: Memory, group: list[int]) -> tuple[Ints, Floats]:
+    """Return where the runs of segments with constant use of a node begin and end, and the use of each label in each.
+
+    The shapes are (runs + 1,) and (runs, labels).
+    """
+    first, last = memory.first[group], memory.last[group]
+    cuts = np.unique(np.concatenate([first, last]))
+    used = np.zeros((len(cuts), len(memory.amounts[group[0]])))
+    amounts = np.array([memory.amounts[u] for u in group])
+    np.add.at(used, np.searchsorted(cuts, first), amounts)
+    np.add.at(used, np.searchsorted(cuts, last), -amounts)
+    return cuts, np.cumsum(used, axis=0)[:-1]
 
 
 def drop_oversized(contraction: Contraction) -> Contraction | None:
