@@ -8,7 +8,7 @@ choice that costs at most bound + r, it is optimal; else the bound rises to boun
 gap, the core holds every choice that is cheaper than the incumbent.
 
 Which core is solved next follows its size and the seconds that a core of this size is predicted to take: a power law,
-corrected by the cores solved before.
+corrected by the cores solved before; after one that was given up, only much smaller ones are tried.
 """
 
 import math
@@ -29,6 +29,7 @@ from autopar.solvers.model.graphical_model import Field, Floats, Ints
 from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.reductions.dominance import Flags, undominated
 from autopar.solvers.reductions.elimination import eliminate
+from autopar.solvers.reductions.resource_fixing import fitting_labels
 
 TOLERANCE = 2 * OPTIMALITY_TOLERANCE
 """Relative tolerance within which a bound has reached a ceiling: bounds of whole costs are lowered by a quarter."""
@@ -49,6 +50,8 @@ FIRST_SHARE = 0.02
 GROWTH = 3.0
 """Factor on the predicted seconds from one core to the next, so that all cores together take at most half as long again
 as the last."""
+FEWER = 0.6
+"""Most entries of the next core relative to one that was given up."""
 OVERRUN = 3.0
 """Factor on its predicted seconds, plus one second, after which a core is given up."""
 
@@ -98,6 +101,7 @@ class CoreProver:
         self._offer = offer
         self._factor = 1.0
         self._last_seconds = 0.0
+        self._too_many = math.inf
         self._violated_times: set[int] = set()
         self._magnitude = float(np.abs(flat.tables).max(initial=0.0))
 
@@ -117,7 +121,7 @@ class CoreProver:
             kept = guide.reduced_costs <= room + slack
             entries = self._entries(kept)
             predicted = self._factor * BASE_SECONDS * (entries / BASE_ENTRIES) ** POWER
-            if predicted > seconds:
+            if predicted > seconds or entries > self._too_many:
                 continue
             if found is not None and predicted < smallest:
                 break  # the one before is the smallest that takes at least this long
@@ -141,29 +145,37 @@ class CoreProver:
             core: The core.
             should_stop: Polled; a core that is stopped says nothing about the seconds of the next one.
         """
-        self._last_seconds = max(core.seconds, self._last_seconds)
         budget = self._budget.limited_to(OVERRUN * core.seconds + 1.0)
         if should_stop is not None:
             budget = budget.stopped_by(should_stop)
         began = time.monotonic()
-        self._minimise(core, budget)
+        programmed = self._minimise(core, budget)
         spent = time.monotonic() - began
         reached = core.ceiling - TOLERANCE * abs(core.ceiling)
         done = self._budget.bound >= reached or self._budget.targets_met()
-        if done or budget.remaining == 0.0:
-            ratio = self._factor * max(spent, 1e-3) / max(core.seconds, 1e-9)
-            factor = self._factor ** (1 - LEARNING) * ratio**LEARNING if done else max(ratio, self._factor)
-            self._factor = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
+        if done:
+            self._last_seconds = spent
+            if programmed:
+                ratio = self._factor * max(spent, 1e-3) / max(core.seconds, 1e-9)
+                factor = self._factor ** (1 - LEARNING) * ratio**LEARNING
+                self._factor = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
+        elif should_stop is None or not should_stop():
+            self._too_many = FEWER * core.entries
         return done
 
-    def _minimise(self, core: Core, budget: Budget) -> None:
-        """Minimise a core below its ceiling, after the reductions that its fewer labels permit."""
+    def _minimise(self, core: Core, budget: Budget) -> bool:
+        """Minimise a core below its ceiling, after the reductions that its fewer labels permit.
+
+        Returns:
+            Whether a linear program was needed.
+        """
 
         def report(bound: float) -> None:
             self._budget.raise_bound(min(bound, core.ceiling), BACK_END_ERROR)
 
-        def prove() -> None:
+        def prove() -> bool:
             self._budget.raise_bound(core.ceiling, 0.0)
+            return False
 
         field = self._field.restrict(core.kept)
         if any(len(own) == 0 for own in core.kept) or not field.propagate():
@@ -171,6 +183,11 @@ class CoreProver:
         kept = [own[np.isfinite(unary)] for own, unary in zip(core.kept, field.unary, strict=True)]
         field = field.restrict([np.flatnonzero(np.isfinite(unary)) for unary in field.unary])
         memory = self._memory.restrict(kept)
+        fitting = fitting_labels(memory, list(map(len, kept)))
+        if any(len(own) == 0 for own in fitting):
+            return prove()
+        kept = [own[some] for own, some in zip(kept, fitting, strict=True)]
+        field, memory = field.restrict(fitting), memory.restrict(fitting)
         if memory.is_infeasible():
             return prove()
         better = undominated(field, memory)
@@ -183,7 +200,8 @@ class CoreProver:
 
         if not any(map(len, rest.field.unary)):  # elimination has solved it
             offer([0] * len(kept))
-            return report(rest.field.constant)
+            report(rest.field.constant)
+            return False
         self._violated_times |= set(self._priced_times(core.guide.prices))
         found = lazy_rows.minimise(
             rest.field,
@@ -198,6 +216,7 @@ class CoreProver:
         )
         if found is not None:
             report(self._budget.cost)
+        return True
 
     def _priced_times(self, prices: Floats) -> list[int]:
         """Return the times whose limit has a price."""
