@@ -45,6 +45,8 @@ ROOM_STEP = 2.0
 """Factor between two rooms that are considered."""
 ROOMS = 16
 """Number of rooms that are considered, from the gap downwards."""
+LEAST_RISE = 0.03
+"""Least rise of the bound that is worth a core, as a share of the gap."""
 FIRST_SHARE = 0.02
 """Share of the available seconds that the first core is predicted to take."""
 GROWTH = 3.0
@@ -108,15 +110,15 @@ class CoreProver:
     def core(self, guide: DualInformation, seconds: float) -> Core | None:
         """Return the next core to solve in `seconds`; None if every core that could raise the bound takes longer."""
         cost, known = self._budget.upper, self._budget.bound
+        if math.isinf(cost):
+            cost = guide.bound + max(float(guide.reduced_costs.max(initial=0.0)), abs(guide.bound))
         gap = cost - guide.bound
-        if math.isinf(gap):
-            gap = max(float(guide.reduced_costs.max(initial=0.0)), abs(guide.bound))
         slack = OPTIMALITY_TOLERANCE * abs(guide.bound) / 4 + 1e-12 * self._magnitude
         smallest = max(FIRST_SHARE * seconds, GROWTH * self._last_seconds) if math.isfinite(seconds) else math.inf
         found = None
         for step in range(ROOMS):
             room = gap / ROOM_STEP**step
-            if guide.bound + room <= known + TOLERANCE * abs(known):
+            if guide.bound + room <= known + max(TOLERANCE * abs(known), LEAST_RISE * (cost - known)):
                 break
             kept = guide.reduced_costs <= room + slack
             entries = self._entries(kept)
@@ -133,7 +135,7 @@ class CoreProver:
         room, kept, entries, predicted = found
         offsets = self._flat.offsets.tolist()
         labels = tuple(np.flatnonzero(kept[first:last]) for first, last in pairwise(offsets))
-        return Core(guide, min(guide.bound + room, cost), labels, entries, predicted)
+        return Core(guide, min(guide.bound + room, self._budget.upper), labels, entries, predicted)
 
     def solve(self, core: Core, should_stop: Callable[[], bool] | None = None) -> bool:
         """Solve a core; return whether the bound has reached its ceiling or the problem is solved.
