@@ -184,7 +184,7 @@ class Improver:
         subproblem = subproblem_of(self._field, self._memory, self.labels, self._profile, nodes, kept)
         budget = part_budget(TIME_FACTOR * seconds)
         begin = time.monotonic()
-        found = solve(subproblem, budget, np.flatnonzero(guide.prices > 0))
+        found = solve(subproblem, budget, guide.prices)
         if math.isfinite(budget.remaining):
             size *= min(max(math.sqrt(seconds / (time.monotonic() - begin)), SMALLER), LARGER)
             self._sizes[share, seconds] = min(max(size, LEAST_SIZE), LARGEST_SIZE)
