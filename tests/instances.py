@@ -266,10 +266,10 @@ def hubs(
     *,
     num_hubs: int = 4,
     leaves: float = 0.65,
-    num_placements: int = 6,
+    num_placements: int = 12,
     max_strategies: int = 16,
-    spread: float = 1.5,
-    density: int = 4,
+    spread: float = 2.0,
+    density: int = 6,
     limit: float = 1.1,
     seed: int = 0,
 ) -> Problem:
