@@ -185,6 +185,14 @@ def test_a_subproblem_has_the_costs_and_limits_of_the_whole(problem: Problem, da
         whole = present.copy()
         whole[nodes] = solved
         assert contraction.field.cost(whole.tolist()) <= best + 1e-5 * abs(best)
+    priced = solve(subproblem, Budget(problem, math.inf, None, math.inf, 0.0, None), np.ones(len(memory.limits)))
+    if priced is not None:
+        whole = present.copy()
+        whole[nodes] = priced
+        assert tuple(whole.tolist()) in costs
+        assert costs[tuple(whole.tolist())] <= costs[tuple(present.tolist())] + room(
+            best, costs[tuple(present.tolist())]
+        )
 
 
 @given(problem=problems(limited=True), data=st.data())
