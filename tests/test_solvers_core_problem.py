@@ -54,7 +54,7 @@ def prover_of(problem: Problem, budget: Budget, rounds: int) -> tuple[CoreProver
 
 
 @given(problem=problems())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_growing_cores_prove_the_optimum(problem: Problem) -> None:
     """Every bound on the way is below the optimum, and with an optimal incumbent the last one meets it."""
     best = cheapest(problem)
@@ -96,7 +96,7 @@ def test_the_core_follows_the_seconds() -> None:
 
 
 @given(problem=problems(limited=True))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_labels_of_feasible_choices_fit(problem: Problem) -> None:
     """No feasible choice loses a label, and a problem of one node loses all labels that break a limit."""
     contraction = reduced(problem)
