@@ -74,15 +74,11 @@ def load(path: str | Path) -> Problem:
             node, edge or strategy.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read(path)
         text = gzip.decompress(data) if data.startswith(_MAGIC) else data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ProblemError(
             f"{path} is not whole: {error}", hint="copy the file again; `gzip -t` says whether it is whole"
-        ) from error
-    except OSError as error:
-        raise ProblemError(
-            f"cannot read {path}: {error.strerror or error}", hint="give an IOPDDL file, .json or .json.gz"
         ) from error
     try:
         return _problem(msgspec.json.decode(text, type=_File).problem)
@@ -92,6 +88,20 @@ def load(path: str | Path) -> Problem:
         raise ProblemError(f"{path} is not JSON: {error}", hint="give an IOPDDL file, .json or .json.gz") from error
     except ProblemError as error:
         raise ProblemError(f"{path}: {error.args[0]}", hint=error.hint) from error
+
+
+def read(path: str | Path) -> bytes:
+    """Return the bytes of a problem file.
+
+    Raises:
+        ProblemError: If it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ProblemError(
+            f"cannot read {path}: {error.strerror or error}", hint="give an IOPDDL file, .json or .json.gz"
+        ) from error
 
 
 def save(problem: Problem, path: str | Path) -> None:

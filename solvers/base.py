@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from threading import Lock, get_ident
 from typing import ClassVar
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
@@ -47,12 +48,22 @@ class Work:
 Watch = Callable[[Choice | None, float, float], None]
 """(incumbent, its cost, proven lower bound); the incumbent is None and its cost infinity before the first."""
 
+Outside = Callable[[], tuple[Choice | None, float] | None]
+"""Returns the newest (choice, lower bound) that another solver found for this problem; None if there is nothing new."""
+
 
 class Solver(ABC):
     """Finds a choice for a problem and proves a lower bound on the optimum."""
 
     counts_work: ClassVar[bool] = False
     """Whether the solver counts its work, so that a work limit stops it."""
+
+    def companion(self, number: int) -> "Solver":
+        """Return the solver of process `number` of several that solve one problem and share what they find.
+
+        Number 0 is this solver; the others have other seeds, and may leave out what one of them is enough for.
+        """
+        return self
 
     def solve(
         self,
@@ -67,6 +78,7 @@ class Solver(ABC):
         seed: int = 0,
         watch: Watch | None = None,
         work: Work | None = None,
+        outside: Outside | None = None,
     ) -> Solution:
         """Return the best choice found and the best bound proven.
 
@@ -82,12 +94,15 @@ class Solver(ABC):
             seed: Seed of every random draw.
             watch: Called after each new incumbent and each rise of the lower bound.
             work: Counter of the solver's work; a solver with `counts_work` stops when none is left.
+            outside: Polled between steps for what other solvers of the problem have found. Choices are priced and
+                tested like the solver's own; a bound is taken as it is.
 
         Raises:
             SolverError: If the solver cannot take this problem at all.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch, work)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch, work, outside)
         self.run(problem, budget)
+        budget.report()
         return budget.solution()
 
     @abstractmethod
@@ -105,19 +120,31 @@ class Solver(ABC):
         """
 
 
+class _Record:
+    """Incumbent and lower bound of one solve, shared by the copies of its budget in all threads."""
+
+    __slots__ = ("bound", "choice", "cost", "interrupted", "lock", "owner", "unreported")
+
+    def __init__(self) -> None:
+        self.choice: Choice | None = None
+        self.cost: float = math.inf
+        self.bound: float = -math.inf
+        self.interrupted = False
+        self.lock = Lock()
+        self.owner = get_ident()
+        self.unreported = False
+
+
 class Budget:
     """Time, work, interruption and targets of one solve, with its incumbent and its lower bound.
 
     The budget prices every offered choice by `Problem.cost` and tests it by `Problem.fits`, so no cost or feasibility
-    claim of a third-party solver is trusted.
+    claim of a third-party solver is trusted. Threads may share it: each offers choices and raises the bound, and the
+    caller's thread calls `watch`.
 
     Attributes:
         start: The caller's warm start, feasible or not.
-        choice: The incumbent.
-        cost: Cost of the incumbent.
-        bound: Best proven lower bound.
         gap: Relative difference of cost and bound at which to stop.
-        interrupted: Whether `should_stop` has returned true.
         threads: Threads that may be used.
         seed: Seed of every random draw.
         work: Counter of the work done.
@@ -135,6 +162,7 @@ class Budget:
         seed: int = 0,
         watch: Watch | None = None,
         work: Work | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self._problem = problem
         self._end = time.monotonic() + time_limit
@@ -146,12 +174,31 @@ class Budget:
         self.threads = threads
         self.seed = seed
         self.work = Work() if work is None else work
-        self.interrupted = False
-        self.choice: Choice | None = None
-        self.cost: float = math.inf
-        self.bound: float = -math.inf
+        self._outside = outside
+        self._also_stop: Callable[[], bool] | None = None
+        self._record = _Record()
         if start is not None:
             self.offer(start)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The incumbent."""
+        return self._record.choice
+
+    @property
+    def cost(self) -> float:
+        """Cost of the incumbent; infinity before the first."""
+        return self._record.cost
+
+    @property
+    def bound(self) -> float:
+        """Best proven lower bound."""
+        return self._record.bound
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `should_stop` has returned true."""
+        return self._record.interrupted
 
     @property
     def remaining(self) -> float:
@@ -164,9 +211,15 @@ class Budget:
         return min(self.cost, self._cutoff)
 
     def limited_to(self, seconds: float) -> "Budget":
-        """Return a copy of this budget that ends after `seconds`, or with this budget if that is sooner."""
+        """Return a budget of the same solve that ends after `seconds`, or with this budget if that is sooner."""
         result = copy(self)
         result._end = min(self._end, time.monotonic() + seconds)
+        return result
+
+    def stopped_by(self, should_stop: Callable[[], bool]) -> "Budget":
+        """Return a budget of the same solve that also stops once `should_stop` is true."""
+        result = copy(self)
+        result._also_stop = should_stop
         return result
 
     def for_subproblem(self, problem: Problem, share: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
@@ -175,22 +228,16 @@ class Budget:
         limit = share * self.remaining
         return Budget(problem, limit, start, math.inf, self.gap, self.stopped, self.threads, self.seed, watch, work)
 
-    def adopt(self, part: "Budget") -> None:
-        """Copy the incumbent and bound of `part`, a copy of this budget, if they are better."""
-        if part.cost < self.cost:
-            self.choice, self.cost = part.choice, part.cost
-        self.bound = max(self.bound, part.bound)
-        self.interrupted = self.interrupted or part.interrupted
-
     def spent(self) -> bool:
         """Return whether to stop now: out of time or work, interrupted, or targets met."""
+        self.report()
         return self.stopped() or self.remaining == 0.0 or self.work.left == 0.0 or self.targets_met()
 
     def stopped(self) -> bool:
-        """Return whether the caller asked for an interruption."""
+        """Return whether the caller asked for an interruption, or this part of the solve has to stop."""
         if self._should_stop is not None and self._should_stop():
-            self.interrupted = True
-        return self.interrupted
+            self._record.interrupted = True
+        return self._record.interrupted or (self._also_stop is not None and self._also_stop())
 
     def targets_met(self) -> bool:
         """Return whether cost and bound meet the cutoff or the gap."""
@@ -204,22 +251,50 @@ class Budget:
         cost = self._problem.cost(candidate)
         if cost == math.inf or not self._problem.fits(candidate):
             return False
-        if cost < self.cost:
-            self.choice, self.cost = candidate, cost
-            self._notify()
+        record = self._record
+        with record.lock:
+            if cost >= record.cost:
+                return True
+            record.choice, record.cost = candidate, cost
+        self._notify()
         return True
 
     def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
         """Raise the lower bound to `bound`, true up to the relative `error`; for whole costs it is rounded up."""
         if self._problem.is_whole and math.isfinite(bound):
             bound = math.ceil(bound - max(1e-3, error * abs(bound)))
-        if bound > self.bound:
-            self.bound = bound
+        record = self._record
+        with record.lock:
+            if bound <= record.bound:
+                return
+            record.bound = bound
+        self._notify()
+
+    def report(self) -> None:
+        """In the caller's thread: take what other solvers found, and tell `watch` what other threads found."""
+        record = self._record
+        if get_ident() != record.owner:
+            return
+        if self._outside is not None and (found := self._outside()) is not None:
+            choice, bound = found
+            if choice is not None:
+                self.offer(choice)
+            with record.lock:
+                record.bound = max(record.bound, bound)
+        if record.unreported:
             self._notify()
 
     def _notify(self) -> None:
-        if self._watch is not None:
-            self._watch(self.choice, self.cost, min(self.bound, self.cost))
+        record = self._record
+        if self._watch is None:
+            return
+        if get_ident() != record.owner:
+            record.unreported = True
+            return
+        record.unreported = False
+        with record.lock:
+            known = (record.choice, record.cost, min(record.bound, record.cost))
+        self._watch(*known)
 
     def solution(self) -> Solution:
         """Return the incumbent and bound with the termination status they imply."""

@@ -1,19 +1,25 @@
 """Anytime solver for problems of any size: exact where that closes the gap, else a dual bound and local search.
 
 1. Presolve: arc consistency, merged parallel edges, contraction of functionally determined nodes.
-2. Small problems: after a quick search for an incumbent, the exact method of `auto` gets half of the time.
+2. Problems that elimination solves, and problems without limits: after a quick search for an incumbent, the exact
+   method of `auto` gets half of the time, if it is predicted to need less.
 3. The Lagrangian dual (`bounds.lagrangian_dual`) raises the bound; its decoded choices are repaired and polished
-   (`local_search.polish`), in a second thread if there is one.
-4. Reduced-cost fixing: labels that provably cost more than the incumbent go; if a medium-sized problem remains, the
-   exact method gets half of the remaining time.
+   (`local_search.polish`).
+4. Core problems (`exact.core_problem`): the labels whose reduced cost is small are solved exactly, more of them each
+   time, as long as the seconds predicted from their number are there.
 5. Large-neighbourhood search (`local_search.improve`) until the time is up; until the dual has converged, one thread
    spends half its time on it and polishes its decoded choices.
+
+With two threads, 4 runs beside 3 and 5, and takes reduced costs and incumbents from them as they improve. While it has
+nothing to do, the thread polishes or searches.
 """
 
 import math
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Event
 
@@ -22,9 +28,11 @@ import numpy as np
 from autopar.problem import Problem
 from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
-from autopar.solvers.bounds.lagrangian_dual import PEAKS, WINDOW, LagrangianDual, peaks
+from autopar.solvers.bounds.dual_ascent import ROUNDS
+from autopar.solvers.bounds.lagrangian_dual import PEAKS, WINDOW, DualInformation, LagrangianDual, peaks
+from autopar.solvers.exact.core_problem import CoreProver
 from autopar.solvers.local_search.coordinate_descent import least_use
-from autopar.solvers.local_search.improve import DualInformation, Improver
+from autopar.solvers.local_search.improve import Improver
 from autopar.solvers.local_search.parallel_search import improve_together
 from autopar.solvers.local_search.polish import FIRST_ROUND, Polisher
 from autopar.solvers.model.csr import FlatField, FlatMemory
@@ -33,19 +41,36 @@ from autopar.solvers.model.memory_rows import Memory
 from autopar.solvers.reductions.components import fix_unconstrained, solve_components
 from autopar.solvers.reductions.contraction import Contraction, contract
 from autopar.solvers.reductions.dominance import undominated
+from autopar.solvers.reductions.elimination import MAX_ENTRIES, MAX_WORK, eliminate, elimination_order
+from autopar.solvers.reductions.resource_fixing import drop_oversized
 
-SMALL = 150_000
-"""Table entries up to which the exact method is tried first; without limits four times as many."""
-MEDIUM = 700_000
-"""Table entries up to which the exact method is tried after reduced-cost fixing."""
 SHORT = 20.0
 """Seconds below which the choice of least use is offered first, so that some incumbent exists in the end."""
+ELIMINATIONS = 200
+"""Seconds of the exact method on a problem that elimination solves, as a factor on those of planning its elimination:
+about 60 eliminations for the prices of the limits, each a few times slower than its plan."""
+SWEEP_SECONDS = 5e-9
+"""Seconds of a sweep of the messages per table entry, both ways; measured on an AMD EPYC core."""
+ASCENT_SHARE = 0.05
+"""Share of the time that the dual ascent of a problem without limits may be predicted to take, to be tried first."""
 FIRST_SEARCH_SHARE = 0.2
-"""Share of the remaining time spent on search before the exact method on a medium-sized problem."""
+"""Share of the remaining time spent on search before large core problems, with one thread."""
 DUAL_SHARE = 0.25
 """Share of the time for the dual."""
 EXACT_SHARE = 0.5
-"""Share of the remaining time for the exact method."""
+"""Share of the remaining time for the exact method, and for core problems with one thread."""
+FIRST_CORE_SHARE = 0.15
+"""Share of the remaining time for core problems before the first search, with one thread."""
+BESIDE_SHARE = 0.8
+"""Share of the remaining time for a core problem with a thread of its own."""
+CORE_SECONDS = 10.0
+"""Predicted seconds up to which a core problem is solved if subproblems are counted instead of seconds."""
+GUIDE_SECONDS = 2.0
+"""Seconds between two publications of the reduced costs while the gap hardly falls."""
+GUIDE_GAP = 0.8
+"""Factor by which the gap must fall for reduced costs to be published at once."""
+IDLE_SECONDS = 0.05
+"""Seconds between two looks of the proving thread for a core problem."""
 QUICK_SECONDS, QUICK_SHARE = 0.5, 0.02
 """Time for an incumbent before the exact method: seconds, and share of the remaining time, whichever is less."""
 OFFER_SECONDS = 1.0
@@ -68,10 +93,16 @@ class Portfolio(Solver):
         max_rounds: Most rounds of the dual, though never fewer than give a first bound.
         max_parts: Most subproblems of the search, per thread. With both limits, one thread and no time limit, equal
             seeds give equal results.
+        proves: Whether exact methods are tried.
     """
 
     max_rounds: int | None = None
     max_parts: int | None = None
+    proves: bool = True
+
+    def companion(self, number: int) -> Solver:
+        """Return the portfolio, which searches without exact methods in all processes but the first."""
+        return self if number == 0 else replace(self, proves=False)
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`.
@@ -84,6 +115,68 @@ class Portfolio(Solver):
             budget.raise_bound(math.inf)
             return
         _PortfolioRun(self, prepared, contraction, budget).run()
+
+
+class _Proof:
+    """Solves core problems in a thread of its own, beside the dual and the search.
+
+    Attributes:
+        is_active: Whether it is solving one: the others then use one thread less.
+    """
+
+    def __init__(self, prover: CoreProver, budget: Budget) -> None:
+        self.is_active = False
+        self._prover = prover
+        self._budget = budget
+        self._guide: DualInformation | None = None
+        self._over = Event()
+        self._gap = math.inf
+        self._published = -math.inf
+
+    def publish_if_due(self, dual: LagrangianDual) -> None:
+        """Take the reduced costs of the dual if the gap has fallen since, or some time has passed."""
+        gap, now = self._budget.upper - dual.bound, time.monotonic()
+        if dual.rounds < FIRST_ROUND:
+            return
+        if gap < GUIDE_GAP * self._gap or now - self._published >= GUIDE_SECONDS:
+            self.publish(dual.information())
+            self._gap, self._published = gap, time.monotonic()
+
+    def publish(self, guide: DualInformation) -> None:
+        """Take dual information, unless what is known proves more."""
+        if self._guide is None or guide.bound >= self._guide.bound:
+            self._guide = guide
+
+    def run(self) -> None:
+        """Solve core problems until the budget is spent or somebody ends this thread."""
+        seen: tuple[DualInformation | None, float] | None = None
+        while not (self._over.is_set() or self._budget.spent()):
+            guide, cost = self._guide, self._budget.upper
+            core = None
+            if guide is not None and (guide, cost) != seen:
+                core = self._prover.core(guide, BESIDE_SHARE * self._budget.remaining)
+            if guide is None or core is None:
+                seen = (guide, cost)
+                self._over.wait(IDLE_SECONDS)
+                continue
+            room = core.ceiling - guide.bound
+
+            def is_outdated(base: float = guide.bound, room: float = room) -> bool:
+                """Whether the gap of today is a small part of the core's."""
+                newest = self._guide
+                known = base if newest is None else newest.bound
+                return self._over.is_set() or self._budget.upper - known < room / 2
+
+            self.is_active = True
+            try:
+                done = self._prover.solve(core, is_outdated)
+            finally:
+                self.is_active = False
+            seen = None if done or is_outdated() else (guide, self._budget.upper)
+
+    def end(self) -> None:
+        """End the thread soon."""
+        self._over.set()
 
 
 class _PortfolioRun:
@@ -103,54 +196,121 @@ class _PortfolioRun:
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is spent or the optimum is proven."""
-        small = _entries(self._contraction) <= SMALL * (1 if self._contraction.memory.num_rows else 4)
-        if small:
-            if self._contraction.memory.num_rows and self._options.max_rounds is None:
-                self._find_quick_incumbent(self._contraction)
-            if not self._budget.spent():
-                self._run_exact(self._contraction)
         if self._budget.spent():
             return
-        if not small and self._budget.remaining < SHORT:
+        if self._budget.remaining < SHORT:
             self._offer(self._contraction, np.array(least_use(self._contraction.field, self._contraction.memory)))
-        contraction, parts = fix_unconstrained(
-            self._contraction.restrict(undominated(self._contraction.field, self._contraction.memory))
-        )
+        fitting = drop_oversized(self._contraction)
+        if fitting is None:
+            self._budget.raise_bound(math.inf)
+            return
+        contraction, parts = fix_unconstrained(fitting.restrict(undominated(fitting.field, fitting.memory)))
         if parts > 1 and solve_components(self._prepared, contraction, self._budget, self._options.run):
             return
+        if self._options.proves and _is_narrow(contraction, EXACT_SHARE * self._budget.remaining):
+            if contraction.memory.num_rows and self._options.max_rounds is None:
+                self._find_quick_incumbent(contraction)
+            if not self._budget.spent():
+                self._run_exact(contraction)
+            if self._budget.spent():
+                return
         flat = FlatField.of(contraction.field.softened())
         dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
         polisher = Polisher(flat, dual.memory, self._budget.seed)
-        self._raise_dual_bound(contraction, dual, polisher, DUAL_SHARE * self._budget.remaining)
+        prover = CoreProver(
+            contraction.field,
+            contraction.memory,
+            flat,
+            self._budget,
+            lambda labels: self._offer(contraction, np.array(labels)),
+        )
+        with self._beside(prover) as proof:
+            self._solve(contraction, dual, polisher, prover, proof)
+
+    @contextmanager
+    def _beside(self, prover: CoreProver) -> Iterator[_Proof | None]:
+        """Solve core problems in a second thread, if there may be one."""
+        if self._budget.threads < 2 or self._options.max_rounds is not None or not self._options.proves:
+            yield None
+            return
+        proof = _Proof(prover, self._budget)
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(proof.run)
+            try:
+                yield proof
+            finally:
+                proof.end()
+            future.result()
+
+    def _solve(
+        self,
+        contraction: Contraction,
+        dual: LagrangianDual,
+        polisher: Polisher,
+        prover: CoreProver,
+        proof: _Proof | None,
+    ) -> None:
+        """Run the dual, the core problems and the search on the reduced problem."""
+        self._raise_dual_bound(contraction, dual, polisher, DUAL_SHARE * self._budget.remaining, proof)
         if math.isinf(self._budget.cost) and not self._budget.spent():
             self._repair_by_prices(contraction, dual, polisher)
         best = self._incumbent_labels(contraction)
         if best is None and polisher.labels is not None and self._offer(contraction, polisher.labels):
             best = polisher.labels
-        guide = DualInformation(*dual.reduced_costs(), dual.best_prices)
-        if not small and not self._budget.spent():
-            unending = math.isinf(self._budget.remaining) and self._options.max_parts is None
-            if best is not None and not unending and _entries(contraction) <= MEDIUM:
-                best = self._improve(contraction, dual, polisher, guide, best, FIRST_SEARCH_SHARE)
-            thinned = self._fix_by_reduced_costs(contraction, guide, dual)
-            if thinned is not None and (unending or _entries(thinned) <= MEDIUM):
-                self._run_exact(thinned)
-                known = self._incumbent_labels(contraction)
-                best = best if known is None else known
+        guide = dual.information()
+        if proof is not None:
+            proof.publish(guide)
+        elif self._options.proves and not self._budget.spent():
+            best = self._prove_and_improve(contraction, dual, polisher, guide, best, prover)
         if best is not None and not self._budget.spent():
-            self._improve(contraction, dual, polisher, guide, best)
+            self._improve(contraction, dual, polisher, guide, best, proof)
+
+    def _prove_and_improve(
+        self,
+        contraction: Contraction,
+        dual: LagrangianDual,
+        polisher: Polisher,
+        guide: DualInformation,
+        best: Ints | None,
+        prover: CoreProver,
+    ) -> Ints | None:
+        """Solve core problems in the only thread: small ones, then a search, then larger ones; return the best choice.
+
+        Without a time limit, and without a limit on subproblems, the proof goes on until it is complete.
+        """
+        unending = math.isinf(self._budget.remaining)
+        if unending and self._options.max_parts is None:
+            self._prove(prover, guide, math.inf)
+            if not self._budget.spent() and (thinned := self._fix_by_reduced_costs(contraction, guide, dual)):
+                self._run_exact(thinned)
+        elif unending:
+            self._prove(prover, guide, CORE_SECONDS)
+        else:
+            self._prove(prover, guide, FIRST_CORE_SHARE * self._budget.remaining)
+            if best is not None and not self._budget.spent():
+                best = self._improve(contraction, dual, polisher, guide, best, None, FIRST_SEARCH_SHARE)
+            self._prove(prover, guide, EXACT_SHARE * self._budget.remaining)
+        known = self._incumbent_labels(contraction)
+        return best if known is None else known
+
+    def _prove(self, prover: CoreProver, guide: DualInformation, seconds: float) -> None:
+        """Solve core problems for some seconds, in this thread."""
+        end = time.monotonic() + seconds
+        while not self._budget.spent():
+            left = end - time.monotonic() if math.isfinite(self._budget.remaining) else seconds
+            core = prover.core(guide, left) if left > 0 else None
+            if core is None or not prover.solve(core):
+                return
 
     def _find_quick_incumbent(self, contraction: Contraction) -> None:
         """Search briefly for an incumbent: the exact method may find none for long, and prunes by its cost."""
         flat = FlatField.of(contraction.field.softened())
         dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
         seconds = min(QUICK_SECONDS, QUICK_SHARE * self._budget.remaining)
-        self._raise_dual_bound(contraction, dual, Polisher(flat, dual.memory, self._budget.seed), seconds)
+        self._raise_dual_bound(contraction, dual, Polisher(flat, dual.memory, self._budget.seed), seconds, None)
 
     def _run_exact(self, contraction: Contraction) -> None:
-        part = self._budget.limited_to(EXACT_SHARE * self._budget.remaining)
-        exact(self._prepared, contraction, part)
-        self._budget.adopt(part)
+        exact(self._prepared, contraction, self._budget.limited_to(EXACT_SHARE * self._budget.remaining))
 
     def _fix_by_reduced_costs(
         self, contraction: Contraction, guide: DualInformation, dual: LagrangianDual
@@ -172,9 +332,17 @@ class _PortfolioRun:
         return contraction.restrict(kept)
 
     def _raise_dual_bound(
-        self, contraction: Contraction, dual: LagrangianDual, polisher: Polisher, seconds: float
+        self,
+        contraction: Contraction,
+        dual: LagrangianDual,
+        polisher: Polisher,
+        seconds: float,
+        proof: _Proof | None,
     ) -> None:
-        """Raise the dual bound and polish decoded choices, in a second thread or alternately in one."""
+        """Raise the dual bound and polish decoded choices, in a second thread or alternately in one.
+
+        While `proof` needs the second thread, the polishing is done alternately.
+        """
         budget = self._budget.limited_to(seconds)
         highest = contraction.field.highest_cost()
         highest += 1e-9 * abs(highest)  # upper bound on the cost of permitted choices
@@ -185,7 +353,14 @@ class _PortfolioRun:
         with ThreadPoolExecutor(1) as pool:
             over = Event()
             future = (
-                pool.submit(polisher.polish_iterates, dual, lambda: over.is_set() or budget.spent()) if beside else None
+                pool.submit(
+                    polisher.polish_iterates,
+                    dual,
+                    lambda: over.is_set() or budget.spent(),
+                    lambda: self._is_crowded(proof),
+                )
+                if beside
+                else None
             )
             try:
                 if not beside:
@@ -193,8 +368,16 @@ class _PortfolioRun:
                 while rounds < WINDOW or not (dual.finished or budget.spent() or rounds == self._options.max_rounds):
                     dual.run_round()
                     rounds += 1
-                    if not beside and self._polish_due(rounds, polisher.seconds, time.monotonic() - began):
-                        polisher.polish(dual.labels.copy(), dual.prices, budget.spent)
+                    alone = not beside or self._is_crowded(proof)
+                    if (
+                        alone
+                        and self._polish_due(rounds, polisher.seconds, time.monotonic() - began)
+                        and polisher.turn.acquire(blocking=False)
+                    ):
+                        try:
+                            polisher.polish(dual.labels.copy(), dual.prices, budget.spent)
+                        finally:
+                            polisher.turn.release()
                     found = polisher.labels
                     if (
                         found is not None
@@ -205,13 +388,18 @@ class _PortfolioRun:
                         self._offer(contraction, found)
                     if dual.bound > self._budget.bound:
                         self._budget.raise_bound(math.inf if dual.bound > highest else dual.bound, 0.0)
-                        budget.adopt(self._budget)
+                    if proof is not None:
+                        proof.publish_if_due(dual)
             finally:
                 over.set()
             if future is not None:
                 future.result()
         if polisher.labels is not None:
             self._offer(contraction, polisher.labels)
+
+    def _is_crowded(self, proof: _Proof | None) -> bool:
+        """Return whether a core problem keeps one of two threads busy, so that only one is left for other work."""
+        return proof is not None and proof.is_active and self._budget.threads < 3
 
     def _polish_due(self, rounds: int, polished: float, elapsed: float) -> bool:
         """Return whether to polish now: by rounds if they are limited, else by time."""
@@ -254,6 +442,7 @@ class _PortfolioRun:
         polisher: Polisher,
         guide: DualInformation,
         best: Ints,
+        proof: _Proof | None,
         share: float = 1.0,
     ) -> Ints:
         """Run the neighbourhood search for a share of the remaining time; return the best choice."""
@@ -265,27 +454,39 @@ class _PortfolioRun:
         ]
         offered, last = improvers[0].cost, time.monotonic()
         reported = last
+        adopted = self._budget.choice
 
         def report(labels: Ints, cost: float) -> None:
-            nonlocal offered, last, reported
+            nonlocal offered, last, reported, adopted
             if cost < offered and time.monotonic() - last >= OFFER_SECONDS:
                 self._offer(contraction, labels)
                 offered, last = cost, time.monotonic()
             if not dual.finished and self._options.max_rounds is None:
                 self._continue_dual(dual, time.monotonic() - reported)
+                if proof is not None:
+                    proof.publish_if_due(dual)
                 if dual.finished:
-                    better = DualInformation(*dual.reduced_costs(), dual.best_prices)
+                    better = dual.information()
                     for improver in improvers:
                         improver.guide = better
+                    if proof is not None:
+                        proof.publish(better)
                 if polisher.seconds <= POLISH_SHARE * (time.monotonic() - began):
                     polisher.offer(labels)
                     polisher.polish(dual.labels.copy(), dual.prices, budget.spent)
                     if polisher.labels is not None and polisher.cost < cost:
                         improvers[0].adopt(polisher.labels)
+            if self._budget.choice is not adopted:  # found by the proof or by another process
+                adopted = self._budget.choice
+                found = self._incumbent_labels(contraction)
+                if found is not None and flat.cost(found) < improvers[0].cost:
+                    improvers[0].recombine(found, budget.limited_to)
             reported = time.monotonic()
 
         began, polisher.seconds = time.monotonic(), 0.0
-        labels, cost = improve_together(improvers, budget, self._options.max_parts, report)
+        labels, cost = improve_together(
+            improvers, budget, self._options.max_parts, report, lambda: self._is_crowded(proof)
+        )
         if cost < offered:
             self._offer(contraction, labels)
         return labels
@@ -302,6 +503,15 @@ class _PortfolioRun:
         return self._budget.offer(self._prepared.strategies(contraction.invert(labels.tolist())))
 
 
-def _entries(contraction: Contraction) -> int:
-    """Return the number of entries of all tables."""
-    return sum(table.size for table in contraction.field.tables.values())
+def _is_narrow(contraction: Contraction, seconds: float) -> bool:
+    """Return whether the exact method of `auto` is predicted to solve the problem within `seconds` by elimination.
+
+    Without limits, it may also be a dual ascent that is predicted to be short.
+    """
+    entries = sum(table.size for table in contraction.field.tables.values())
+    if not contraction.memory.num_rows and ROUNDS * SWEEP_SECONDS * entries <= ASCENT_SHARE * seconds:
+        return True
+    began = time.monotonic()
+    core = eliminate(contraction.field, keep=contraction.memory.resource_users()).field
+    order = elimination_order(core, MAX_ENTRIES, MAX_WORK)
+    return order is not None and ELIMINATIONS * (time.monotonic() - began) <= seconds

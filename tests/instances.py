@@ -1,7 +1,8 @@
 """Synthetic problems: the sharding of a training step, and a family of any size, tree-width and tightness.
 
 `python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`;
-`python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike.
+`python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike, and
+`python -m tests.instances DIR hubs` three around hubs, with tight limits.
 """
 
 import sys
@@ -260,6 +261,78 @@ def layered(
     return Problem.build(node_costs, edges, usages=usages, limit=limit, name=f"layered-{num_nodes}")
 
 
+def hubs(
+    num_nodes: int,
+    *,
+    num_hubs: int = 4,
+    leaves: float = 0.65,
+    num_placements: int = 12,
+    max_strategies: int = 16,
+    spread: float = 2.0,
+    density: int = 6,
+    limit: float = 1.1,
+    seed: int = 0,
+) -> Problem:
+    """Return whole-number costs around a few hubs, most nodes being leaves, without forbidden pairs.
+
+    It has the traits of the contest's files that stay open: hubs that thousands of nodes are joined to, a majority of
+    nodes with one neighbour, changes of placement that cost what is moved, and a limit just above the least peak. A
+    strategy has a placement, and strategies of equal placement differ in their own cost only; what is cheap to compute
+    or to join to a hub is not what uses little.
+
+    Args:
+        num_nodes: Nodes.
+        num_hubs: Nodes among them that are joined to most of the leaves.
+        leaves: Share of the nodes that have one neighbour.
+        num_placements: Placements; placement k divides the use by 2**k.
+        max_strategies: Strategies of a node at most; at least a quarter of that.
+        spread: Standard deviation of the logarithm of the nodes' sizes.
+        density: Edges from a node that is no leaf to earlier ones, at most; below this.
+        limit: Limit, relative to the peak if every node uses its least.
+        seed: Of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    points = rng.random((num_placements, 3))
+    distance = np.abs(points[:, None, :] - points[None, :, :]).sum(axis=2)
+    sizes = np.exp(rng.normal(0.0, spread, num_nodes))
+    placements = [
+        np.sort(rng.integers(0, num_placements, int(rng.integers(max(2, max_strategies // 4), max_strategies + 1))))
+        for _ in range(num_nodes)
+    ]
+    costs = [
+        (1000 * sizes[n] * (0.3 + rng.random(len(own))) * 1.25 ** (own * rng.random())).astype(np.int64)
+        for n, own in enumerate(placements)
+    ]
+    is_leaf = rng.random(num_nodes) < leaves
+    is_leaf[:num_hubs] = False
+    body = np.flatnonzero(~is_leaf)[num_hubs:]
+    edges: list[tuple[int, int, NDArray[Any]]] = []
+
+    def join(first: int, second: int) -> None:
+        moved = 2000 * min(sizes[first], sizes[second])
+        table = (moved * distance[np.ix_(placements[first], placements[second])]).astype(np.int64)
+        edges.append((first, second, table))
+
+    for place, node in enumerate(body.tolist()):
+        for _ in range(int(rng.integers(1, density))):
+            if place:
+                join(int(body[max(0, place - 1 - int(rng.geometric(1 / 6)))]), node)
+        if rng.random() < 0.2:
+            join(int(rng.integers(num_hubs)), node)
+    for node in np.flatnonzero(is_leaf).tolist():
+        to_hub = rng.random() < 0.7 or not len(body)
+        join(int(num_hubs * rng.random() ** 2) if to_hub else int(rng.choice(body)), node)
+    usages = []
+    for node, own in enumerate(placements):
+        amounts = ((1 << 16) * sizes[node] / 2.0**own).astype(np.int64)
+        begin = int(rng.integers(num_nodes))
+        life = num_nodes if rng.random() < 0.25 else 2 + int(rng.geometric(1 / 30))
+        usages.append(Usage(node, 0 if life == num_nodes else begin, min(begin + life, num_nodes), amounts))
+    least = _peak(num_nodes, usages, [u.amounts.min() for u in usages])
+    name = f"hubs-{num_nodes}-{num_hubs}-{limit}"
+    return Problem.build(costs, edges, usages=usages, limit=int(limit * least), name=name)
+
+
 def _reshard_table(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
     """Return costs of a change that are 0 for no change."""
     table = rng.integers(1, 400, (size, size))
@@ -291,5 +364,14 @@ def write_large(folder: Path, *, num_nodes: int = 65_000) -> None:
         iopddl.save(problem, folder / f"layers-{name}.json.gz")
 
 
+def write_hubs(folder: Path) -> None:
+    """Write problems around hubs into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for nodes in (1000, 5000, 20_000):
+        iopddl.save(hubs(nodes), folder / f"hubs-{nodes:05}.json.gz")
+
+
+_WRITERS = {"family": write_family, "large": write_large, "hubs": write_hubs}
+
 if __name__ == "__main__":
-    (write_large if sys.argv[2:] == ["large"] else write_family)(Path(sys.argv[1]))
+    _WRITERS[sys.argv[2] if len(sys.argv) > 2 else "family"](Path(sys.argv[1]))

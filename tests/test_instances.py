@@ -11,7 +11,7 @@ from autopar import iopddl, solvers
 from autopar.problem import FORBIDDEN, Problem, Termination
 from tests import instances
 from tests.checks import check_solution
-from tests.instances import k_tree, layered
+from tests.instances import hubs, k_tree, layered
 
 
 def least_choice(problem: Problem) -> list[int]:
@@ -91,6 +91,20 @@ def test_layers_have_the_traits_they_are_made_with(nodes: int, tied: float, seed
     solution = solvers.load("auto").solve(problem, time_limit=60)
     check_solution(problem, solution)
     assert solution.choice is not None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_hubs_have_most_nodes_as_leaves(seed: int) -> None:
+    """Nothing is forbidden, four nodes have a tenth of the edges each or more, and the least use just fits."""
+    problem = hubs(400, seed=seed)
+
+    degrees = np.bincount(problem.edge_nodes.ravel(), minlength=400)
+    assert 0.55 <= np.mean(degrees <= 1) <= 0.8
+    assert degrees[0] >= 40
+    assert degrees[:4].min() > degrees[4:].max()
+    assert all((table < FORBIDDEN).all() for table in problem.edge_tables)
+    least = problem.peak_usage(least_choice(problem))
+    assert problem.limits[0].amount == pytest.approx(1.1 * least, abs=1)
 
 
 def test_large_problems_are_written_equal_and_distinct(tmp_path: Path) -> None:

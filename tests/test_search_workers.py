@@ -462,7 +462,7 @@ def test_engines_that_make_no_sense_are_refused(arguments: dict[str, Any], messa
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install."""
-    monkeypatch.setattr("autopar.search.backends.find_spec", lambda name: None)
+    monkeypatch.setattr("autopar.engines.find_spec", lambda name: None)
 
     with pytest.raises(WorkerError, match="Ray is not installed") as caught:
         autopar.solve("zoo:gpt2", engine="ray", **GPT)
@@ -542,7 +542,7 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
     from autopar.search.ray_executor import RayExecutor
 
     search = _task().context(Effort())
-    monkeypatch.setattr("autopar.search.ray_executor.FREE_SECONDS", 1.0)
+    monkeypatch.setattr("autopar.ray_cluster.FREE_SECONDS", 1.0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         busy = ray.remote(num_cpus=1)(threading.Event).remote()
@@ -553,7 +553,7 @@ def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.Monkey
             RayExecutor(search, 2, None)
         assert caught.value.hint == "--workers 1"
         for there, message in (("0.0.0", "has autopar 0.0.0"), (None, "has no autopar")):
-            monkeypatch.setattr("autopar.search.ray_executor.version", _version(there))
+            monkeypatch.setattr("autopar.ray_cluster.version", _version(there))
             with pytest.raises(WorkerError, match=message) as caught:
                 RayExecutor(search, 1, None)
             assert "on every node" in caught.value.hint

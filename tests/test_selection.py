@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from autopar import iopddl, solvers
 from autopar.cli import main
 from autopar.cli.invocation import Invocation
 from autopar.cli.selecting import _Report
+from autopar.engines import EngineRequest
 from autopar.errors import ProblemError, SolverError
 from autopar.problem import FORBIDDEN, Problem, Solution, Termination, Usage, check
 from autopar.report.selection import describe_nothing, format_steps
 from autopar.selection import Known, Selection, select
 from autopar.selection.records import Better, Loaded, Message, Request
 from autopar.selection.watchdog import _Listener
-from autopar.selection.worker import _work
+from autopar.selection.worker import _Mailbox, _work
 from tests.strategies import problems
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,10 @@ import os, re, signal, time
 from autopar import solvers
 
 class StandIn:
+    def companion(self, number):
+        self.number = number
+        return self
+
     def solve(self, problem, *, time_limit, watch, **request):
         print("libraries talk", flush=True)
         if self.found:
@@ -52,7 +58,31 @@ Sleeper = stand_in(lambda: time.sleep(600))
 Dead = stand_in(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 Dead0 = stand_in(lambda: os.kill(os.getpid(), signal.SIGKILL), found=False)
 Wrong = stand_in(lambda: 1 / 0, found=False)
-for name in ("Deaf", "Sleeper", "Dead", "Dead0", "Wrong"):
+
+class Relay(StandIn):
+    "Process 1 finds choices; process 0 has the better bound, and says so once it has heard of the best choice."
+
+    def solve(self, problem, *, time_limit, watch, outside, **request):
+        if self.number == 1:
+            watch((0, 0), 4, 1)
+            watch((1, 1), 2, 1)
+        else:
+            while (outside() or (None, 0))[0] != (1, 1):
+                time.sleep(0.01)
+            watch((1, 1), 2, 2)
+        time.sleep(600)
+
+class Half(StandIn):
+    "Process 1 dies, process 0 has the answer a moment later."
+
+    def solve(self, problem, *, time_limit, watch, **request):
+        if self.number == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(1)
+        watch((1, 1), 2, 2)
+        time.sleep(600)
+
+for name in ("Deaf", "Sleeper", "Dead", "Dead0", "Wrong", "Relay", "Half"):
     solvers.SOLVERS[name.lower()] = "sitecustomize:" + name
 """
 
@@ -154,6 +184,61 @@ def test_a_solver_that_dies_with_empty_hands_is_an_error(file: Path, solver: str
         select(file, time_limit=LONG, solver=solver)
 
 
+@pytest.mark.usefixtures("stand_ins")
+def test_processes_hear_of_what_others_find(file: Path) -> None:
+    """One proves what another found."""
+    selection = select(file, time_limit=LONG, solver="relay", engine=EngineRequest(workers=2))
+
+    assert selection.solution == Solution(Termination.OPTIMAL, (1, 1), 2, 2)
+    assert selection.workers == 2
+    assert selection.seconds < LONG
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_death_of_one_of_several_processes_is_told(file: Path) -> None:
+    selection = select(file, time_limit=LONG, solver="half", engine=EngineRequest(workers=2))
+
+    assert selection.solution == Solution(Termination.OPTIMAL, (1, 1), 2, 2)
+    assert selection.failure == "was ended by SIGSEGV"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stand_ins")
+def test_a_process_that_never_looks_up_holds_nobody_up(file: Path) -> None:
+    """Although what the others find is sent to it."""
+    selection = select(file, time_limit=6.0, solver="deaf", engine=EngineRequest(workers=2))
+
+    assert selection.solution == Solution(Termination.FEASIBLE, (1, 1), 2, 1)
+    assert selection.seconds < 6.0
+
+
+def test_several_processes_solve_a_problem(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["select", str(file), "60", "--workers", "2", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (found["termination"], found["choice"], found["workers"]) == ("optimal", [1, 1], 2)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+@pytest.mark.slow
+def test_ray_actors_solve_a_problem(file: Path) -> None:
+    """On a cluster started here, which is gone afterwards; a problem without an answer is said to have none."""
+    import ray
+
+    infeasible = file.parent / "infeasible.json"
+    iopddl.save(Problem.build([[0], [0]], [(0, 1, [[FORBIDDEN]])]), infeasible)
+
+    selection = select(file, time_limit=LONG, engine=EngineRequest("ray", 2))
+    nothing = select(infeasible, time_limit=LONG, engine=EngineRequest("ray", 1))
+
+    assert selection.solution == Solution(Termination.OPTIMAL, (1, 1), 2, 2)
+    assert selection.workers == 2
+    assert nothing.solution.termination is Termination.INFEASIBLE
+    assert nothing.conflict is not None
+    assert not ray.is_initialized()
+
+
 def test_errors_of_the_process_are_raised_here(tmp_path: Path) -> None:
     """With their hint."""
     (tmp_path / "bad.json").write_text('{"problem": {"nodes": 3}}')
@@ -180,7 +265,7 @@ def test_what_the_process_says_is_what_the_solver_found(
         def send(self, message: Message) -> None:
             told.append(message)
 
-    _work(Request(str(path), "auto", time.monotonic() + LONG, 1, 0, reductions=False), Pipe())  # type: ignore[arg-type]
+    _work(Request(str(path), "auto", time.monotonic() + LONG, 1, 0, reductions=False), Pipe(), _Mailbox())  # type: ignore[arg-type]
 
     whole, cut = _Listener(0.0, None), _Listener(0.0, None)
     for message in told:

@@ -155,6 +155,7 @@ def test_every_reduction_is_recorded() -> None:
         ("forbidden strategies", ProblemSize(4, 8, 2, 2)),
         ("times that cannot bind", ProblemSize(4, 8, 2, 1)),
         ("followers", ProblemSize(3, 6, 1, 1)),
+        ("strategies that no limit permits", ProblemSize(3, 6, 1, 1)),
         ("dominated strategies", ProblemSize(2, 4, 1, 1)),
         ("parts no limit binds", ProblemSize(2, 4, 1, 1)),
         ("degree at most 2", ProblemSize(2, 4, 1, 1)),
@@ -211,7 +212,7 @@ def strung(problems: Sequence[Problem]) -> Problem:
 def test_components_are_solved_separately(solver: Solver, proves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any grouping of components, choice and bound are those of the components together."""
     monkeypatch.setattr(components, "LEAST_LABELS", 1)
-    monkeypatch.setattr(portfolio, "SMALL", -1)
+    monkeypatch.setattr(portfolio, "_is_narrow", lambda _contraction, _seconds: False)
     split_up: list[bool] = []
 
     def counted(*arguments: Any) -> bool:

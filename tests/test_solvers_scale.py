@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from autopar.problem import Problem, Termination, Usage
 from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.lagrangian_dual import LagrangianDual, peaks
+from autopar.solvers.bounds.lagrangian_dual import DualInformation, LagrangianDual, peaks
 from autopar.solvers.bounds.messages import Messages
-from autopar.solvers.local_search.improve import DualInformation, Improver
+from autopar.solvers.exact.core_problem import CoreProver
+from autopar.solvers.local_search.improve import Improver
 from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.parallel_search import improve_together
 from autopar.solvers.local_search.polish import Polisher
@@ -100,7 +101,8 @@ def test_the_dual_and_its_reduced_costs_bound_feasible_choices(problem: Problem)
     for _ in range(200):
         dual.run_round()
         assert dual.bound <= best
-    bound, reduced_costs = dual.reduced_costs()
+    guide = dual.information()
+    bound, reduced_costs = guide.bound, guide.reduced_costs
 
     slack = 1e-9 * (float(np.abs(flat.unary).max()) + float(np.abs(flat.tables).max(initial=0.0)) + abs(bound))
     for choice, cost in costs.items():
@@ -183,6 +185,14 @@ def test_a_subproblem_has_the_costs_and_limits_of_the_whole(problem: Problem, da
         whole = present.copy()
         whole[nodes] = solved
         assert contraction.field.cost(whole.tolist()) <= best + 1e-5 * abs(best)
+    priced = solve(subproblem, Budget(problem, math.inf, None, math.inf, 0.0, None), np.ones(len(memory.limits)))
+    if priced is not None:
+        whole = present.copy()
+        whole[nodes] = priced
+        assert tuple(whole.tolist()) in costs
+        assert costs[tuple(whole.tolist())] <= costs[tuple(present.tolist())] + room(
+            best, costs[tuple(present.tolist())]
+        )
 
 
 @given(problem=problems(limited=True), data=st.data())
@@ -351,8 +361,9 @@ def test_repair_takes_the_least_cost_per_use_saved() -> None:
 
 def test_the_dual_converges_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time of its own the dual reaches the bound of an uninterrupted run, to a thousandth."""
-    for name, value in (("SMALL", -1), ("MEDIUM", -1), ("DUAL_SHARE", 0.0)):
-        monkeypatch.setattr(portfolio, name, value)
+    monkeypatch.setattr(portfolio, "_is_narrow", lambda _contraction, _seconds: False)
+    monkeypatch.setattr(portfolio, "DUAL_SHARE", 0.0)
+    monkeypatch.setattr(CoreProver, "core", lambda _self, _guide, _seconds: None)
     problem = k_tree(300, width=2, tightness=0.3)
     contraction = reduced(problem)
     dual = LagrangianDual(*_flat(contraction))
@@ -389,9 +400,10 @@ def test_an_incumbent_precedes_the_exact_method(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("fixing", [False, True])
 def test_the_portfolio_is_exact_without_a_time_limit(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
-    """Also if the exact method runs last, on the labels left by reduced-cost fixing."""
-    monkeypatch.setattr(portfolio, "SMALL", -1)
-    monkeypatch.setattr(portfolio, "MEDIUM", 10**9 if fixing else -1)
+    """By core problems, or by the exact method on the labels left by reduced-cost fixing."""
+    monkeypatch.setattr(portfolio, "_is_narrow", lambda _contraction, _seconds: False)
+    if fixing:
+        monkeypatch.setattr(CoreProver, "core", lambda _self, _guide, _seconds: None)
 
     @settings(max_examples=80)
     @given(problem=problems())
@@ -409,7 +421,7 @@ def test_the_portfolio_is_exact_without_a_time_limit(monkeypatch: pytest.MonkeyP
 
 def test_the_portfolio_without_its_exact_part_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds are below the optimum, choices are feasible, and equal seeds give equal results."""
-    monkeypatch.setattr(portfolio, "SMALL", -1)
+    monkeypatch.setattr(portfolio, "_is_narrow", lambda _contraction, _seconds: False)
 
     @settings(max_examples=80)
     @given(problem=problems())

@@ -270,24 +270,34 @@ def seed_option(meaning: str) -> Option:
     return click.option("--seed", type=not_negative(), default=0, show_default=True, metavar="N", help=meaning)
 
 
-engine_options = together(
-    click.option(
-        "--workers",
-        type=positive_whole(),
-        metavar="N",
-        help="Processes that search; default: one per core, up to 8, or with Ray per CPU of the cluster.",
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="Where they run: here, or on a Ray cluster.",
-    ),
-    click.option(
-        "--ray-address", metavar="ADDRESS", help="A running Ray cluster; default: one started on this machine."
-    ),
-)
+def engine_options_for(work: str, default: str) -> Option:
+    """Return what adds the options for the processes of a command.
+
+    Args:
+        work: What the processes do.
+        default: Their number if nobody says.
+    """
+    return together(
+        click.option(
+            "--workers",
+            type=positive_whole(),
+            metavar="N",
+            help=f"Processes that {work}; default: {default}, or with Ray per CPU of the cluster.",
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Where they run: here, or on a Ray cluster.",
+        ),
+        click.option(
+            "--ray-address", metavar="ADDRESS", help="A running Ray cluster; default: one started on this machine."
+        ),
+    )
+
+
+engine_options = engine_options_for("search", "one per core, up to 8")
 
 
 def job_options(*, gpus_required: bool = True, limit: str = "Seconds after which the best plan is taken.") -> Option:

@@ -11,7 +11,7 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
-from autopar.cli.options import json_option
+from autopar.cli.options import engine_options_for, json_option
 from autopar.cli.values import file_path, not_negative, positive_number, positive_whole, solver_name
 from autopar.errors import InfeasibleError, InterruptedSearchError
 
@@ -29,7 +29,13 @@ _MUCH = 0.5  # a gap that is this part of the last one told is told at once
 @click.option(
     "--solver", type=solver_name, default="portfolio", show_default=True, metavar="NAME", help="Solver of the problem."
 )
-@click.option("--threads", type=positive_whole(), default=2, show_default=True, metavar="N", help="Threads it may use.")
+@click.option(
+    "--threads",
+    type=positive_whole(),
+    metavar="N",
+    help="Threads of a process; default: 2 in one, 1 in each of several.",
+)
+@engine_options_for("solve it together", "one")
 @click.option("--seed", type=not_negative(), default=0, show_default=True, metavar="S", help="Of random draws.")
 @click.option("--stream", is_flag=True, help="Print every better choice when it is found, not only the last.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what presolve removes.")
@@ -41,7 +47,10 @@ def select(
     problem: Path,
     seconds: float,
     solver: str,
-    threads: int,
+    threads: int | None,
+    workers: int | None,
+    engine: str,
+    ray_address: str | None,
     seed: int,
     stream: bool,
     verbose: bool,
@@ -58,6 +67,7 @@ def select(
     began = context.obj.began if isinstance(context.obj, Invocation) else time.monotonic()
     # A signal while the heavy parts are imported must not lose anything either.
     with Interruption(keeps=True) as interruption:
+        from autopar.engines import EngineRequest
         from autopar.report.selection import describe_nothing, format_choice, format_status, format_steps
         from autopar.report.selection import selection_to_dict as to_dict
         from autopar.selection import select as solve
@@ -72,6 +82,7 @@ def select(
             reductions=verbose,
             report=_Report(stream),
             should_stop=interruption.requested,
+            engine=EngineRequest(engine, workers, ray_address),
         )
         choice = selection.solution.choice
         if as_json:

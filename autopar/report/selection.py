@@ -89,6 +89,7 @@ def selection_to_dict(selection: Selection) -> dict[str, Any]:
             for known in selection.history
         ],
         "failure": selection.failure,
+        "workers": selection.workers,
     }
 
 

@@ -41,7 +41,8 @@ class Selection:
         history: What was known when, in order.
         steps: What presolve removed; empty if that was not asked for.
         conflict: Why nothing fits; None if something does, or if the time was not enough to say.
-        failure: How the solver's process died; empty if it did not.
+        failure: How a process of the solver died; empty if none did.
+        workers: Processes that solved it together.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Selection:
     steps: "tuple[Step, ...]" = ()
     conflict: "Conflict | None" = None
     failure: str = ""
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Request:
         threads: Threads the solver may use.
         seed: Of what it draws at random.
         reductions: Whether to say what presolve removes.
+        number: Of the process, from 0.
     """
 
     path: str
@@ -77,6 +80,7 @@ class Request:
     threads: int
     seed: int
     reductions: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

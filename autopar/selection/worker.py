@@ -1,5 +1,6 @@
 """The process that reads a problem and solves it, and says at once whatever gets better."""
 
+import math
 import os
 import threading
 import time
@@ -17,25 +18,53 @@ def serve(descriptor: int) -> None:
     """Do what the process at the other end of a connection asks, and end when it ends."""
     connection = Connection(descriptor)
     request: Request = connection.recv()
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    mailbox = _Mailbox()
+    threading.Thread(target=_listen, args=(connection, mailbox), daemon=True).start()
     try:
-        _work(request, connection)
+        _work(request, connection, mailbox)
     except AutoparError as error:
         connection.send(Refused(error))
     except (BrokenPipeError, ConnectionResetError):  # nobody listens any more
         os._exit(1)
 
 
-def _end_with(connection: Connection) -> None:
-    """End this process once the other one is gone; it never says anything again."""
+class _Mailbox:
+    """What other processes found, until the solver asks for it."""
+
+    def __init__(self) -> None:
+        self._choice: Choice | None = None
+        self._bound = -math.inf
+        self._is_new = False
+        self._lock = threading.Lock()
+
+    def put(self, finding: Better) -> None:
+        """Keep a finding; a bound comes without a choice."""
+        with self._lock:
+            self._choice = self._choice if finding.choice is None else finding.choice
+            self._bound = max(self._bound, finding.bound)
+            self._is_new = True
+
+    def take(self) -> tuple[Choice | None, float] | None:
+        """Return the newest choice and bound; None if they were taken before."""
+        if not self._is_new:
+            return None
+        with self._lock:
+            found = (self._choice, self._bound)
+            self._choice, self._is_new = None, False
+        return found
+
+
+def _listen(connection: Connection, mailbox: _Mailbox) -> None:
+    """Put what the other process says into the mailbox; end this process once the other one is gone."""
     try:
-        connection.recv()
+        while True:
+            mailbox.put(connection.recv())
     except (EOFError, OSError):
         os._exit(1)
 
 
-def _work(request: Request, connection: Connection) -> None:
-    solver = solvers.load(request.solver)
+def _work(request: Request, connection: Connection, mailbox: _Mailbox) -> None:
+    solver = solvers.load(request.solver).companion(request.number)
     problem = iopddl.load(request.path)
     connection.send(Loaded(problem.name, problem.num_nodes, problem.num_edges))
     if request.reductions:
@@ -55,6 +84,7 @@ def _work(request: Request, connection: Connection) -> None:
         threads=request.threads,
         seed=request.seed,
         watch=watch,
+        outside=mailbox.take,
     )
     check(problem, solution)
     connection.send(Done(solution))

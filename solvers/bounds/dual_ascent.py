@@ -115,9 +115,9 @@ def _ascend(
         return AscentResult(whole, bound, bound >= sufficient, kept)
     if bound >= min(sufficient, _lowered(polisher.cost, max(close, OPTIMALITY_TOLERANCE / 4))):
         return AscentResult(whole, bound, True, kept)
-    known, reduced_costs = dual.reduced_costs()
+    guide = dual.information()
     slack = CLOSED * abs(polisher.cost) + 1e-12 * float(np.abs(flat.tables).max(initial=0.0))
-    below = known + reduced_costs <= polisher.cost + slack
+    below = guide.bound + guide.reduced_costs <= polisher.cost + slack
     left = labels_of(below, flat.offsets)
     kept = [own[some] if len(own) else own for own, some in zip(kept, left, strict=True)]
     return AscentResult(whole, bound, False, kept)

@@ -8,6 +8,8 @@ Only peaks of the excess and segments with a price move; else a long usage would
 a short one in few. The step length grows while the bound rises and shrinks otherwise.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from autopar.solvers.bounds.messages import Messages
@@ -28,6 +30,21 @@ MEMORY = 0.9
 """Weight of past rounds in the averaged excess."""
 PEAKS = 20
 """Most segments that may get a first price in one round."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DualInformation:
+    """Dual information on labels.
+
+    Attributes:
+        bound: A lower bound on the optimum.
+        reduced_costs: Per label, a lower bound on how far above `bound` a choice with this label costs.
+        prices: Price of use per segment that proves `bound`.
+    """
+
+    bound: float
+    reduced_costs: Floats
+    prices: Floats
 
 
 class LagrangianDual:
@@ -98,18 +115,19 @@ class LagrangianDual:
             messages.sweep(self.flat, unary)
         return messages.labels
 
-    def reduced_costs(self) -> tuple[float, Floats]:
-        """Return a lower bound, and per label a lower bound on the rise above it of a choice with this label."""
-        self._set_prices(self.best_prices)
-        self._messages.sweep(self.flat, self._unary)
-        bound = self._safe_bound()
-        self._messages.sweep(self.flat, self._unary)
-        return bound, self._messages.reduced_costs.copy()
+    def information(self) -> DualInformation:
+        """Return a bound and reduced costs at the best prices; the state stays."""
+        messages, prices = self._messages.copy(), self.best_prices
+        unary = self._priced_unary(prices)
+        messages.sweep(self.flat, unary)
+        bound = self._safe_bound(messages, prices, unary)
+        messages.sweep(self.flat, unary)
+        return DualInformation(bound, messages.reduced_costs, prices)
 
     def _update_bound_and_step(self, value: float) -> None:
         """Record the bound if it has risen, and set the next step length."""
         if value > self.bound:
-            proven = self._safe_bound()
+            proven = self._safe_bound(self._messages, self.prices, self._unary)
             gain = proven - self.bound
             if gain > 0:
                 self.bound, self.best_prices = proven, self.prices
@@ -122,11 +140,11 @@ class LagrangianDual:
         priced = bool(self.prices.any()) or len(self.prices) == 0 or not bool((self._average > 0).any())
         self.finished = self._idle_windows >= 20 or (priced and self._step < LEAST_STEP)
 
-    def _safe_bound(self) -> float:
-        """Return the lower bound of the present messages and prices, less its rounding error."""
-        due = float(self.prices @ self.memory.limits)
-        size = float(self.prices @ np.abs(self.memory.limits))
-        return self._messages.bound(self.flat, self._unary) - due - 1e-13 * size
+    def _safe_bound(self, messages: Messages, prices: Floats, unary: Floats) -> float:
+        """Return the lower bound of messages and prices, less its rounding error."""
+        due = float(prices @ self.memory.limits)
+        size = float(prices @ np.abs(self.memory.limits))
+        return messages.bound(self.flat, unary) - due - 1e-13 * size
 
     def _step_prices(self, size: float) -> None:
         """Take a subgradient step along the averaged excess; prices stay >= 0."""
@@ -140,7 +158,10 @@ class LagrangianDual:
 
     def _set_prices(self, prices: Floats) -> None:
         self.prices = prices
-        self._unary = self.flat.unary + self.memory.priced(prices, len(self.flat.unary))
+        self._unary = self._priced_unary(prices)
+
+    def _priced_unary(self, prices: Floats) -> Floats:
+        return self.flat.unary + self.memory.priced(prices, len(self.flat.unary))
 
 
 def peaks(excess: Floats, count: int) -> Ints:

@@ -10,18 +10,17 @@ segment, so that they can trade its use.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.lagrangian_dual import LagrangianDual
+from autopar.solvers.bounds.lagrangian_dual import DualInformation, LagrangianDual
 from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.polish import Polisher
 from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
-from autopar.solvers.model.graphical_model import Field, Floats, Ints
+from autopar.solvers.model.graphical_model import Field, Ints
 
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
@@ -58,21 +57,6 @@ SHARED_SEGMENT_SHARE = 0.5
 MOST_SEEDS = 1000
 SEED_FLOOR = 1e-4
 """Seed weight of a node whose label has reduced cost 0, as a share of the gap."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DualInformation:
-    """Dual information on labels.
-
-    Attributes:
-        bound: A lower bound on the optimum.
-        reduced_costs: Per label, a lower bound on how far above `bound` a choice with this label costs.
-        prices: Price of use per segment that proves `bound`.
-    """
-
-    bound: float
-    reduced_costs: Floats
-    prices: Floats
 
 
 class _Neighbourhood:
@@ -200,7 +184,7 @@ class Improver:
         subproblem = subproblem_of(self._field, self._memory, self.labels, self._profile, nodes, kept)
         budget = part_budget(TIME_FACTOR * seconds)
         begin = time.monotonic()
-        found = solve(subproblem, budget)
+        found = solve(subproblem, budget, guide.prices)
         if math.isfinite(budget.remaining):
             size *= min(max(math.sqrt(seconds / (time.monotonic() - begin)), SMALLER), LARGER)
             self._sizes[share, seconds] = min(max(size, LEAST_SIZE), LARGEST_SIZE)

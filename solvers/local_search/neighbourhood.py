@@ -15,6 +15,8 @@ from autopar.solvers.reductions.elimination import eliminate, eliminate_all, eli
 
 MAX_ENTRIES, MAX_WORK = 200_000, 4_000_000
 """Largest table, and entries of all tables, of a subproblem that is eliminated; about 50 ms."""
+TRIALS = 6
+"""Most eliminations at prices, after one without."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +104,16 @@ def _residual_memory(memory: FlatMemory, labels: Ints, profile: Floats, nodes: I
     )
 
 
-def solve(subproblem: Subproblem, budget: Budget) -> Ints | None:
-    """Return labels within the limits that cost no more than the present ones; None if none were found."""
+def solve(subproblem: Subproblem, budget: Budget, prices: Floats | None = None) -> Ints | None:
+    """Return labels within the limits that cost no more than the present ones; None if none were found.
+
+    Where elimination is quick it is tried at prices of the limits first, and its choice is taken if it is cheaper.
+
+    Args:
+        subproblem: The subproblem.
+        budget: Time and work.
+        prices: Price of each segment in the dual; limits with a price are in the linear program from the start.
+    """
     found: list[tuple[float, tuple[int, ...]]] = []
     before = subproblem.field.cost(subproblem.present)
     limits = subproblem.memory.limits
@@ -114,16 +124,62 @@ def solve(subproblem: Subproblem, budget: Budget) -> Ints | None:
         found.append((subproblem.field.cost(choice), tuple(choice)))
         return True
 
-    if not _eliminate(subproblem, budget, offer):
+    rows = _row_prices(subproblem.memory, prices)
+    if not _eliminate(subproblem, budget, offer, rows):
         solve_program = partial(highs.run, ceiling=before)
-        lazy_rows.minimise(subproblem.field, subproblem.memory, budget, solve_program, offer, report=lambda _: None)
+        lazy_rows.minimise(
+            subproblem.field,
+            subproblem.memory,
+            budget,
+            solve_program,
+            offer,
+            report=lambda _: None,
+            violated_times=set(subproblem.memory.times[rows > 0].tolist()),
+        )
     cost, choice = min(found, default=(np.inf, ()))
     return subproblem.labels(choice) if cost <= before else None
 
 
-def _eliminate(subproblem: Subproblem, budget: Budget, offer: Callable[[list[int]], bool]) -> bool:
-    """Offer the minimum without limits if elimination is quick; return whether it is within the limits."""
-    reduced = eliminate(subproblem.field)
-    order = elimination_order(reduced.field, MAX_ENTRIES, MAX_WORK)
-    eliminated = None if order is None else eliminate_all(reduced.field, order, budget)
-    return eliminated is not None and offer(reduced.invert(eliminated.choice()))
+def _row_prices(memory: Memory, prices: Floats | None) -> Floats:
+    """Return the price of each row of a subproblem: the sum over its segments."""
+    result = np.zeros(memory.num_rows)
+    if prices is not None and memory.num_rows:
+        priced = np.flatnonzero(prices > 0)
+        rows = np.searchsorted(memory.times, priced, side="right") - 1
+        np.add.at(result, rows[rows >= 0], prices[priced[rows >= 0]])
+    return result
+
+
+def _eliminate(subproblem: Subproblem, budget: Budget, offer: Callable[[list[int]], bool], prices: Floats) -> bool:
+    """Offer minima at rising prices of the limits if elimination is quick; return whether one is good enough.
+
+    The minimum without prices is optimal if it is within the limits. Else the most broken limit gets a price at which
+    nothing would be gained, or twice its price, until a minimum is within the limits or costs too much.
+    """
+    memory, field = subproblem.memory, subproblem.field
+    before = field.cost(subproblem.present)
+    sizes = [len(unary) for unary in field.unary]
+    rows = np.zeros(memory.num_rows)
+    for trial in range(1 + TRIALS):
+        priced = field
+        if rows.any():
+            priced = field.copy()
+            priced.unary = [u + p for u, p in zip(field.unary, memory.prices(rows, sizes), strict=True)]
+        reduced = eliminate(priced)
+        order = elimination_order(reduced.field, MAX_ENTRIES, MAX_WORK)
+        eliminated = None if order is None else eliminate_all(reduced.field, order, budget)
+        if eliminated is None:
+            return False
+        choice = reduced.invert(eliminated.choice())
+        cost = field.cost(choice)
+        if trial and cost >= before:
+            return False
+        if offer(choice):
+            return True
+        excess = memory.profile(choice) - memory.limits
+        if trial == 0:
+            rows = prices.copy()
+        worst = int((excess / memory.scales).argmax())
+        if excess[worst] > 0 and (trial or not rows[worst] > 0):
+            rows[worst] = max(2 * rows[worst], (before - cost) / excess[worst])
+    return False

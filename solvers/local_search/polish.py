@@ -6,6 +6,7 @@ Successive iterates of the dual decode differently where labels are nearly tied,
 import math
 import time
 from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Polisher:
         cost: Its cost; infinity before the first.
         seconds: Seconds spent in `polish`.
         trees: The descent over trees.
+        turn: Held by the thread that polishes.
     """
 
     def __init__(self, flat: FlatField, memory: FlatMemory, seed: int) -> None:
@@ -41,6 +43,7 @@ class Polisher:
         self._flat = flat
         self._memory = memory
         self.trees = TreeDescent(flat, memory)
+        self.turn = Lock()
         self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
         self._median: float | None = None
@@ -89,16 +92,24 @@ class Polisher:
         if self._fits(labels):
             self.polish(labels, np.zeros(len(self._memory.limits)), stop)
 
-    def polish_iterates(self, dual: LagrangianDual, stop: Callable[[], bool]) -> None:
-        """Polish the decoded choices of a dual that another thread improves."""
-        self.polish_least_use(stop)
+    def polish_iterates(self, dual: LagrangianDual, stop: Callable[[], bool], pause: Callable[[], bool]) -> None:
+        """Polish the decoded choices of a dual that another thread improves.
+
+        Args:
+            dual: The dual.
+            stop: Polled; ends the polishing.
+            pause: Polled; while it is true another thread may take its turn.
+        """
+        with self.turn:
+            self.polish_least_use(stop)
         seen = 0
         while not stop():
-            if dual.rounds == seen or dual.rounds < FIRST_ROUND:
+            if dual.rounds == seen or dual.rounds < FIRST_ROUND or pause():
                 time.sleep(0.01)
                 continue
             seen = dual.rounds
-            self.polish(dual.labels.copy(), dual.prices, stop)
+            with self.turn:
+                self.polish(dual.labels.copy(), dual.prices, stop)
 
     def _recombine(self, first: Ints, second: Ints, stop: Callable[[], bool]) -> None:
         """Recombine two choices: descend with only their two labels per node, then with all labels."""

@@ -21,6 +21,7 @@ from autopar.solvers.reductions.components import Components, fix_unconstrained,
 from autopar.solvers.reductions.contraction import Contraction, contract
 from autopar.solvers.reductions.dominance import undominated
 from autopar.solvers.reductions.elimination import ReducedField, eliminate
+from autopar.solvers.reductions.resource_fixing import drop_oversized
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,11 @@ def presolve(problem: Problem) -> tuple[tuple[Step, ...], Presolved | None]:
         recorder.record("followers", ProblemSize(0, 0, 0, 0))
         return tuple(recorder.steps), None
     recorder.record("followers", ProblemSize.of(contraction.field, contraction.memory.num_rows))
+    contraction = drop_oversized(contraction)
+    if contraction is None:
+        recorder.record("strategies that no limit permits", ProblemSize(0, 0, 0, 0))
+        return tuple(recorder.steps), None
+    recorder.record("strategies that no limit permits", ProblemSize.of(contraction.field, contraction.memory.num_rows))
     contraction = contraction.restrict(undominated(contraction.field, contraction.memory))
     recorder.record("dominated strategies", ProblemSize.of(contraction.field, contraction.memory.num_rows))
     if contraction.memory.is_infeasible():

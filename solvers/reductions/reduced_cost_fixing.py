@@ -120,8 +120,8 @@ def _labels_below(field: Field, ceiling: float, budget: Budget) -> list[Mask]:
         budget.work.spend(SWEEP * flat.tables.size)
         if dual.finished or (number % WINDOW == 0 and budget.work.left == 0.0):
             break
-    known, reduced_costs = dual.reduced_costs()
-    few = known + reduced_costs <= ceiling
+    guide = dual.information()
+    few = guide.bound + guide.reduced_costs <= ceiling
     return [few[first:last] for first, last in pairwise(flat.offsets.tolist())]
 
 
