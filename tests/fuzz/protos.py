@@ -317,8 +317,8 @@ def _nested(random: Random, model: onnx.ModelProto) -> None:
         target = random.choice((f"f{depth - 1}", "f0"))
         (model.graph.node[-1] if random.random() < 0.8 else model.functions[0].node[0]).op_type = target
         return
-    node = next((node for node in model.graph.node if node.op_type == "If"), None)
-    if node is not None:
+    node = next((node for node in model.graph.node if node.op_type == "If" and node.output), None)
+    if node is not None and node.attribute and node.attribute[0].g.node and node.attribute[0].g.output:
         inner = onnx.NodeProto()
         inner.CopyFrom(node)
         for _ in range(random.choice((3, 20, 50))):
