@@ -1,7 +1,6 @@
 """The commands that take plans to frameworks, and configurations of frameworks to plans."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +127,10 @@ def import_config(
         click.echo(f"ignored: {one_line(sentence)}", err=True)
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
-    if found.hides_tp:
+    if found.software:
         named = request["cluster"]
         machine = named if isinstance(named, Cluster) else load_cluster(named)
-        request |= {"cluster": machine, "stack": replace(resolve_stack(request["stack"], machine), hides_tp=True)}
+        request |= {"cluster": machine, "stack": found.stack(resolve_stack(request["stack"], machine))}
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
     request |= {
         "dims": found.dims,

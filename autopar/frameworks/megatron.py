@@ -8,15 +8,8 @@ from itertools import groupby
 
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
-from autopar.frameworks.facts import ON_CPU, Facts
-from autopar.frameworks.granted import (
-    CHUNKED_COLLECTIVES,
-    EXPERTS_BY_ALL_TO_ALL,
-    OVERLAPPED_GATHERS,
-    OVERLAPPED_GRADIENTS,
-    hides_tp,
-    taken_for_granted,
-)
+from autopar.frameworks.assumptions import FULL_SHARDING, taken_for_granted, told
+from autopar.frameworks.facts import ON_CPU, PARTS, Facts
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
@@ -46,39 +39,51 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
     """
     lost = list(facts.lost)
-    arguments = [
-        *_degrees(facts, lost),
-        *_zero(facts, lost),
-        *_overlap(facts, lost),
-        *_recompute(facts, lost),
-        *_offload(facts, lost),
-        ("--micro-batch-size", facts.microbatch),
-        ("--global-batch-size", facts.plan.job.global_batch),
-        *_precision(facts, lost),
-        *_sizes(facts, lost),
-    ]
-    if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
-        lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
-    lines = [name if value is True else f"{name} {value}" for name, value in arguments]
-    asked = frozenset(sentence for name, sentence in _ASKED.items() if name in dict(arguments))
-    granted = taken_for_granted(facts, asked)
-    remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, _environment(facts))
+    lines = [_line(name, value) for name, value in arguments_of(facts, lost).items()]
+    granted = taken_for_granted(facts, "megatron")
+    remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, environment(facts))
     text = header(facts.plan, "Arguments for Megatron-LM", remarks) + "\n".join(lines) + "\n"
     return Exported("megatron.args", text.encode(), tuple(lost), granted, outcome)
 
 
-_ASKED = {
-    "--overlap-grad-reduce": OVERLAPPED_GRADIENTS,
-    "--overlap-param-gather": OVERLAPPED_GATHERS,
-    "--tp-comm-overlap": CHUNKED_COLLECTIVES,
-    "--moe-token-dispatcher-type": EXPERTS_BY_ALL_TO_ALL,
-}
-"""What arguments ask for that the simulator assumes."""
+def arguments_of(facts: Facts, lost: list[str]) -> dict[str, object]:
+    """Return the arguments of a plan by name: True for a flag, a tuple for several values.
+
+    Args:
+        facts: The plan.
+        lost: Added to: what of the plan has no argument.
+    """
+    arguments: dict[str, object] = dict(
+        [
+            *_degrees(facts, lost),
+            *_zero(facts, lost),
+            *told(facts, "megatron").items(),
+            *_recompute(facts, lost),
+            *_offload(facts, lost),
+            ("--micro-batch-size", facts.microbatch),
+            ("--global-batch-size", facts.plan.job.global_batch),
+            *_precision(facts, lost),
+            *_sizes(facts, lost),
+        ]
+    )
+    if facts.bucket is not None:
+        lost.append(facts.bucket.lost)
+    if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
+        lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
+    return arguments
 
 
-def _environment(facts: Facts) -> list[str]:
+def _line(name: str, value: object) -> str:
+    """Return an argument as a line that a shell reads as it is meant."""
+    if value is True:
+        return name
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([name, *(shlex.quote(str(own)) for own in values)])
+
+
+def environment(facts: Facts) -> list[str]:
     """Return what Megatron-LM checks in the environment (`validate_args`)."""
-    if facts.zero in _SHARDING:
+    if facts.zero in FULL_SHARDING:
         return ["CUDA_DEVICE_MAX_CONNECTIONS other than 1: Megatron's FSDP refuses 1"]
     if facts.tp > 1 or facts.cp > 1:
         return ["CUDA_DEVICE_MAX_CONNECTIONS=1, for tensor and context parallelism before Blackwell"]
@@ -107,18 +112,18 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         if facts.interleave > 1:
             yield "--num-virtual-stages-per-pipeline-rank", facts.interleave
         return
-    yield "--pipeline-model-parallel-layout", shlex.quote(layout(facts.layers))
+    yield "--pipeline-model-parallel-layout", layout(facts.layers, facts.mtp)
 
 
-def layout(layers: tuple[int, ...]) -> str:
-    """Return Megatron's word for layers per stage: E the embedding, t a layer, L the loss.
+def layout(layers: tuple[int, ...], mtp: int = 0) -> str:
+    """Return Megatron's word for layers per stage: E the embedding, t a layer, m multi-token prediction, L the loss.
 
-    >>> layout((2, 3, 1))
-    'Et*2|t*3|t*1,L'
+    >>> layout((2, 3, 1)), layout((2, 0), mtp=1)
+    ('Et*2|t*3|t*1,L', 'Et*2|m*1,L')
     """
     parts = [f"t*{count}" if count else "" for count in layers]
     parts[0] = f"E{parts[0]}"
-    parts[-1] = f"{parts[-1]},L" if parts[-1] else "L"
+    parts[-1] = ",".join(filter(None, (parts[-1], f"m*{mtp}" if mtp else "", "L")))
     return "|".join(parts)
 
 
@@ -147,7 +152,7 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if facts.zero == 0:
         return
     yield "--use-distributed-optimizer", True
-    if facts.zero in _SHARDING:
+    if facts.zero in FULL_SHARDING:
         yield "--use-megatron-fsdp", True
         yield "--data-parallel-sharding-strategy", _SHARDING[facts.zero]
         yield "--ckpt-format", "fsdp_dtensor"
@@ -160,27 +165,12 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
             lost.append("devices that share are no neighbours here; Megatron-LM puts shards inside copies")
 
 
-def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:
-    """Return the overlap of communication with compute that the simulator assumes."""
-    if facts.dp * facts.cp > 1:
-        yield "--overlap-grad-reduce", True
-        if facts.zero:
-            yield "--overlap-param-gather", True
-    if facts.bucket is not None:
-        lost.append(facts.bucket.lost)
-        if facts.zero not in _SHARDING:  # its FSDP reduces by units of its own
-            yield "--ddp-bucket-size", facts.bucket.elements
-    if hides_tp(facts):
-        yield "--tp-comm-overlap", True
-
-
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     found = facts.flavours
     if set(found) == {Recompute.NONE}:
         return
     if set(found) == {Recompute.SELECTIVE}:
-        yield "--recompute-granularity", "selective"
-        lost.append("selective recompute by op: Megatron-LM recomputes its core attention")
+        yield from _modules(facts, lost)
         return
     if set(found) == {Recompute.FULL}:
         yield "--recompute-granularity", "full"
@@ -190,7 +180,7 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     # The block method recomputes the first layers of every stage, the same number in each.
     counts = [sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute]
     if not any(counts):
-        yield "--recompute-granularity", "selective"
+        yield from _modules(facts, lost)
         lost.append(f"selective recompute in {found[Recompute.SELECTIVE]} of {found.total()} layers; exported for all")
         return
     yield "--recompute-granularity", "full"
@@ -202,6 +192,18 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     lost.append(
         f"recompute by layer ({by_stage} per stage); the first {max(counts)} layers of every stage are recomputed"
     )
+
+
+def _modules(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    """Return the modules that selective recompute runs again; unset, Megatron-LM takes the core of attention alone."""
+    grouped = facts.sizes is not None and facts.sizes.experts and load_policy(facts.plan.job.precision).half == "bf16"
+    known = {"core_attn": "core_attn", "layernorm": "layernorm", "activation": "moe_act" if grouped else ""}
+    modules = tuple(known[part] for part in PARTS if part in facts.selective and known[part])
+    if "activation" in facts.selective and not grouped:
+        lost.append("activation functions of MLPs that run again: Megatron-LM runs an MLP again whole or not at all")
+    if modules:
+        yield "--recompute-granularity", "selective"
+        yield "--recompute-modules", modules
 
 
 def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
@@ -290,10 +292,6 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--moe-router-topk", sizes.top_k
         if decoder is None:
             yield "--moe-ffn-hidden-size", sizes.ffn
-        if load_policy(facts.plan.job.precision).half == "bf16":
-            yield "--moe-grouped-gemm", True  # of bfloat16 only
-        if facts.ep > 1:
-            yield "--moe-token-dispatcher-type", "alltoall"
 
 
 def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
@@ -305,6 +303,10 @@ def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
         lost.append(
             f"a vocabulary of {vocab}: Megatron-LM pads it to {-(-vocab // tp) * tp}, which {tp} devices divide"
         )
+
+
+LISTS = frozenset({"--recompute-modules", "--cp-comm-type", "--cuda-graph-modules"})
+"""Arguments that take several values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +357,8 @@ def parse(text: str) -> Arguments:
                 values[name] = value if separator else True
             elif name and values[name] is True:
                 values[name] = part
+            elif name in LISTS and re.fullmatch(r"[\w+]+", part):
+                values[name] = f"{values[name]} {part}"
     if not values:
         raise ExportError("there are no arguments", hint="give a file with --tensor-model-parallel-size and the like")
     return Arguments(values)
