@@ -6,7 +6,7 @@ stack under which the plan is simulated before it is exported. docs/export.md sh
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
@@ -46,10 +46,12 @@ class Otherwise:
     Attributes:
         why: What it does.
         change: The stack it runs; None where no stack says it, so that it is listed and not simulated.
+        arguments: What asks for the nearest that it does, as of `Told`.
     """
 
     why: str
     change: Change | None = None
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 Answer = Told | Inherent | Otherwise
@@ -63,7 +65,8 @@ class Assumption:
         name: What it is about, as the table of docs/export.md calls it.
         applies: Whether it is assumed of a plan.
         sentence: What is assumed of a plan.
-        answers: What each framework makes of it, given the plan; every column of `COLUMNS`.
+        answers: What each framework makes of it, given the plan: every column of `COLUMNS`, and targets that differ
+            from their column.
     """
 
     name: str
@@ -99,7 +102,7 @@ def answers_of(facts: Facts, target: str) -> list[tuple[Assumption, Answer]]:
     found = []
     for row in ASSUMPTIONS:
         if row.applies(facts):
-            answer = row.answers[COLUMN_OF[target]]
+            answer = row.answers.get(target, row.answers[COLUMN_OF[target]])
             found.append((row, answer if isinstance(answer, Told | Inherent | Otherwise) else answer(facts)))
     return found
 
@@ -108,7 +111,7 @@ def told(facts: Facts, target: str) -> dict[str, object]:
     """Return the arguments, or fields by dotted name, that make a framework do what is assumed of a plan."""
     found: dict[str, object] = {}
     for _, answer in answers_of(facts, target):
-        if isinstance(answer, Told):
+        if not isinstance(answer, Inherent):
             found |= answer.arguments
     return found
 
@@ -187,6 +190,10 @@ def _dispatching_by_all_to_all(stack: Stack) -> Stack:
 
 def _without_graphs(stack: Stack) -> Stack:
     return replace(stack, graphs="none")
+
+
+def _with_float32_loss(stack: Stack) -> Stack:
+    return replace(stack, loss="float32")
 
 
 def _with_eager_loss(stack: Stack) -> Stack:
@@ -275,11 +282,21 @@ def _fused_attention(how: str) -> Callable[[Facts], Answer]:
 def _megatron_loss(facts: Facts) -> Answer:
     match _stack(facts).loss:
         case "fused":
-            return Told({"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"})
+            return Otherwise(
+                "Megatron-LM refuses Transformer Engine's loss, and its own keeps probabilities in float32",
+                _with_float32_loss,
+                {"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "native"},
+            )
         case "float32":
-            return Inherent("the vocabulary-parallel loss keeps probabilities in float32")
+            return Told({"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "native"})
         case "eager":
             return Otherwise("Megatron-LM's loss keeps probabilities once")
+
+
+def _bridge_loss(facts: Facts) -> Answer:
+    if _stack(facts).loss == "fused":
+        return Told({"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"})
+    return _megatron_loss(facts)
 
 
 def _eager_loss(facts: Facts) -> Answer:
@@ -342,6 +359,12 @@ def _graph_words(facts: Facts) -> str:
             return "CUDA graphs launch all of a step"
 
 
+_LOSSES: Mapping[str, str] = {
+    "fused": "the cross-entropy keeps nothing beside the logits",
+    "float32": "the cross-entropy keeps probabilities in float32",
+    "eager": "the cross-entropy keeps float32 copies of the logits",
+}
+"""What each loss of a stack keeps."""
 _XLA = Inherent("XLA's latency-hiding scheduler")
 
 
@@ -518,14 +541,11 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
     ),
     Assumption(
         "memory of the loss",
-        lambda facts: _stack(facts).loss != "float32",
-        lambda facts: (
-            "the cross-entropy keeps nothing beside the logits"
-            if _stack(facts).loss == "fused"
-            else "the cross-entropy keeps float32 copies of the logits"
-        ),
+        lambda _: True,
+        lambda facts: _LOSSES[_stack(facts).loss],
         {
             "megatron": _megatron_loss,
+            "nemo": _bridge_loss,
             "torchtitan": Inherent("ChunkedLossWrapper makes logits in chunks"),
             "deepspeed": _eager_loss,
             "fsdp": _eager_loss,

@@ -246,6 +246,8 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
     assumed = _deepspeed_overlap(fields, degrees)
     half = fields.get("bf16.enabled", False) is True
+    for name in ("zero_optimization.reduce_bucket_size", "data_types.grad_accum_dtype", "communication_data_type"):
+        fields.get(name, None)
     precision = "mixed" if half else "megatron-fp16" if fields.get("fp16.enabled", False) is True else "fp32"
     return Configuration(
         degrees, model, {}, precision, tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed)

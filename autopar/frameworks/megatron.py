@@ -46,18 +46,19 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     return Exported("megatron.args", text.encode(), tuple(lost), granted, outcome)
 
 
-def arguments_of(facts: Facts, lost: list[str]) -> dict[str, object]:
+def arguments_of(facts: Facts, lost: list[str], target: str = "megatron") -> dict[str, object]:
     """Return the arguments of a plan by name: True for a flag, a tuple for several values.
 
     Args:
         facts: The plan.
         lost: Added to: what of the plan has no argument.
+        target: What the arguments are for, a column of the table of assumptions.
     """
     arguments: dict[str, object] = dict(
         [
             *_degrees(facts, lost),
             *_zero(facts, lost),
-            *told(facts, "megatron").items(),
+            *told(facts, target).items(),
             *_recompute(facts, lost),
             *_offload(facts, lost),
             ("--micro-batch-size", facts.microbatch),

@@ -83,6 +83,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
     )
     precision = _stated_precision(arguments)
     _communication(arguments, degrees, precision, assumed)
+    software = tuple(_software(arguments, degrees).items())
     return Configuration(
         degrees,
         source,
@@ -92,7 +93,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tuple(arguments.ignored()),
         tuple(assumed),
         first_layers,
-        tuple(_software(arguments, degrees).items()),
+        software,
     )
 
 
@@ -398,8 +399,7 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
     arguments.text("--cuda-graph-modules")
     arguments.flag("--no-check-for-nan-in-loss-and-grad")
     if arguments.flag("--cross-entropy-loss-fusion"):
-        arguments.text("--cross-entropy-fusion-impl")
-        found["loss"] = "fused"
+        found["loss"] = "fused" if arguments.text("--cross-entropy-fusion-impl") == "te" else "float32"
     return found
 
 

@@ -115,7 +115,7 @@ _UNTOLD: Mapping[str, object] = {
     "optimizer.use_precision_aware_optimizer": False,
 }
 """Fields that a recipe sets to values of its own, where the plan has no such argument."""
-_OPPOSITE: Mapping[str, tuple[str, ...]] = {
+OPPOSITE: Mapping[str, tuple[str, ...]] = {
     "--no-gradient-accumulation-fusion": ("model.gradient_accumulation_fusion",),
     "--no-check-for-nan-in-loss-and-grad": (
         "ddp.check_for_nan_in_grad",
@@ -136,8 +136,16 @@ _PRECISIONS: Mapping[str, str] = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 """Precision recipes by formats of `autopar.cost.formats`."""
-_OF_PRECISION = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe")
-"""Arguments that a precision recipe stands for."""
+OF_MODEL = frozenset(
+    {
+        "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--group-query-attention",
+        "--num-query-groups", "--kv-channels", "--max-position-embeddings", "--vocab-size", "--hidden-dropout",
+        "--attention-dropout", "--swiglu", "--normalization", "--position-embedding-type", "--rotary-base",
+        "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--num-experts", "--moe-router-topk",
+        "--moe-ffn-hidden-size",
+    }
+)  # fmt: skip
+"""Arguments that are left to the model of a recipe, as are those of `autopar.frameworks.megatron_layers`."""
 
 
 def export(facts: Facts, outcome: str = "") -> Exported:
@@ -148,7 +156,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
     """
     lost = list(facts.lost)
-    arguments = arguments_of(facts, lost)
+    arguments = arguments_of(facts, lost, "nemo")
     imports: list[str] = []
     fields = {**_precision(facts, imports), **_UNTOLD, **_fields(arguments, imports)}
     recipe = _recipe(facts)
@@ -187,7 +195,7 @@ def _fields(arguments: Mapping[str, object], imports: list[str]) -> dict[str, ob
     for name, value in arguments.items():
         for field in FIELDS.get(name, ()):
             found[field] = list(value) if isinstance(value, tuple) else value
-        for field in _OPPOSITE.get(name, ()):
+        for field in OPPOSITE.get(name, ()):
             found[field] = False
         if name == "--cpu-offloading-num-layers":
             found |= {

@@ -51,7 +51,7 @@ def read_fields(text: str) -> dict[str, Any]:
     r"""Return the fields that `apply` sets, as nested mappings; a call without arguments is the name of its class.
 
     Raises:
-        ExportError: If the file is no Python, or the function sets something else than literals.
+        ExportError: If the file is no Python, or the function sets something else than fields.
 
     >>> read_fields("def apply(config):\n    config.a.b = [1]\n    config.c = FullAC.Config()\n    return config\n")
     {'a': {'b': [1]}, 'c': 'FullAC'}
@@ -92,9 +92,10 @@ def _dotted(node: ast.expr, root: str) -> list[str]:
 
 
 def _value(node: ast.expr) -> Any:
+    """Return a literal, the name of a class that is made without arguments, or the text of any other expression."""
     if isinstance(node, ast.Call) and not node.args and not node.keywords:
         return ast.unparse(node.func).removesuffix(".Config")
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise ExportError(f"line {node.lineno} sets no literal", hint="write numbers, texts and lists") from None
+        return ast.unparse(node)
