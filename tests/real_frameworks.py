@@ -20,7 +20,6 @@ def megatron(file: Path, gpus: int) -> dict[str, Any]:
     """Megatron-LM's parser, its checks, and Megatron-Core's configurations; a layer of each stage is built."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_RANK": "0"}
     import torch
-
     from megatron.training import arguments
 
     words = shlex.split(file.read_text(), comments=True)
@@ -71,8 +70,8 @@ def megatron(file: Path, gpus: int) -> dict[str, Any]:
 
 def _layers(config: Any) -> list[int]:
     """Return the layers that Megatron-Core builds in every stage, in the order of the chain."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build
     from megatron.core.transformer.enums import LayerType
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     pp, chunks = config.pipeline_model_parallel_size, config.virtual_pipeline_model_parallel_size
     layout = config.pipeline_model_parallel_layout
@@ -133,7 +132,7 @@ def _built(args: Any, config: Any) -> int:
 
 
 def torchtitan(file: Path, gpus: int) -> dict[str, Any]:
-    """torchtitan's configuration manager, with the checks of its configuration classes and of its mesh."""
+    """The configuration manager of torchtitan, with the checks of its configuration classes and of its mesh."""
     sys.path.insert(0, str(file.parent))
     from torchtitan.config import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims

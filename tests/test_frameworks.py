@@ -169,7 +169,7 @@ def test_keys_of_maxtext_multiply_to_the_devices(name: str, request: pytest.Fixt
 
 
 def test_fsdp_wraps_and_shares_over_groups(cache_dir: Path) -> None:
-    """accelerate takes replicas and shards, the Trainer of transformers shards alone; neither takes a pipeline."""
+    """One takes replicas and shards, the other shards alone; neither takes a pipeline."""
     sharded = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3, shard=2, recompute="full")
 
     found = yaml.safe_load(sharded.export("accelerate").text)
@@ -183,7 +183,7 @@ def test_fsdp_wraps_and_shares_over_groups(cache_dir: Path) -> None:
     assert any("ZeRO over 2 of 4" in sentence for sentence in trainer["_autopar"]["not expressed"])
     pipeline = planned("zoo:llama3-8b", LLAMA, cache_dir, pp=2, tp=2)
     for to in ("accelerate", "trainer"):
-        with pytest.raises(ExportError, match="a pipeline of 2; .* runs none"):
+        with pytest.raises(ExportError, match=r"a pipeline of 2; .* runs none"):
             pipeline.export(to)
 
 

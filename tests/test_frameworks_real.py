@@ -71,7 +71,10 @@ def planned(
 @pytest.mark.parametrize(
     ("degrees", "layers"),
     [
-        ({"dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "recompute": "full", "layers": (3, 5)}, [3, 5]),
+        (
+            {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "recompute": "full", "layers": (3, 5)},
+            [3, 5],
+        ),
         ({"dp": 2, "pp": 2, "interleave": 2, "recompute": "selective"}, [2, 2, 2, 2]),
         ({"dp": 4, "zero": 3}, [8]),
         ({"dp": 2, "cp": 2, "zero": 1}, [8]),
@@ -84,7 +87,9 @@ def test_megatron_runs_the_plan(degrees: dict[str, Any], layers: list[int], tmp_
 
     found = made_of(plan, "megatron", tmp_path)
 
-    assert [found[name] for name in ("dp", "tp", "pp", "cp")] == [degrees.get(name, 1) for name in ("dp", "tp", "pp", "cp")]
+    assert [found[name] for name in ("dp", "tp", "pp", "cp")] == [
+        degrees.get(name, 1) for name in ("dp", "tp", "pp", "cp")
+    ]
     assert found["layers"] == layers
     assert found["microbatches"] == plan.num_microbatches
     assert found["overlap"] == [True, bool(degrees.get("zero"))]
@@ -115,7 +120,7 @@ def test_megatron_takes_what_the_stack_says(graphs: Any, tmp_path: Path) -> None
 
 
 def test_torchtitan_loads_the_configuration(tmp_path: Path) -> None:
-    """Its manager finds the function, its classes check the fields, its mesh has as many devices, no layer is left out."""
+    """Its manager finds the function, its classes check the fields, its mesh has the devices; no layer is left out."""
     plan = planned(
         tmp_path, dims={}, dp=2, tp=2, pp=2, zero=3, sequence_parallel=True, recompute="full", layers=(15, 17)
     )  # fmt: skip
