@@ -104,6 +104,7 @@ def _built(args: Any, config: Any) -> int:
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
     )
     local = dataclasses.replace(
         config, use_cpu_initialization=True, attention_backend=type(config.attention_backend).auto,

@@ -146,6 +146,7 @@ def test_pins_of_the_user_take_the_place_of_those_of_the_framework() -> None:
         kept_to("keras", own, model="zoo:llama3-8b", gpus=8, cluster="h100")
 
 
+@pytest.mark.slow
 def test_a_plan_for_one_framework_is_one_that_it_runs(
     tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ def outcome_of(
         return Outcome(None, f"Not predicted as written: {error.args[0]}.")
     if not found.fits:
         raise _refusal(plan, to, read, found, predictor, stack)
-    reasons = (*missing, *_changes(facts, read))
+    reasons = (*_changes(facts, read), *missing)
     told = f"{_how(to, facts)}: {_figures(found)}{_of_plan(plan)}.{_difference(plan, to, found, reasons)}"
     return Outcome(found, told)
 
@@ -126,6 +126,9 @@ def _changes(facts: Facts, read: Configuration) -> Iterator[str]:
             yield f"layers per stage {', '.join(map(str, runs.layers))} in place of {', '.join(map(str, facts.layers))}"
     if runs.zero != facts.zero:
         yield f"ZeRO {runs.zero} in place of ZeRO {facts.zero}"
+    groups = facts.sharded if 1 < facts.sharded < facts.dp else 0
+    if runs.zero and facts.zero and groups and runs.shard * facts.ep != groups:
+        yield f"ZeRO over all {facts.dp} data-parallel devices in place of groups of {groups}"
     if runs.sequence_parallel != facts.sequence_parallel:
         yield f"{'with' if runs.sequence_parallel else 'without'} sequence parallelism"
     kept = Recompute.OFFLOAD if any(facts.offloaded) else None
