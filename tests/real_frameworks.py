@@ -5,6 +5,7 @@ autopar itself is not imported.
 """
 
 import argparse
+import ast
 import dataclasses
 import json
 import os
@@ -107,7 +108,8 @@ def _built(args: Any, config: Any) -> int:
         create_gloo_process_groups=False,
     )
     local = dataclasses.replace(
-        config, use_cpu_initialization=True, attention_backend=type(config.attention_backend).auto,
+        config, use_cpu_initialization=True, sequence_parallel=False, tp_comm_overlap=False,
+        attention_backend=type(config.attention_backend).auto,
         moe_grouped_gemm=False, persist_layer_norm=False, gradient_accumulation_fusion=False,
         recompute_modules=None, recompute_granularity=None, recompute_method=None, recompute_num_layers=None,
     )  # fmt: skip
@@ -187,48 +189,61 @@ def deepspeed(file: Path, gpus: int) -> dict[str, Any]:
 
 
 def nemo(file: Path, gpus: int) -> dict[str, Any]:
-    """Megatron-Bridge's container of configurations: every field that is set exists there, and its checks pass."""
-    sys.path.insert(0, str(file.parent))
-    from importlib import import_module
+    """The classes of Megatron-Bridge's container, read from their source: importing them takes Transformer Engine."""
+    import importlib.util
 
     del gpus
-    from megatron.bridge.models import GPTModelProvider
-    from megatron.bridge.recipes.common import _pretrain_common
+    spec = importlib.util.find_spec("megatron.bridge")
+    assert spec is not None, "it is installed"
+    bridge = Path(next(iter(spec.submodule_search_locations or ())))
+    core, training = bridge.parent / "core", bridge.parent / "training"
+    sources = [
+        *(bridge / "training").glob("*.py"), bridge / "models" / "gpt_provider.py", *(training / "config").glob("*.py"),
+        bridge / "models" / "transformer_config.py", core / "transformer" / "transformer_config.py",
+        core / "model_parallel_config.py", *(core / "distributed").glob("*.py"), *(core / "optimizer").glob("*.py"),
+        *(core / "datasets").glob("*.py"), core / "rerun_state_machine.py",
+    ]  # fmt: skip
+    classes = _classes(sources)
+    sections = {
+        "model": "GPTModelProvider", "ddp": "DistributedDataParallelConfig", "optimizer": "OptimizerConfig",
+        "train": "TrainingConfig", "dist": "DistributedInitConfig", "dataset": "GPTDatasetConfig",
+        "checkpoint": "CheckpointConfig", "rerun_state_machine": "RerunStateMachineConfig",
+        "mixed_precision": "MixedPrecisionConfig",
+    }  # fmt: skip
+    known = {name: _fields(classes, own) for name, own in {**sections, "": "ConfigContainer"}.items()}
+    function = next(own for own in ast.parse(file.read_text()).body if isinstance(own, ast.FunctionDef))
+    names = [ast.unparse(own.targets[0]).split(".")[1:] for own in function.body if isinstance(own, ast.Assign)]
+    wrong = [".".join(name) for name in names if name[-1] not in known[name[0] if len(name) > 1 else ""]]
+    return {"missing": wrong, "set": len(names)}
 
-    container = _pretrain_common()
-    container.model = GPTModelProvider(num_layers=4, hidden_size=64, num_attention_heads=4)
-    missing: list[str] = []
-    module = import_module(file.stem)
-    config = module.apply(_Checked(container, "", missing))
-    del config
-    return {
-        "missing": missing,
-        "tp": container.model.tensor_model_parallel_size,
-        "pp": container.model.pipeline_model_parallel_size,
-        "batch": [container.train.micro_batch_size, container.train.global_batch_size],
-        "bucket": container.ddp.bucket_size,
-        "overlap": [container.ddp.overlap_grad_reduce, container.ddp.overlap_param_gather],
-        "precision": type(container.mixed_precision).__name__,
-    }
+
+def _classes(sources: list[Path]) -> dict[str, list[tuple[set[str], list[str]]]]:
+    """Return, by the name of a class, the fields and the bases of every class called so."""
+    found: dict[str, list[tuple[set[str], list[str]]]] = {}
+    for source in sources:
+        tree = ast.parse(source.read_text())
+        names = {
+            alias.asname: alias.name for own in tree.body if isinstance(own, ast.ImportFrom) for alias in own.names
+        }
+        for own in ast.walk(tree):
+            if isinstance(own, ast.ClassDef):
+                fields = {ast.unparse(each.target) for each in own.body if isinstance(each, ast.AnnAssign)}
+                bases = [names.get(base, base) for base in map(ast.unparse, own.bases)]
+                found.setdefault(own.name, []).append((fields, bases))
+    return found
 
 
-class _Checked:
-    """A configuration that writes down which of the fields that are set it does not have."""
-
-    def __init__(self, inner: Any, name: str, missing: list[str]) -> None:
-        object.__setattr__(self, "_own", (inner, name, missing))
-
-    def __getattr__(self, name: str) -> Any:
-        inner, path, missing = object.__getattribute__(self, "_own")
-        if not hasattr(inner, name):
-            missing.append(f"{path}{name}")
-        return _Checked(getattr(inner, name), f"{path}{name}.", missing)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        inner, path, missing = object.__getattribute__(self, "_own")
-        if not hasattr(inner, name):
-            missing.append(f"{path}{name}")
-        setattr(inner, name, value)
+def _fields(classes: dict[str, list[tuple[set[str], list[str]]]], name: str) -> set[str]:
+    """Return the fields of all classes of a name, those of their bases included."""
+    found: set[str] = set()
+    left, seen = [name], {""}
+    while left:
+        current = left.pop()
+        for fields, bases in classes.get(current, []):
+            found |= fields
+            left += [base for base in bases if base not in seen]
+        seen.add(current)
+    return found
 
 
 def accelerate(file: Path, gpus: int) -> dict[str, Any]:
