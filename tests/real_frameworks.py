@@ -87,10 +87,13 @@ def _layers(config: Any) -> list[int]:
 
 
 def _built(args: Any, config: Any) -> int:
-    """Return the parameters of the part of the model that device 0 holds, built on the CPU; 0 if it is large."""
+    """Return the parameters of the part of the model that device 0 holds, built on the CPU.
+
+    0 if it is large, or takes Transformer Engine or a device: context parallelism, experts.
+    """
     import torch
 
-    if args.num_layers * args.hidden_size > 8192:
+    if args.num_layers * args.hidden_size > 8192 or args.context_parallel_size > 1 or args.num_experts:
         return 0
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel
