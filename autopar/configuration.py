@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autopar.cost import Overlap, Stack
+from autopar.cluster import Cluster, Numbering
+from autopar.cost import CostModel, Overlap, Stack
 from autopar.errors import JobError
 from autopar.formulate.data_major import DATA_MAJOR, is_data_major
 from autopar.formulate.step_time import Pipeline
@@ -23,8 +24,15 @@ and over nodes of one or two devices it leaves them."""
 PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
 """Schedules in which a pass goes through all groups of devices before the last one is busy."""
 
-CHUNKS = (2, 4, 8)
-"""Stages per group of devices that are tried where they are interleaved."""
+_TURNS = ("interleaved", "1f1b-a2a")
+"""Schedules with any number of stages per group of devices."""
+
+
+_INSIDE = frozenset({"1f1b", "forward-only", *_TURNS})
+"""Schedules that are listed with data parallelism around pipelines: those of Megatron-LM, which lays them out so."""
+
+Priced = tuple[Mesh, bool, int]
+"""Configurations that share prices have equal meshes, schedules that hide the dispatch alike, and equal neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class Configuration:
         num_microbatches: Microbatches per step.
         schedule: Order of microbatches.
         num_chunks: Stages per group of devices, which take turns on it.
+        block: Neighbouring devices of a stage where data parallelism lies around pipelines, as of
+            `autopar.cluster.Numbering`; 0 where stages have consecutive devices.
     """
 
     num_stages: int
@@ -44,13 +54,36 @@ class Configuration:
     num_microbatches: int
     schedule: str
     num_chunks: int = 1
+    block: int = 0
 
     def __str__(self) -> str:
         turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
-        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}{turns}"
+        inside = " inside" if self.block else ""
+        pipeline = f"pp={self.num_stages}{inside} mesh {self.mesh}"
+        return f"{pipeline} {self.num_microbatches} microbatches {self.schedule}{turns}"
+
+    @property
+    def hides_dispatch(self) -> bool:
+        """Whether the schedule hides the all-to-all of experts, so that passes have other prices."""
+        return SCHEDULES[self.schedule].hides_dispatch
+
+    @property
+    def priced(self) -> "Priced":
+        """What the prices of passes depend on beside the samples."""
+        return self.mesh, self.hides_dispatch, self.num_stages if self.block else 1
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """Return a cluster with devices numbered as the stages have them."""
+        return cluster.by_group(self.num_stages, self.mesh.size, self.block) if self.block else cluster
+
+    def costs(self, costs: CostModel) -> CostModel:
+        """Return the costs of passes under the schedule, on devices as the stages have them."""
+        costs = costs.overlapped() if self.hides_dispatch else costs
+        return replace(costs, cluster=self.cluster(costs.cluster)) if self.block else costs
 
     def pipeline(self, stack: Stack) -> Pipeline:
         """Return how a step is cut in time under a software stack."""
+        stack = stack.overlapped() if self.hides_dispatch else stack
         return Pipeline(
             self.num_stages * self.num_chunks,
             self.num_microbatches,
@@ -70,13 +103,15 @@ def families(space: Sequence[Configuration]) -> list[Family]:
     """Return the configurations that differ in the schedule only, together: placements are looked for once for all.
 
     Those with plain schedules are a family of their own, whose bound is tighter than that of the others, and so are
-    those that split the backward, in which collectives have less to hide behind, and those with several stages per
-    group, which need not be neighbours.
+    those that split the backward, in which collectives have less to hide behind, those with several stages per group,
+    which need not be neighbours, and those that hide the all-to-all of experts. Stages with other devices, too, have
+    prices of their own.
     """
-    found: dict[tuple[int, Mesh, int, bool, bool, bool], list[Configuration]] = {}
+    found: dict[tuple[int, Priced, int, bool, bool, bool], list[Configuration]] = {}
     for each in space:
-        kind = each.schedule in PLAIN, SCHEDULES[each.schedule].splits, each.num_chunks > 1
-        found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
+        own = SCHEDULES[each.schedule]
+        kind = each.schedule in PLAIN, own.splits, each.num_chunks > 1
+        found.setdefault((each.num_stages, each.priced, each.num_microbatches, *kind), []).append(each)
     return [tuple(family) for family in found.values()]
 
 
@@ -88,6 +123,22 @@ def divisors(number: int) -> list[int]:
     """
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def virtual_stages(num_groups: int, num_blocks: int) -> list[int]:
+    """Return the numbers of interleaved stages per group of devices that are searched, in ascending order.
+
+    For every power of two b, the list has the most stages of at least b blocks each: fewer stages of b blocks have the
+    same longest stage and a longer bubble.
+
+    >>> virtual_stages(8, 82), virtual_stages(4, 82), virtual_stages(16, 128), virtual_stages(8, 9)
+    ([2, 5, 10], [2, 5, 10, 20], [2, 4, 8], [])
+    """
+    found, chunks = list[int](), num_blocks // num_groups
+    while chunks > 1:
+        found.append(chunks)
+        chunks //= 2
+    return found[::-1]
 
 
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
@@ -129,7 +180,15 @@ def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]
 
 
 def configurations(
-    *, gpus: int, devices_per_node: int, num_blocks: int, global_batch: int, batch_of_model: int | None, mode: str
+    *,
+    gpus: int,
+    devices_per_node: int,
+    num_blocks: int,
+    global_batch: int,
+    batch_of_model: int | None,
+    mode: str,
+    routes: bool = False,
+    orders: bool = False,
 ) -> list[Configuration]:
     """Return the outer space of a job.
 
@@ -145,6 +204,8 @@ def configurations(
         global_batch: Samples per step.
         batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
         mode: "train" or "infer".
+        routes: Whether there are tokens on their way to experts for schedules to hide.
+        orders: Whether data parallelism may also lie around pipelines.
 
     Raises:
         JobError: If the batch cannot be cut to the model's.
@@ -160,7 +221,7 @@ def configurations(
     else:
         counts = divisors(global_batch)
     return [
-        Configuration(num_stages, mesh, count, schedule, chunks)
+        Configuration(num_stages, mesh, count, schedule, chunks, block)
         for num_stages in divisors(gpus)
         if num_stages <= num_blocks
         for mesh in (
@@ -169,8 +230,26 @@ def configurations(
         )
         for count in counts
         if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
-        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks)
+        for block in sorted({0, inside_block(num_stages, mesh, devices_per_node) * orders})
+        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks, routes=routes)
+        if not block or schedule in _INSIDE
     ]
+
+
+def inside_block(num_stages: int, mesh: Mesh, devices_per_node: int) -> int:
+    """Return the neighbouring devices of a stage if data parallelism lies around pipelines: those of the minor axis.
+
+    0 where pipelines cannot lie so, or each stage would have the devices that it has anyhow: all of a node, or all that
+    it has. Meshes of three axes are left out.
+
+    >>> [inside_block(4, mesh, 8) for mesh in (Mesh.of(outer=8, inner=2), Mesh.of(inner=16), Mesh.of(inner=2))]
+    [2, 1, 0]
+    """
+    block = mesh.shape[-1] if len(mesh.axes) == 2 else 1
+    crosses = num_stages > 1 and num_stages * mesh.size > devices_per_node
+    if not crosses or len(mesh.axes) > 2 or block >= min(mesh.size, devices_per_node):
+        return 0
+    return block if Numbering(num_stages, mesh.size, block).in_node(devices_per_node) else 0
 
 
 def first_tries(
@@ -236,13 +315,17 @@ def fitting_try(
     return None
 
 
-def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: int) -> Iterator[tuple[str, int]]:
+def _schedules(
+    mode: str, num_stages: int, num_microbatches: int, num_blocks: int, *, routes: bool
+) -> Iterator[tuple[str, int]]:
     """Yield the schedules that make a difference, and their stages per group of devices."""
     if mode == "infer":
         yield "forward-only", 1
         return
     yield "1f1b", 1
     if num_stages == 1:
+        if routes and num_microbatches > 1:
+            yield "1f1b-a2a", 1
         return
     if num_microbatches > 1:
         yield "gpipe", 1
@@ -251,8 +334,11 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
         yield "zb-h2", 1
     if 2 * num_stages <= num_blocks:
         yield "zb-v", 2
+        if routes and num_microbatches >= 2 * num_stages:
+            yield "dualpipe-v", 2
     if num_microbatches % num_stages == 0:
-        yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
+        turns = ("interleaved", "1f1b-a2a") if routes else ("interleaved",)
+        yield from ((name, chunks) for name in turns for chunks in virtual_stages(num_stages, num_blocks))
 
 
 def describe(
@@ -278,10 +364,14 @@ def describe(
         return alike
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
-    chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
-    turns = f" (v = {', '.join(map(str, chunks))})"
+    chunks: dict[str, set[int]] = {}
+    for c in space:
+        chunks.setdefault(c.schedule, set()).add(c.num_chunks)
+    turns = {name: f" (v = {', '.join(map(str, sorted(own)))})" for name, own in chunks.items() if name in _TURNS}
     where = " of consecutive devices" if num_nodes > 1 and stages[-1] > 1 else ""
-    names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
+    if any(configuration.block for configuration in space):
+        where += ", or of rows or single devices of every node with data parallelism around pipelines"
+    names = sorted(name + turns.get(name, "") for name in chunks)
     grids, data_major = (
         [
             "×".join(map(str, shape))
@@ -310,7 +400,9 @@ def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ..
         return ()
     where = "on meshes of three axes whose major one is data parallel"
     if not all(is_data_major(own.mesh) for own in closed):
-        where += f" ({sum(is_data_major(own.mesh) for own in closed)}) and of schedules that are not plain"
+        around = sum(own.block > 0 for own in closed)
+        words = f", with data parallelism around pipelines ({around})" if around else ""
+        where += f" ({sum(is_data_major(own.mesh) for own in closed)}){words} and of schedules that are not plain"
     return (
         f"not searched to the end: {len(closed)} configurations {where}; no plan there is faster than "
         f"{format_seconds(floor)}, which the gap takes into account",

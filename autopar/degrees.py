@@ -7,12 +7,17 @@ global batch = dp x microbatch x (number of microbatches)
 
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Literal
 
+from autopar.cluster import Cluster
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
-from autopar.plan import OFFLOADS
+from autopar.plan import CONTEXT_KINDS, OFFLOADS, ContextKind
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
+
+_DUAL_PIPE = "--schedule dualpipe-v --interleave 2 with half the pp and twice the dp has the stages, bubble and memory"
+"""What to ask for in place of DualPipe, whose two directions are two data-parallel copies of DualPipeV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class Degrees:
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
         layers: Layers per stage in the order of the chain; empty for an even cut.
+        predictions: Modules of multi-token prediction per stage, where `layers` are given; empty if the last stage has
+            all of them.
+        pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
+            neighbours over tp, ep and cp first, then over pp, then over what is left of dp. Else pp is outermost.
+        cp_kind: How attention gets at positions of other devices, one of `CONTEXT_KINDS`; "" for what the software
+            stack runs by default.
 
     Raises:
         JobError: If a number is not positive, is more than can be planned, or does not divide what it has to.
@@ -62,6 +73,9 @@ class Degrees:
     microbatch: int = 1
     global_batch: int = 1
     layers: tuple[int, ...] = ()
+    predictions: tuple[int, ...] = ()
+    pp_inside: bool = False
+    cp_kind: ContextKind | Literal[""] = ""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
@@ -74,7 +88,12 @@ class Degrees:
         if self.offload not in OFFLOADS:
             raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
         if self.schedule and self.schedule not in SCHEDULES:
-            raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
+            hint = _DUAL_PIPE if self.schedule == "dualpipe" else f"choose {', '.join(SCHEDULES)}"
+            raise JobError(f"there is no schedule {self.schedule!r}", hint=hint)
+        if self.cp_kind not in ("", *CONTEXT_KINDS):
+            raise JobError(f"context parallelism {self.cp_kind!r}", hint=f"choose {', '.join(CONTEXT_KINDS)}")
+        if self.cp_kind and self.cp == 1:
+            raise JobError(f"{self.cp_kind} of keys and values without context parallelism", hint="give --cp 2 or more")
         self._check_batch()
         self._check_data()
         self._check_amounts()
@@ -86,6 +105,13 @@ class Degrees:
             raise JobError(
                 f"layers are given for {len(self.layers)} stages, there are {self.num_stages}",
                 hint="there are pp x interleave stages",
+            )
+
+        if self.predictions and len(self.predictions) != len(self.layers):
+            raise JobError(
+                f"modules of multi-token prediction are given for {len(self.predictions)} stages, layers for "
+                f"{len(self.layers)}",
+                hint="give both for every stage, e.g. by --layout 'Et*2|t*2|mL'",
             )
 
     def _check_amounts(self) -> None:
@@ -173,6 +199,17 @@ class Degrees:
     def gpus(self) -> int:
         """Number of devices."""
         return self.dp * self.cp * self.tp * self.pp
+
+    def numbered(self, cluster: Cluster) -> Cluster:
+        """Return a cluster whose devices are numbered as the plan lays out its pipelines.
+
+        Raises:
+            ClusterError: If pipelines inside data parallelism do not lie evenly in its nodes.
+        """
+        machine = cluster.by_node
+        if not self.pp_inside or self.pp == 1 or self.data == 1 or self.gpus <= machine.devices_per_node:
+            return machine
+        return machine.by_group(self.pp, self.gpus // self.pp, self.gpus // self.pp // self.data)
 
     @property
     def num_stages(self) -> int:

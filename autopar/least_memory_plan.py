@@ -191,8 +191,10 @@ def _thrifty(space: list[Configuration], batch: int) -> tuple[list[list[Configur
     """Return the configurations with small microbatches, and all others; those together that differ in the schedule.
 
     The smallest microbatches hold least, and come first; they may be harder to split: there are also those with one
-    sample for each device along some axes of the mesh.
+    sample for each device along some axes of the mesh. Where data parallelism lies around pipelines nothing needs
+    less, nor where a schedule hides the all-to-all of experts: such configurations count if there are no others.
     """
+    space = [own for own in space if not (own.block or own.hides_dispatch)] or space
     families: dict[tuple[int, Mesh, int], list[Configuration]] = {}
     for own in space:
         families.setdefault((own.num_stages, own.mesh, own.num_microbatches), []).append(own)
@@ -349,8 +351,8 @@ def shortage(found: Thrifty, task: Task) -> Shortage:
     candidate = found.candidate
     assert candidate is not None, "there is a plan to speak of"
     plan = assemble(candidate, task.workload.info(), task.job)
-    folded = task.workload.folded(plan.microbatch)
-    timeline = simulate(lower(plan, folded, task.costs), task.costs)
+    folded, costs = task.workload.folded(plan.microbatch), candidate.configuration.costs(task.costs)
+    timeline = simulate(lower(plan, folded, costs), costs)
     fullest = max(range(len(timeline.stages)), key=lambda stage: timeline.stages[stage].memory.bytes)
     memory = timeline.stages[fullest].memory
     return Shortage(

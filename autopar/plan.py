@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -33,6 +33,11 @@ offloads the optimizer, 3 if it says how it fuses, which older readers would not
 
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+ContextKind = Literal["ring", "gather", "ulysses"]
+"""How attention gets at positions of a sequence that other devices hold: keys and values go round in a ring; every
+device gathers them whole; or all devices exchange positions for heads (DeepSpeed-Ulysses)."""
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
@@ -642,13 +647,17 @@ class Plan:
     def load(cls, path: str | Path) -> "Plan":
         """Read a plan file.
 
+        Args:
+            path: The file, or the folder whose `plan.json` it is, as `-o DIR` leaves it.
+
         Raises:
             PlanError: If the file cannot be read or is no plan.
         """
+        file = Path(path) / "plan.json" if Path(path).is_dir() else Path(path)
         try:
-            data = Path(path).read_bytes()
+            data = file.read_bytes()
         except OSError as error:
-            raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
+            raise PlanError(f"cannot read plan {str(file)!r}: {error.strerror}", hint="check the path") from None
         return cls.from_json(data)
 
     def export(self, to: str, *, model: str | Path | None = None, cache_dir: str | Path | None = None) -> Exported:

@@ -14,6 +14,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost import IDEAL, MIXED, NEAREST, CostModel, DtypePolicy, Stack, load_policy, priced, resolve_stack
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
+from autopar.describe.context_kinds import context_kinds
 from autopar.describe.one_line import summarise
 from autopar.discover import Rules
 from autopar.errors import JobError
@@ -57,7 +58,7 @@ class Prediction:
     """What a plan by degrees comes to.
 
     Attributes:
-        degrees: What was asked for, with how many devices share what ZeRO splits.
+        degrees: What was asked for, with how many devices share what ZeRO splits and the kind of context parallelism.
         plan: The plan, with the simulator's verdict.
         program: The plan lowered.
         timeline: One simulated step.
@@ -128,9 +129,9 @@ class Predictor:
             JobError: If the degrees do not fit the cluster.
             TacticError: If they do not fit the model.
         """
-        cluster = job_machine(degrees.gpus, cluster)
-        check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
-        degrees = self.settled(degrees)
+        cluster = degrees.numbered(job_machine(degrees.gpus, cluster.by_node))
+        check_request(degrees.gpus, cluster.by_node, degrees.global_batch, memory_limit)
+        degrees = in_context(self.settled(degrees), stack)
         program, plan = self.lowered(
             degrees, cluster, stack, policy=policy, memory_limit=memory_limit, first_layers=first_layers
         )
@@ -171,7 +172,7 @@ class Predictor:
         first_layers: int = 0,
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
-        degrees, folded = self.settled(degrees), self._folded(degrees)
+        degrees, folded = in_context(self.settled(degrees), stack), self._folded(degrees)
         costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
         job = make_job(self.workload, degrees.gpus, degrees.global_batch, cluster, stack, policy, memory_limit)
@@ -226,6 +227,11 @@ class Predictor:
         if samples not in self._rules:
             self._rules[samples] = rules_for(folded, self.rules)
         return self._rules[samples]
+
+
+def in_context(degrees: Degrees, stack: Stack) -> Degrees:
+    """Return degrees with the kind of context parallelism that a stack runs, where they do not state one."""
+    return degrees if degrees.cp == 1 or degrees.cp_kind else replace(degrees, cp_kind=stack.context)
 
 
 def kernels(stack: Stack) -> Stack:
@@ -330,7 +336,7 @@ class Setting:
             trace=trace,
             profile=self.profile,
         )
-        check_work(found.plan, self.predictor.workload.folded(degrees.samples), degrees)
+        check_work(found.plan, self.predictor.workload.folded(degrees.samples), found.degrees)
         remarks = tuple(Remark("request", text) for text in without_effect(found.degrees, degrees, found.plan))
         if not remarks:
             return found
@@ -381,6 +387,8 @@ def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str
         yield f"schedule {asked.schedule} has no effect without a pipeline (pp 1)"
     if degrees.pp == 1 and degrees.interleave > 1:
         yield f"{degrees.interleave} stages per device have no effect without a pipeline (pp 1)"
+    if degrees.pp_inside and "numbered" not in plan.job.cluster:
+        yield "pipelines inside data parallelism have no effect on where devices lie: one node, pp 1 or dp 1"
     if degrees.recompute == Recompute.SELECTIVE and not any(block.selective for block in plan.blocks):
         yield "selective recompute has no effect: no op of the model is one that it runs again"
 
@@ -391,6 +399,12 @@ def check_work(plan: Plan, folded: Folded, degrees: Degrees) -> None:
     Raises:
         JobError: If they do.
     """
+    kinds = context_kinds(plan.mesh, plan.blocks, folded) if degrees.cp_kind == "ulysses" and degrees.tp > 1 else {}
+    if kinds and not kinds["tp"]:
+        raise JobError(
+            f"tp {degrees.tp} splits no heads of {plan.model.name}, as cp {degrees.cp} splits them first",
+            hint="choose tp x cp that divides query heads and key heads, or --cp-kind ring",
+        )
     for found in roles_of_axes(plan.mesh, plan.blocks, folded):
         if found.axis.name == "tp" and degrees.sequence_parallel and not found.sequence_parallel:
             raise JobError(

@@ -23,7 +23,7 @@ from autopar.units import format_bytes
 
 NEAR_LIMIT = 0.95
 """Share of the memory limit from which on a peak is remarked on, by hand: half of the published peaks are predicted
-within 2 to 35 %, depending on the source (docs/benchmarks/validation_2026-11-27.md)."""
+within 2 to 35 %, depending on the source (docs/benchmarks/validation_2026-11-28.md)."""
 
 LARGEST_MEMORY = max(cluster.device.memory for cluster in PRESETS.values())
 """Bytes of the largest device known: those of B300, GB300 and MI355X, by their data sheets."""

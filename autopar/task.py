@@ -28,6 +28,7 @@ from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
 from autopar.events import Profile
 from autopar.folding.fold import Folded
+from autopar.folding.graph_facts import row_routings
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.manual_recipes import BatchDims, batch_dims
 from autopar.fusion_plan import BUCKETS, FUSIONS
@@ -257,7 +258,8 @@ def pinned(task: Task, pins: Pins) -> Task:
     """
     job, workload = task.job, task.workload
     fixed = workload.fixed_batch
-    space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
+    orders = True in pins.pin.pp_inside
+    space = _space(workload, task.costs.cluster, job.gpus, job.global_batch, orders=orders)
     blocks = workload.folded(fixed or job.global_batch).num_blocks
     declared = unequal(space, task.costs.cluster, job.gpus, blocks)
     left = unequal_left(declared, pins, job.global_batch, blocks)
@@ -442,16 +444,19 @@ def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_
         )
 
 
-def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[Configuration]:
-    """Return the outer space of the job."""
+def _space(workload: Workload, machine: Cluster, gpus: int, batch: int, *, orders: bool = False) -> list[Configuration]:
+    """Return the outer space of the job; `orders` as of `configurations`."""
     fixed = workload.fixed_batch
+    folded = workload.folded(fixed or batch)
     return configurations(
         gpus=gpus,
         devices_per_node=machine.devices_per_node,
-        num_blocks=workload.folded(fixed or batch).num_blocks,
+        num_blocks=folded.num_blocks,
         global_batch=batch,
         batch_of_model=fixed,
         mode=workload.mode,
+        routes=bool(row_routings(folded)),
+        orders=orders and not (machine.groups or machine.domains or machine.intra.torus),
     )
 
 

@@ -188,7 +188,7 @@ def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) ->
     Its gradients are cut into buckets, and its ops fused, where that is asked for and saves enough.
     """
     plan = assemble(candidate, task.workload.info(), task.job)
-    costs, folded = task.costs, task.workload.folded(plan.microbatch)
+    costs, folded = candidate.configuration.costs(task.costs), task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     if fusion == JOINT:

@@ -327,16 +327,18 @@ def _attention() -> Iterator[Case]:
     yield Case(
         "autopar::AttentionGrad",
         [floats(B, H, S, K)] * 4,
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d]; c: sum; d: sum" + linear,
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e],[a,b,c|d,e]->[a,b,c|d,.],[a,b,c,.],[a,b,c,e]; "
+        "c: as autopar::RingAttentionGrad from #0 dim 2; d: sum; e: sum" + linear,
         {"scale": 0.35, "is_causal": 0},
         num_outputs=3,
     )
     yield Case(  # causal: a block of queries has to know where it starts
         "autopar::AttentionGrad",
         [floats(B, H, S, K), floats(B, 4, S, K), floats(B, 4, S, K), floats(B, H, S, K)],
-        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e],[a,b|c,d,e]->[a,b|c,d,.],[a,b,.,.],[a,b,.,e]; "
+        "[a,b|c,d|e,.],[a,b,d,.],[a,b,d,f],[a,b|c,d|e,f]->[a,b|c,d|e,.],[a,b,d,.],[a,b,d,f]; "
         "c: sum, as autopar::AttentionGradHeadsPart from #0 dim 1; "
-        "d: sum, as autopar::AttentionGradPart from #0 dim 2; e: sum" + linear,
+        "d: as autopar::RingAttentionGrad from #0 dim 2; "
+        "e: sum, as autopar::AttentionGradPart from #0 dim 2; f: sum" + linear,
         {"scale": 0.35, "is_causal": 1},
         num_outputs=3,
     )

@@ -102,6 +102,10 @@ class ExactCosts:
         """Return the same costs: all devices are alike."""
         return self
 
+    def overlapped(self) -> "ExactCosts":
+        """Return the costs with the dispatch hidden."""
+        return replace(self, stack=self.stack.overlapped())
+
 
 def value(name: str, size: float = 0.0) -> Operand:
     """Return an operand of `size` bytes in 8 elements."""

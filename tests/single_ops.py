@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.discover import Rule, Strategy
-from autopar.discover.rules import Halo
+from autopar.discover.rules import Halo, Local
 from autopar.execute import Executor
+from autopar.execute.rings import run_ring
 from autopar.ir.graph import Attr, Graph, Op, Value
+from autopar.ir.rings import RINGS
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
 Array = NDArray[Any]
@@ -165,6 +167,10 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
     """Assert that `size` devices that follow the strategy compute what one device computes."""
     executor = Executor()
     whole = executor.run(op, inputs, opset)
+    if strategy.local is not None and strategy.local.kind in RINGS:
+        parts = _in_ring(op, strategy.local, strategy, inputs, opset, size)
+        _check_parts(op, strategy, parts, whole)
+        return
     parts = []
     for rank in range(size):
         local = [_place(x, p, rank, size) for x, p in zip(inputs, strategy.inputs, strict=True)]
@@ -197,6 +203,31 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
             local.append(np.asarray(_blocks(rows, sharded, size)[rank][0], np.int64))
         local_op = Op(op.name, kind, names, op.outputs, tuple(sorted(attrs.items())))
         parts.append(executor.run(local_op, local, opset))
+    _check_parts(op, strategy, parts, whole)
+
+
+def _in_ring(
+    op: Op, local: Local, strategy: Strategy, inputs: Sequence[Array | None], opset: int, size: int
+) -> list[tuple[Array, ...]]:
+    """Return the outputs of devices that run an op together."""
+    blocks = []
+    for rank in range(size):
+        own = [_place(x, p, rank, size) for x, p in zip(inputs, strategy.inputs, strict=True)]
+        blocks.append([array for array in own if array is not None])
+    rows = [block[local.input].shape[local.dim] for block in blocks]
+    starts = [np.asarray(sum(rows[:rank]), np.int64) for rank in range(size)]
+    attrs, executor = tuple(sorted({**dict(op.attrs), "size": sum(rows)}.items())), Executor()
+
+    def run(kind: str, arrays: Sequence[Array], num_outputs: int) -> tuple[Array, ...]:
+        return executor.run_kind(kind, attrs, arrays, num_outputs, opset)
+
+    parts = run_ring(RINGS[local.kind], blocks, starts, run)
+    assert parts is not None, "the executor raises"
+    return parts
+
+
+def _check_parts(op: Op, strategy: Strategy, parts: Sequence[tuple[Array, ...]], whole: Sequence[Array]) -> None:
+    """Assert that what the devices have computed is what one device computes."""
     for index, placement in enumerate(strategy.outputs):
         if op.outputs[index]:
             together = _gather([part[index] for part in parts], placement)

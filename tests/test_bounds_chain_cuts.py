@@ -11,6 +11,7 @@ from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.schedule import SCHEDULES
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+SCHEDULED += [("1f1b-a2a", 1), ("1f1b-a2a", 2), ("dualpipe-v", 2)]
 CLOSE = 1e-6
 
 

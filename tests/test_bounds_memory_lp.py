@@ -17,6 +17,7 @@ from autopar.schedule.holding import fullest, least_held, moments
 from tests.formulations import splits
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+SCHEDULED += [("1f1b-a2a", 2), ("dualpipe-v", 2)]
 PASSES = (0.3, 0.4, 0.3)
 TOLERANCE = 1e-5
 
@@ -273,7 +274,7 @@ def test_more_microbatches_only_lengthen_an_aggregate(name: str, chunks: int, mo
         monkeypatch.setattr(excerpts, "KEPT_TASKS", kept)
         excerpts.excerpt.cache_clear()
         for groups in (1, 2, 3, 5):
-            for microbatches in (groups * 4, groups * 7, groups * 15 + (name != "interleaved")):
+            for microbatches in (groups * 4, groups * 7, groups * 15 + (name not in ("interleaved", "1f1b-a2a"))):
                 size = groups, microbatches, chunks
                 for group in range(groups):
                     own, all_of_them = (moments(each, group, *size) for each in (schedule, endless))

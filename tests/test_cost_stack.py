@@ -196,5 +196,15 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
     assert stack["host_launch"] == 12e-6
     assert stack.fit is not None
     assert stack.fit.rows == 49
-    choices = {"attention", "fusion", "dispatch", "hides_dispatch", "hides_tp", "graphs", "loss", "gradients"}
+    choices = {
+        "attention",
+        "fusion",
+        "dispatch",
+        "hides_dispatch",
+        "hides_tp",
+        "graphs",
+        "loss",
+        "gradients",
+        "context",
+    }
     assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}

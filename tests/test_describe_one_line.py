@@ -1,5 +1,6 @@
 """Roles of mesh axes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:
             "dp=4 (zero-1, ep=4) × tp=2 (sequence parallel, ep=2) × pp=2",
         ),
         ([_role("a", 4, "cp", experts=True)], "dp=1 × cp=4 (zero-1, ep=4) × pp=2"),
+        ([replace(_role("a", 4, "cp", experts=False), context="ring")], "dp=1 × cp=4 (ring, zero-1) × pp=2"),
         ([_role("a", 4, "ep", experts=True)], "dp=1 × ep=4 × pp=2"),
     ],
 )

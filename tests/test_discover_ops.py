@@ -141,22 +141,23 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e]->[a,b,c|d,e]; c: runs autopar::RingAttention from #0 dim 2; "
+        "d: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; R,R,P->P",
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e]->[a,b,c|d,e]; c: runs autopar::RingAttention from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",  # grouped queries: 4 query heads to each key head
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e]->[a,b|c,d,e]; c: runs autopar::AttentionHeadsPart from #0 dim 1; "
-        "d: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
+        "[a,b|c,d|e,.],[a,b,d,.],[a,b,d,f]->[a,b|c,d|e,f]; c: runs autopar::AttentionHeadsPart from #0 dim 1; "
+        "d: runs autopar::RingAttention from #0 dim 2; e: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries

@@ -12,6 +12,7 @@ from autopar.discover import Rule, Strategy, discover
 from autopar.execute import Executor
 from autopar.formulate.op_strategies import options
 from autopar.ir.functions import DOMAIN, OPSET, function_proto
+from autopar.ir.rings import RINGS
 from autopar.sharding import Mesh, Partial, Shard
 from tests.single_ops import (
     Array,
@@ -370,6 +371,7 @@ def test_queries_of_causal_attention_are_sharded_with_their_position(
     graph, op = single_op(kind, inputs, num_outputs(kind), **attrs)
 
     strategies = [s for s in discover(graph).of(op).strategies if s.local is not None and s.local.fewer is None]
+    strategies = [s for s in strategies if s.local is not None and s.local.kind not in RINGS]
 
     assert [str(strategy) for strategy in strategies] == [expected]
     for size in SHARDS:

@@ -20,6 +20,7 @@ from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.policy import MIXED, load_policy
 from autopar.cost.reshard import Resharder
 from autopar.degrees import Degrees
+from autopar.estimates import Estimator
 from autopar.folding.graph_facts import row_routings
 from autopar.formulate.building import build_tables
 from autopar.formulate.tables import Slot
@@ -240,6 +241,20 @@ def test_a_stack_that_sends_once_and_one_that_hides_it_are_faster() -> None:
     (slow,), (fast,) = once.stages, hidden.stages
     assert fast.link_seconds == pytest.approx(slow.link_seconds)
     assert fast.collective_seconds >= slow.collective_seconds - slow.compute_seconds
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-a2a", pytest.param("dualpipe-v", marks=pytest.mark.slow)])
+def test_a_schedule_that_hides_the_dispatch_is_priced_as_a_stack_that_does(schedule: str) -> None:
+    """The simulator and estimates by formula; the stack of the plan stays that of the job."""
+    degrees = Degrees(dp=8, ep=8, pp=2, interleave=2, schedule=schedule, global_batch=32)
+
+    plain, hidden = (_predictor().predict(degrees, H100, stack) for stack in (ONCE, HIDDEN))
+    exposed = _predictor().predict(replace(degrees, schedule=""), H100, ONCE).timeline
+
+    assert plain.timeline.step_seconds == hidden.timeline.step_seconds
+    assert plain.timeline.stages[0].collective_seconds < exposed.stages[0].collective_seconds
+    found, same = (Estimator(_predictor(), H100, stack).estimate([degrees]).step_seconds for stack in (ONCE, HIDDEN))
+    assert found.tolist() == same.tolist()
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)

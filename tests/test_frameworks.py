@@ -216,6 +216,23 @@ def test_zero_holds_on_data_and_context_devices(cache_dir: Path) -> None:
     assert (found.dp, found.cp, found.zero, found.lost) == (2, 2, 1, ())
 
 
+@pytest.mark.parametrize(
+    ("kind", "megatron_name", "torchtitan_name"),
+    [("ring", "p2p", "alltoall"), ("gather", "all_gather", "allgather"), ("ulysses", "a2a", None)],
+)
+def test_the_kind_of_context_parallelism_is_exported(
+    kind: str, megatron_name: str, torchtitan_name: str | None, cache_dir: Path
+) -> None:
+    """What torchtitan cannot do is lost."""
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=2, cp=2, cp_kind=kind)
+
+    exported = plan.export("torchtitan")
+
+    assert arguments(plan)["--cp-comm-type"] == megatron_name
+    assert any("context parallelism" in sentence for sentence in exported.lost) == (torchtitan_name != "allgather")
+    assert not any("context parallelism" in sentence for sentence in plan.export("megatron").granted)
+
+
 def test_shards_inside_replicas_are_hybrid(cache_dir: Path, tmp_path: Path) -> None:
     """ZeRO over the links of a node only is torchtitan's HSDP and several instances of Megatron's optimizer."""
     hybrid = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3, shard=2)
@@ -539,7 +556,7 @@ def test_imported_from_the_command_line(hybrid: Plan, tmp_path: Path, capsys: py
 def test_a_layout_reads_as_it_is_written() -> None:
     """Stages without a layer, too."""
     for layers in ((2, 3, 1), (0, 4), (4, 0), (1, 1, 1, 1)):
-        assert megatron.parse_layout(shlex.split(megatron.layout(layers))[0]) == layers
+        assert megatron.parse_layout(shlex.split(megatron.layout(layers))[0]) == (layers, ())
 
 
 def test_stages_may_share_devices(cache_dir: Path) -> None:

@@ -15,6 +15,7 @@ from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
 from autopar.frameworks.configurations import parse_configuration
 from autopar.plan import Exported, Plan
+from tests.executions import TINY
 
 SIZES = {"num_layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "seq": 512, "vocab": 4096}
 
@@ -202,3 +203,27 @@ def test_a_configuration_that_cannot_be_predicted_says_why(cache_dir: Path) -> N
     exported = partly.export("megatron", cache_dir=cache_dir)
 
     assert exported.outcome.startswith("Not predicted as written: --cpu-offloading-num-layers 2: only all layers but")
+
+
+@pytest.mark.slow
+def test_a_pipeline_as_megatron_lays_it_out(cache_dir: Path) -> None:
+    """Embedding and head alone, multi-token prediction with a layer, pipelines inside, the dispatch hidden."""
+    dims = {**TINY["deepseek-v3"], "num_layers": 4, "dense_layers": 2, "mtp": 1}
+    stated = Degrees(
+        dp=16, pp=2, ep=4, interleave=2, schedule="1f1b-a2a", global_batch=64, pp_inside=True,
+        layers=(0, 2, 2, 0), predictions=(0, 0, 1, 0),
+    )  # fmt: skip
+    plan = autopar.predict("zoo:deepseek-v3", stated, dims=dims, cache_dir=cache_dir).plan
+
+    exported = plan.export("megatron", cache_dir=cache_dir)
+
+    lines = exported.text.splitlines()
+    assert "--pipeline-model-parallel-layout 'E|t*2|t*2,m|L'" in lines
+    assert "--use-tp-pp-dp-mapping" in lines
+    assert "--overlap-moe-expert-parallel-comm" in lines
+    assert any("refuses them with experts" in sentence for sentence in exported.lost)
+    assert exported.outcome.startswith("Predicted as written: ")
+    read = parse_configuration(exported.text, "megatron", gpus=32, model="zoo:deepseek-v3").degrees
+    assert read == replace(stated, shard=read.shard, zero=read.zero)
+    assert plan.summary.startswith("dp=16 (ep=4) × pp=2 (2 stages each, inside dp)")
+    assert any("pipelines inside" in sentence for sentence in plan.export("torchtitan", cache_dir=cache_dir).lost)

@@ -108,6 +108,19 @@ def test_collectives_hidden_behind_products_are_read(text: str, framework: str, 
     assert dict(found.software).get("hides_tp", False) == hides
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("", "ring"), ("--cp-comm-type all_gather", "gather"), ("--cp-comm-type a2a", "ulysses")],
+    ids=["default", "all_gather", "a2a"],
+)
+def test_megatron_passes_keys_and_values_round_unless_told_otherwise(text: str, kind: str) -> None:
+    found = read(f"{GPT2} --context-parallel-size 2 {text}")
+
+    assert (found.degrees.cp, found.degrees.cp_kind) == (2, kind)
+    assert not any("context" in sentence for sentence in found.assumed)
+    assert read(GPT2 + text).degrees.cp_kind == ""
+
+
 def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> None:
     found = parse_configuration("[training]\nsteps = 10\n", "torchtitan", gpus=8, model="zoo:llama3-8b")
 
@@ -121,7 +134,7 @@ def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> No
     [
         (LLAMA, "--overlap-grad-reduce"),
         (LLAMA + "--use-distributed-optimizer", "--overlap-param-gather"),
-        (LLAMA + "--context-parallel-size 2", "Megatron-LM runs p2p"),
+        (LLAMA + "--context-parallel-size 4 --cp-comm-type a2a+p2p", "Megatron-LM runs a2a+p2p"),
         (LLAMA.replace("--hidden-dropout 0 ", ""), "runs --hidden-dropout 0.1"),
         (LLAMA.replace("--normalization RMSNorm ", ""), "Megatron-LM's are LayerNorm"),
         (LLAMA.replace("--position-embedding-type rope ", ""), "Megatron-LM's are learned_absolute"),
@@ -183,3 +196,48 @@ def test_key_value_heads_have_to_divide_for_torchtitan() -> None:
         parse_configuration(text, "torchtitan", gpus=16, model="zoo:llama3-70b")
     grouped = LLAMA + "--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4"
     assert read(grouped).degrees.tp == 4
+
+
+MTP = LLAMA.replace("--num-layers 32", "--num-layers 5 --mtp-num-layers 1") + "--global-batch-size 8 "
+
+
+def test_a_layout_places_multi_token_prediction() -> None:
+    """On a stage of its own, or with layers; the loss may be alone."""
+    four = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout "
+
+    found = parse_configuration(MTP + four + "'Et|tt|ttm|L'", "megatron", gpus=4, model="zoo:deepseek-v3").degrees
+    alone = parse_configuration(MTP + four + "'E|ttt|tt|mL'", "megatron", gpus=4, model="zoo:deepseek-v3").degrees
+
+    assert (found.layers, found.predictions) == ((1, 2, 2, 0), (0, 0, 1, 0))
+    assert (alone.layers, alone.predictions) == ((0, 3, 2, 0), (0, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("Et|tt|tt|L", "has 0 modules of multi-token prediction, --mtp-num-layers is 1"),
+        ("t|Ett|tt|mL", "the embedding .E. of the layout .* is not on the first stage"),
+        ("Et|tt|ttL|m", "the loss .L. of the layout .* is not on the last stage"),
+    ],
+)
+def test_layouts_that_megatron_refuses(layout: str, message: str) -> None:
+    text = f"{MTP} --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout '{layout}'"
+    with pytest.raises(ExportError, match=message):
+        parse_configuration(text, "megatron", gpus=4, model="zoo:deepseek-v3")
+
+
+def test_pipelines_inside_data_parallelism_are_read() -> None:
+    found = read(LLAMA + "--pipeline-model-parallel-size 4 --use-tp-pp-dp-mapping", gpus=16).degrees
+
+    assert found == Degrees(dp=4, pp=4, pp_inside=True, global_batch=4)
+
+
+def test_an_overlapped_dispatch_is_a_schedule() -> None:
+    """Megatron-LM refuses it in a pipeline without virtual stages."""
+    overlap = "--expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm "
+    pipeline = MOE + overlap + "--pipeline-model-parallel-size 2 "
+
+    assert read(MOE + overlap).degrees.schedule == "1f1b-a2a"
+    assert read(pipeline + "--num-virtual-stages-per-pipeline-rank 4").degrees.schedule == "1f1b-a2a"
+    with pytest.raises(ExportError, match="without virtual stages"):
+        read(pipeline)

@@ -57,7 +57,7 @@ def facts_of(plan: Plan, **changes: Any) -> Facts:
 def everything(plan: Plan) -> Facts:
     """A plan of which everything is assumed: pipeline, experts, context parallelism, a stack with all it can have."""
     rich = replace(plan, job=replace(plan.job, stack=RICH.to_dict()))
-    return facts_of(rich, pp=2, cp=2, ep=2, sizes={"experts": 8, "top_k": 2, "capacity": 1.25})
+    return facts_of(rich, pp=2, cp=2, cp_kinds=("gather",), ep=2, sizes={"experts": 8, "top_k": 2, "capacity": 1.25})
 
 
 def test_every_framework_answers_every_assumption() -> None:

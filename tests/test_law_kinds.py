@@ -49,6 +49,7 @@ def _flat(mesh: Mesh, count: int = 2) -> Configuration:
 
 
 FULL = Recompute.FULL
+IN_TURN = ("zb-v", "1f1b-a2a", "dualpipe-v")
 KINDS: Mapping[str, Kind] = {
     "data": Kind((Data(),), _flat(ONE), tuple(TINY), ("mlp-xs", "gpt2")),
     "tensor": Kind((Megatron(),), _flat(ONE), DENSE, ("gpt2", "llama3-8b")),
@@ -64,6 +65,8 @@ KINDS: Mapping[str, Kind] = {
     "zb-h1": Kind((Free(),), Configuration(3, ONE, 3, "zb-h1"), tuple(TINY), ("llama3-8b", "mlp-xs"), recompute=FULL),
     "zb-h2": Kind((Free(),), Configuration(2, ONE, 4, "zb-h2"), tuple(TINY), ("gpt2", "mlp-xs")),
     "zb-v": Kind((Free(),), Configuration(4, ONE, 3, "zb-v"), tuple(TINY), ("llama3-8b", "mlp-xs"), groups=2),
+    "1f1b-a2a": Kind((Expert(),), Configuration(4, TWO, 4, "1f1b-a2a"), MOE, (), groups=2),
+    "dualpipe-v": Kind((Free(),), Configuration(4, ONE, 4, "dualpipe-v"), tuple(TINY), ("mlp-xs",), groups=2),
     "recompute": Kind((Free(),), Configuration(2, ONE, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=FULL),
     "selective recompute": Kind(
         (Free(),), Configuration(2, TWO, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=Recompute.SELECTIVE
@@ -95,7 +98,7 @@ def _plan(name: str, model: str, cache_dir: Path) -> tuple[Execution, Plan]:
     if not kind.groups:
         return execution, plan
     schedule = kind.configuration.schedule
-    return execution, interleave(plan, kind.groups, schedule if schedule == "zb-v" else "interleaved")
+    return execution, interleave(plan, kind.groups, schedule if schedule in IN_TURN else "interleaved")
 
 
 CASES = [

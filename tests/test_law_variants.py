@@ -46,7 +46,7 @@ def test_random_variants_train_like_the_model(name: str, cache_dir: Path) -> Non
         execution.check(random_plan_of_variants(execution.folded, rules, meshes, schedule, 2, 4, seed))
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "dualpipe-v"])
 def test_groups_of_devices_take_turns_with_a_variant_each(schedule: str, cache_dir: Path) -> None:
     """Two stages on 2 devices, two on 4: a block of the second group follows one of the first, and the other way."""
     execution = Execution.of("gpt2", 4, 2)

@@ -10,12 +10,15 @@ import pytest
 
 import autopar
 from autopar.api import plan_task
+from autopar.cluster import load_cluster
+from autopar.configuration import configurations
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
 from autopar.least_memory_plan import thriftiest
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
+from autopar.pins.space import Frame, pinned_space
 from autopar.plan import Plan, SearchReport
 from autopar.request import JobRequest
 from autopar.search.settings import DEFAULT_SETTINGS
@@ -441,6 +444,19 @@ def test_every_divisor_of_the_batch_can_be_pinned() -> None:
     found = pinned(task, pins_from({"pin": {"microbatches": 3}}))
 
     assert {configuration.num_microbatches for configuration in found.space} == {3}
+
+
+def test_every_number_of_virtual_stages_can_be_pinned() -> None:
+    """The space lists some of them; more than one per block cannot be pinned."""
+    space = configurations(gpus=8, devices_per_node=8, num_blocks=34, global_batch=8, batch_of_model=None, mode="train")
+    frame = Frame(load_cluster("h100"), gpus=8, global_batch=8, fixed_batch=None, num_blocks=34)
+    assert {c.num_chunks for c in space if c.num_stages == 2} == {1, 2, 4, 8, 17}
+
+    found = pinned_space(space, pins_from({"pin": {"chunks": 7}}), frame)
+
+    assert {(c.num_stages, c.num_chunks, c.schedule) for c in found} == {(2, 7, "interleaved"), (4, 7, "interleaved")}
+    with pytest.raises(PinError, match="chunks: 18 cannot occur"):
+        pinned_space(space, pins_from({"pin": {"chunks": 18}}), frame)
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("gpt2", 4), ("mixtral-8x7b", 2), ("mlp-xs", 4)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.configuration import Configuration, configurations, describe
+from autopar.configuration import Configuration, configurations, describe, families, virtual_stages
 from autopar.pipeline_partition.interleaved import _fastest_mixtures, _Stage
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -17,7 +17,7 @@ from autopar.simulate import simulate
 from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
 from tests.shares import one_in
 
-CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2)]
+CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("1f1b-a2a", 2), ("dualpipe-v", 2)]
 COUNT = 4
 
 
@@ -74,6 +74,33 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
     assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
     assert found[4, 4] == usual | {("interleaved", 2)}
     assert "interleaved (v = 2, 4)" in describe(space)[0]
+
+
+def test_schedules_that_hide_the_dispatch_are_listed_for_models_that_route_tokens() -> None:
+    """1F1B with virtual stages in a pipeline, DualPipeV with two microbatches per stage of a group."""
+    size = {"gpus": 4, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    space = configurations(**size, batch_of_model=None, mode="train", routes=True)
+
+    found = {(c.num_stages, c.num_microbatches, c.schedule, c.num_chunks) for c in space if c.hides_dispatch}
+    turns = {(2, m, v) for m in (2, 4, 8) for v in (2, 4)} | {(4, m, 2) for m in (4, 8)}
+    assert found == {
+        *((1, m, "1f1b-a2a", 1) for m in (2, 4, 8)),
+        *((p, m, "1f1b-a2a", v) for p, m, v in turns),
+        *((p, m, "dualpipe-v", 2) for p, m in ((2, 4), (2, 8), (4, 8))),
+    }
+    assert all(len({c.hides_dispatch for c in family}) == 1 for family in families(space))
+    assert "1f1b-a2a (v = 1, 2, 4)" in describe(space)[0]
+
+
+@pytest.mark.parametrize(("num_groups", "num_blocks"), [(2, 34), (4, 82), (8, 128), (3, 7), (4, 7)])
+def test_virtual_stages_are_the_most_of_their_least_blocks(num_groups: int, num_blocks: int) -> None:
+    """Of stages with at least one block, two, four, ..."""
+    fits = {
+        least: [chunks for chunks in range(2, num_blocks + 1) if chunks * num_groups * least <= num_blocks]
+        for least in (1, 2, 4, 8, 16, 32, 64, 128)
+    }
+
+    assert virtual_stages(num_groups, num_blocks) == sorted({max(most) for most in fits.values() if most})
 
 
 def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
@@ -138,3 +165,18 @@ def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
     rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
     assert _fastest_mixtures([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])
+
+
+def test_data_parallelism_around_pipelines_is_listed_where_stages_get_other_devices() -> None:
+    """With the minor axis of two in a node, and not where that fills one; under the schedules of Megatron-LM."""
+    size = {"gpus": 32, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    space = configurations(**size, batch_of_model=None, mode="train", orders=True)
+
+    inside = {(c.num_stages, str(c.mesh), c.block) for c in space if c.block}
+    assert inside == {
+        *((2, mesh, block) for mesh, block in (("inner=16", 1), ("outer=8×inner=2", 2), ("outer=4×inner=4", 4))),
+        *((4, mesh, block) for mesh, block in (("inner=8", 1), ("outer=4×inner=2", 2), ("outer=2×inner=4", 4))),
+        *((8, mesh, block) for mesh, block in (("inner=4", 1), ("outer=2×inner=2", 2))),
+    }
+    assert {c.schedule for c in space if c.block} == {"1f1b", "interleaved"}
+    assert all(len({c.block for c in family}) == 1 for family in families(space))

@@ -2,12 +2,24 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autopar.errors import PlanError
 from autopar.plan import Plan, Variant, check_variants
 from tests.plans import two_stage_plan, two_variant_plan
+
+
+def test_the_folder_of_a_plan_is_as_good_as_its_file(tmp_path: Path) -> None:
+    """As `-o DIR` leaves it; of a folder without one, the file that is missing is named."""
+    plan = two_stage_plan()
+    plan.save(tmp_path / "plan.json")
+
+    assert Plan.load(tmp_path) == Plan.load(tmp_path / "plan.json")
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(PlanError, match=r"cannot read plan '.*plan\.json': No such file"):
+        Plan.load(tmp_path)
 
 
 def test_a_plan_without_variants_is_written_as_ever() -> None:

@@ -9,13 +9,19 @@ from unittest.mock import patch
 import pytest
 
 import autopar
+from autopar import models
 from autopar.cli import main
 from autopar.cluster import Cluster, NodeGroup, load_cluster
 from autopar.cost import CostModel, default_limit
 from autopar.degrees import Degrees
 from autopar.describe.one_line import summarise
+from autopar.discover import Rules, discover
 from autopar.errors import JobError, TacticError
-from autopar.formulate.manual_recipes import batch_dims
+from autopar.folding.fold import Folded
+from autopar.formulate.manual_recipes import BatchDims, batch_dims
+from autopar.ir.blocks import find_blocks
+from autopar.ir.relays import with_relays
+from autopar.onnx import load
 from autopar.plan import Job, ModelInfo, Plan
 from autopar.prediction import Predictor
 from autopar.program.records import Collective, SegmentPhase
@@ -27,8 +33,10 @@ from autopar.tactics.by_degrees import (
 )
 from autopar.tactics.draft import Draft
 from autopar.tactics.state import Topology
+from autopar.training import training_step
 from autopar.workload import open_workload
-from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
+from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules, random_feeds
+from tests.gradients import as_float64
 from tests.shares import one_in
 
 _CASES = {
@@ -59,8 +67,12 @@ _CASES = {
 def plan_of(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS) -> tuple[Execution, Plan]:
     """Return the plan of degrees for a tiny model, and the model with data."""
     execution = Execution.of(name, degrees.samples, degrees.num_microbatches, steps=1)
-    folded, rules = execution.folded, model_rules(name, cache_dir)
-    dims = batch_dims(folded.graph.values, model_graph(name, 10).values)
+    dims = batch_dims(execution.folded.graph.values, model_graph(name, 10).values)
+    return execution, _plan(execution.folded, model_rules(name, cache_dir), dims, degrees, costs)
+
+
+def _plan(folded: Folded, rules: Rules, dims: BatchDims, degrees: Degrees, costs: CostModel = COSTS) -> Plan:
+    """Return the plan of degrees for a model."""
     job = Job("train", degrees.gpus, degrees.global_batch, 1e12, costs.cluster.to_dict())
     draft = Draft(
         folded, rules, mesh_by_degrees(degrees), costs,
@@ -68,7 +80,7 @@ def plan_of(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COS
     )  # fmt: skip
     for tactic in (*placing_by_degrees(degrees), *stages_by_degrees(degrees, folded)):
         draft.decide(tactic)
-    return execution, summarise(draft.plan(), folded)
+    return summarise(draft.plan(), folded)
 
 
 @pytest.mark.parametrize("case", one_in(2, _CASES))
@@ -77,6 +89,25 @@ def test_plans_by_degrees_compute_the_model(case: str, cache_dir: Path) -> None:
     execution, plan = plan_of(*_CASES[case], cache_dir)
 
     execution.check(Plan.from_json(plan.to_json()))
+
+
+def test_tied_vocabularies_that_tensor_parallel_devices_do_not_divide_are_padded(cache_dir: Path) -> None:
+    """Their gradients are reduced over the data-parallel devices where their blocks are."""
+    degrees, dims = Degrees(dp=2, tp=2, pp=2, sequence_parallel=True, global_batch=8), {**TINY["gpt2"], "vocab": 25}
+    graph, other = (
+        training_step(as_float64(with_relays(find_blocks(load(models.build("gpt2", **dims), batch=batch)))))
+        for batch in (degrees.samples, 10)
+    )
+    execution = Execution.of_graph(graph, *random_feeds(graph, degrees.num_microbatches, {}))
+
+    plan = _plan(
+        execution.folded, discover(other, cache_dir=cache_dir), batch_dims(graph.values, other.values), degrees
+    )
+
+    execution.check(plan)
+    moved = [own for segment in execution.program(plan).segments for own in segment.instructions]
+    reduced = [own for own in moved if isinstance(own, Collective) and "tokens.weight.grad" in own.result.value]
+    assert {(own.axis.name, str(own.kind)) for own in reduced} == {("dp", "all_reduce")}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +203,18 @@ def test_context_parallelism_comes_back_as_what_was_asked_for() -> None:
     """The line that is read from the placements calls the axis as the option does."""
     plan = autopar.predict("zoo:gpt2", Degrees(cp=2), dims=_GPT).plan
 
-    assert plan.summary.startswith("dp=1 × cp=2 × pp=1")
+    assert plan.summary.startswith("dp=1 × cp=2 (ring) × pp=1")
     assert [use.role for use in plan.uses[0]] == ["cp"]
+
+
+def test_heads_that_context_parallelism_takes_are_not_left_for_tensor_parallelism(cache_dir: Path) -> None:
+    """4 key heads: of two axes of 2 devices each both may split them, of 4 and 2 not."""
+    dims = {**TINY["llama3-8b"], "kv_heads": 4}
+
+    with pytest.raises(JobError, match=r"tp 2 splits no heads of .*, as cp 4 splits them first"):
+        autopar.predict(
+            "zoo:llama3-8b", Degrees(cp=4, tp=2, cp_kind="ulysses", global_batch=4), dims=dims, cache_dir=cache_dir
+        )
 
 
 _GPT = {"num_layers": 2, "hidden": 32, "heads": 4, "seq": 30, "vocab": 64}

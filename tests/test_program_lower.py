@@ -226,6 +226,11 @@ def test_plans_that_are_incomplete_are_refused(skip_rules: Rules) -> None:
                 fewer = _edited(plan, block.kind, **{name: (*items[:index], *items[index + 1 :])})
                 with pytest.raises(PlanError, match=rf"the plan says nothing about ({what}|parameter) '"):
                     lower(fewer, folded, COSTS)
+        for index, op in enumerate(block.ops):
+            unplaced = replace(op, outputs=("",) * len(op.outputs))
+            fewer = _edited(plan, block.kind, ops=(*block.ops[:index], unplaced, *block.ops[index + 1 :]))
+            with pytest.raises(PlanError, match=f"the plan does not place '.*', a result of '{op.op}'"):
+                lower(fewer, folded, COSTS)
     with pytest.raises(PlanError, match=r"the plan says nothing about blocks of kind \d"):
         lower(replace(plan, blocks=plan.blocks[:-1]), folded, COSTS)
     with pytest.raises(PlanError, match="the plan has a block kind -1, the model has"):

@@ -20,7 +20,7 @@ from autopar.errors import ExecutionError, PlanError, ProgramError
 from autopar.execute import Executor
 from autopar.ir.graph import Role
 from autopar.plan import Plan
-from autopar.prediction import Predictor
+from autopar.prediction import Predictor, predict
 from autopar.program.listing import parse_listing
 from autopar.program.lower import lower
 from autopar.program.records import (
@@ -356,6 +356,17 @@ def test_pipelines_with_tied_embeddings_train_for_several_steps(schedule: str, c
     )
 
     assert "embed.tokens.weight" in {refresh.tensor for refresh in refreshes(lowered)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama3-8b", marks=pytest.mark.slow)])
+def test_rings_train_like_the_model(name: str, cache_dir: Path) -> None:
+    """Keys and values, in llama3 of two groups of heads, and their gradients go round between two ranks, twice."""
+    degrees = Degrees(dp=2, cp=2, cp_kind="ring", zero=1, microbatch=2, global_batch=8)
+
+    lowered = _check(predict(f"zoo:{name}", degrees, dims=TINY[name], cache_dir=cache_dir).plan)
+
+    computes = [each for own in lowered.program.segments for each in own.instructions if isinstance(each, Compute)]
+    assert {each.op.kind for each in computes if each.ring} == {"autopar::RingAttention", "autopar::RingAttentionGrad"}
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])

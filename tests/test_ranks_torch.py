@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from autopar.configuration import Configuration
+from autopar.degrees import Degrees
+from autopar.plan import CONTEXT_KINDS, ContextKind
+from autopar.prediction import predict
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
 from autopar.recompute import Recompute
 from autopar.sharding import Mesh
-from tests.executions import interleave
+from tests.executions import TINY, interleave
 from tests.rank_runs import SAMPLES, tiny_plan, tiny_rules, tiny_workload
 from tests.variants import random_plan_of_variants
 
@@ -61,6 +64,17 @@ def test_processes_train_like_the_model(
 
     assert report.passed, report.compared
     assert report.measured_seconds > 0
+
+
+@pytest.mark.parametrize("kind", CONTEXT_KINDS)
+def test_context_parallel_processes_train_like_the_model(kind: ContextKind, cache_dir: Path, tmp_path: Path) -> None:
+    """Keys and values go round, are gathered, or positions are exchanged for heads, on 4 ranks."""
+    degrees = Degrees(dp=2, cp=2, cp_kind=kind, zero=1, microbatch=2, global_batch=8)
+    predict("zoo:llama3-8b", degrees, dims=TINY["llama3-8b"], cache_dir=cache_dir).plan.save(tmp_path / "plan.json")
+
+    report = run_plan(RunRequest(str(tmp_path / "plan.json"), 4))
+
+    assert report.passed, report.compared
 
 
 @pytest.mark.parametrize(("schedule", "devices"), [("interleaved", 1), ("zb-v", 1), ("zb-v", 2)])

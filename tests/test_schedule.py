@@ -14,6 +14,9 @@ SIZES = [(p, m, 1) for p in (1, 2, 4) for m in (1, 2, 3, 7)]
 CASES = [(name, *size) for name in ("1f1b", "gpipe", "forward-only") for size in SIZES]
 CASES += [(name, *size) for name in ("zb-h1", "zb-h2") for size in SIZES]
 CASES += [("zb-v", p, m, 2) for p in (1, 2, 3, 4) for m in (1, 2, 3, 7, 12)]
+CASES += [("dualpipe-v", p, m, 2) for p in (1, 2, 3, 4) for m in (1, 2, 3, 7, 12)]
+CASES += [("1f1b-a2a", p, p * rounds, v) for p in (1, 2, 3) for rounds in (1, 2, 3) for v in (2, 4)]
+CASES += [("1f1b-a2a", p, m, 1) for p in (1, 2, 3) for m in (1, 2, 3, 7)]
 CASES += [("interleaved", p, p * rounds, v) for p in (1, 2, 3, 8) for rounds in (1, 2, 3) for v in (1, 2, 4)]
 each_case = pytest.mark.parametrize(("name", "num_groups", "num_microbatches", "num_chunks"), CASES)
 

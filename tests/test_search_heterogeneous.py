@@ -20,6 +20,7 @@ from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot
 from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
+from autopar.progress import Progress
 from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
@@ -230,7 +231,8 @@ def _size(options: StageOptions, leg: Leg) -> int:
 
 def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     """Six devices and a batch that three do not divide: the best plan has unequal stages, and the bound is below it."""
-    search = _search(cache_dir)
+    reports: list[Progress] = []
+    search = replace(_search(cache_dir), progress=reports.append)
     space = _space(_execution().folded.num_blocks)
 
     found, equal = run_search(space, search), run_search(space, replace(search, unequal=None))
@@ -240,6 +242,7 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     assert found.best < 0.9 * equal.best
     assert found.bound <= found.best
     assert found.bound <= found.unequal.bound
+    assert max(own.bound for own in reports) <= found.bound  # while unequal stages were not looked at, too
     draft = found.candidates[0].draft
     assert draft is not None
     assert len({stage.devices[1] - stage.devices[0] for stage in draft.stages}) > 1
@@ -260,7 +263,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     assert outcome.unequal.opened == ()
     assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.opening_ratio
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
-    near = SimpleNamespace(best=bound, candidates=[], unequal=None, closed_bound=math.inf)
+    near = SimpleNamespace(best=bound, candidates=[], unequal=None, unequal_bound=0.0)
     other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
     other.bound_and_improve()
     assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for

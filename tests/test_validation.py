@@ -464,8 +464,12 @@ def test_scores_are_those_of_the_errors() -> None:
 
 
 def test_plans_are_ranked_within_a_model() -> None:
-    """Per sample: the plan predicted best takes 1.1 s where the best takes 1 s; 2 of 3 pairs are in order."""
+    """Per sample: the plan predicted best takes 1.1 s where the best takes 1 s; 2 of 3 pairs are in order.
+
+    A plan that was measured three times counts once, and one in another precision is of another job.
+    """
     outcomes = [_outcome(1, 1.0, 1.3), _outcome(2, 1.1, 1.2), _outcome(3, 2.0, 2.0), _outcome(4, 9.0, 9.0, layers=8)]
+    outcomes += [_outcome(5, 0.8, 1.2), _outcome(6, 1.4, 1.2), _outcome(7, 0.5, 0.6, precision="fp8")]
 
     (found,) = rankings(outcomes)
 

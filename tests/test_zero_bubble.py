@@ -80,6 +80,24 @@ def test_bubbles_of_equal_passes_relative_to_1f1b(num_groups: int, more: int, se
     assert bubble("zb-v", num_chunks=2) == 0
 
 
+@given(num_groups=st.integers(1, 6), more=st.integers(0, 8), forward=SECONDS, backward=SECONDS, weight=SECONDS)
+def test_the_bubble_of_dual_pipe_v(num_groups: int, more: int, forward: float, backward: float, weight: float) -> None:
+    """At most the published one, which counts pairs as one pass; at least (p - 1) (F + B - W).
+
+    For passes in the usual proportions: W no longer than B, F no longer than both.
+    """
+    weight = min(weight, backward)
+    forward = min(forward, backward + weight)
+    count, num_stages = 2 * num_groups + more, 2 * num_groups
+    passes, none = np.array([[forward, backward, weight]] * num_stages), np.zeros(num_stages)
+
+    timing = time_tasks(SCHEDULES["dualpipe-v"], num_groups, count, passes, none, none)
+
+    bubble = timing.ends.max() - 2 * count * (forward + backward + weight)
+    assert bubble >= (num_groups - 1) * (forward + backward - weight)
+    assert bubble <= (num_groups - 1) * (forward + 2 * backward - weight)
+
+
 @settings(max_examples=50)
 @given(num_groups=st.integers(1, 6), forward=SECONDS, backward=SECONDS, weight=SECONDS)
 def test_a_fitted_schedule_has_almost_no_bubble(
@@ -115,6 +133,8 @@ def test_microbatches_held_equal_the_published_numbers(num_groups: int) -> None:
     assert held("zb-h1") == [num_groups] * num_groups
     assert held("zb-h2") == [2 * num_groups - 1] * num_groups
     assert held("zb-v", 2) == [2 * num_groups] * num_groups
+    assert held("dualpipe-v", 2) == [2 * num_groups + 1] * num_groups
+    assert held("1f1b-a2a") == [2 * (num_groups - group) for group in range(num_groups)]
 
 
 def test_memory_is_held_from_the_forward_to_the_weight_pass() -> None:

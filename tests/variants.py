@@ -60,7 +60,7 @@ def plan_of_variants(
     rng = np.random.default_rng(seed)
     trains = SCHEDULES[schedule].trains
     folded = variants[0][0].folded
-    turns = SCHEDULES[schedule].groups(len(stages), 2 if schedule in ("interleaved", "zb-v") else 1)
+    turns = SCHEDULES[schedule].groups(len(stages), 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1)
     blocks = folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), len(turns) - 1, replace=False).tolist()), blocks]
     drawn = [(cuts[i], cuts[i + 1]) for i in range(len(turns))]
@@ -114,7 +114,7 @@ def staged(plans: Sequence[Plan], schedule: str, layers: Sequence[int]) -> Plan:
         schedule: A key of `SCHEDULES`; with "interleaved" and "zb-v" each group has two stages.
         layers: Blocks of each stage but the last, which has the rest.
     """
-    turns = SCHEDULES[schedule].groups(len(plans), 2 if schedule in ("interleaved", "zb-v") else 1)
+    turns = SCHEDULES[schedule].groups(len(plans), 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1)
     cuts = [0, *np.cumsum(layers).tolist(), plans[0].stages[-1].blocks[1]]
     ends = np.cumsum([0, *(plan.device_mesh.size for plan in plans)]).tolist()
     stages = tuple(

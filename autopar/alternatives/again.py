@@ -37,7 +37,7 @@ def task_of(
     request = JobRequest(
         model or plan.model.source,
         gpus=job.gpus,
-        cluster=cluster_from_dict(job.cluster),
+        cluster=cluster_from_dict(job.cluster).by_node,
         mode=job.mode,
         global_batch=job.global_batch,
         dims=dict(plan.model.dims),

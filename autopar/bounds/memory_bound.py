@@ -244,7 +244,8 @@ class MemoryBounds:
         folded = self._folded(self._samples(configuration))
         size, shape = configuration.mesh.size, configuration.mesh.shape
         last = (configuration.num_stages - 1) * size
-        tiers = {self._costs.cluster.boundary_tier(start, size) for start in range(0, last, size)}
+        cluster = configuration.cluster(self._costs.cluster)
+        tiers = {cluster.boundary_tier(start, size) for start in range(0, last, size)}
         least_bytes = min(
             sum(value.least(shape) for value in received_values(folded, self._costs, kind)[way])
             for way, kinds in enumerate((folded.chain[1:], folded.chain[:-1]))

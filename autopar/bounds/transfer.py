@@ -14,7 +14,8 @@ Without a pipeline the step time itself transfers.
 - *Relaxes*: whatever the other bound relaxes; memory on both sides, for more samples need more of it. Recompute
   (`memory_bound.py`) is added to P, which has none.
 - *Valid when*: both graphs have the same ops on equal or proportional dims (`roofline.scales`); importers may simplify
-  the graph of few samples. A bound with joint backwards holds for split backwards, which hide less; not the reverse.
+  the graph of few samples. Both schedules hide the all-to-all of experts, or neither does, and stages have the same
+  devices. A bound with joint backwards holds for split backwards, which hide less; not the reverse.
 - *Cost*: a look-up, then the rungs of the ladder up to a linear program.
 - *Source*: monotonicity of the cost model in the number of samples.
 """
@@ -30,7 +31,7 @@ from autopar.bounds.memory_bound import MemoryBounds
 from autopar.bounds.microbatch import UNKNOWN, MicrobatchBound, WarmStart
 from autopar.bounds.roofline import Roofline, scales
 from autopar.bounds.submesh_tables import inner_mesh
-from autopar.configuration import Configuration, Family
+from autopar.configuration import Configuration, Family, Priced
 from autopar.cost import Stack
 from autopar.folding.fold import Folded
 from autopar.formulate.data_major import is_data_major
@@ -95,10 +96,10 @@ class TransferBounds:
         self._is_over, self._is_late = is_over, is_late
         self._folded, self._roofline, self._stack = folded, roofline, stack
         self._batch, self._memory_bounds = global_batch, memory_bounds
-        self._microbatch_bounds: dict[tuple[Mesh, bool], dict[int, MicrobatchBound]] = {}
-        self._steps: dict[Mesh, dict[int, float]] = {}
+        self._microbatch_bounds: dict[tuple[Priced, bool], dict[int, MicrobatchBound]] = {}
+        self._steps: dict[Priced, dict[int, float]] = {}
         self._submesh_bounds: dict[tuple[Mesh, bool], dict[int, MicrobatchBound]] = {}
-        self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
+        self._choices: dict[tuple[Priced, int], dict[bool, tuple[Choice, ...]]] = {}
         self._scales_of: dict[tuple[int, int], bool] = {}
         self._threads = ThreadPoolExecutor(2)
 
@@ -111,9 +112,9 @@ class TransferBounds:
         first = family[0]
         samples = self._samples(first)
         if finding.choices:
-            self._choices.setdefault((first.mesh, samples), {})[SCHEDULES[first.schedule].splits] = finding.choices
+            self._choices.setdefault((first.priced, samples), {})[SCHEDULES[first.schedule].splits] = finding.choices
         if first.num_stages == 1:
-            steps = self._steps.setdefault(first.mesh, {})
+            steps = self._steps.setdefault(first.priced, {})
             steps[samples] = max(steps.get(samples, 0.0), finding.unlimited)
         elif finding.microbatch_bound != UNKNOWN:
             # bounds on single blocks are always with joint backwards
@@ -121,7 +122,7 @@ class TransferBounds:
             if SCHEDULES[first.schedule].splits:
                 by_split = {False: replace(finding.microbatch_bound, seconds=0.0), True: finding.microbatch_bound}
             for splits, microbatch_bound in by_split.items():
-                microbatch_bounds = self._microbatch_bounds.setdefault((first.mesh, splits), {})
+                microbatch_bounds = self._microbatch_bounds.setdefault((first.priced, splits), {})
                 microbatch_bounds[samples] = microbatch_bound.combined(microbatch_bounds.get(samples, UNKNOWN))
 
     def record_submesh(self, mesh: Mesh, samples: int, finding: Transferable) -> None:
@@ -133,9 +134,9 @@ class TransferBounds:
         """Return what is known of the microbatches of a family."""
         first = family[0]
         samples, splits = self._samples(first), SCHEDULES[first.schedule].splits
-        microbatch_bound = self._microbatch_bounds.get((first.mesh, splits), {}).get(samples, UNKNOWN)
-        joint = self._microbatch_bounds.get((first.mesh, False), {}).get(samples, UNKNOWN)
-        choices = self._choices.get((first.mesh, samples), {})
+        microbatch_bound = self._microbatch_bounds.get((first.priced, splits), {}).get(samples, UNKNOWN)
+        joint = self._microbatch_bounds.get((first.priced, False), {}).get(samples, UNKNOWN)
+        choices = self._choices.get((first.priced, samples), {})
         distinct = dict.fromkeys((*choices.get(splits, ()), *choices.get(not splits, ())))
         return WarmStart(MicrobatchBound(microbatch_bound.seconds, joint.blocks), tuple(distinct)[:MOST_CHOICES])
 
@@ -284,10 +285,10 @@ class TransferBounds:
         """Bounds from other configurations: on the step under any schedule, and on a microbatch."""
         samples, microbatch_bound = self._samples(first), self._from_submesh(first)
         if first.num_stages == 1:
-            steps = self._steps.get(first.mesh, {})
+            steps = self._steps.get(first.priced, {})
             return max((steps[many] for many in self._transferable(steps, samples)), default=0.0), microbatch_bound
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
-            microbatch_bounds = self._microbatch_bounds.get((first.mesh, splits), {})
+            microbatch_bounds = self._microbatch_bounds.get((first.priced, splits), {})
             for many in self._transferable(microbatch_bounds, samples):
                 microbatch_bound = microbatch_bound.combined(microbatch_bounds[many].scaled(samples / many))
         return 0.0, microbatch_bound
@@ -303,7 +304,7 @@ class TransferBounds:
     def _from_submesh(self, first: Configuration) -> MicrobatchBound:
         """Bounds on a microbatch of a mesh of three axes from its free axes alone."""
         microbatch_bound = UNKNOWN
-        if not is_data_major(first.mesh):
+        if first.hides_dispatch or not is_data_major(first.mesh):
             return microbatch_bound
         mesh, samples, dp = inner_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
         if samples % dp:

@@ -62,7 +62,8 @@ def explain(
 ) -> int:
     """Explain a plan.
 
-    PLAN is a plan.json. Prints where time and memory go, which tensor lies where, and why the runners-up lost. With
+    PLAN is a plan.json or its folder.
+    Prints where time and memory go, which tensor lies where, and why the runners-up lost. With
     --alternatives the job is solved again with one decision pinned to another value at a time, those nearest to the
     plan's first; Ctrl-C ends that with what is known.
     """

@@ -78,7 +78,8 @@ def fuse(
 ) -> int:
     """Cut the gradients of a plan into buckets, or fuse its ops, too.
 
-    PLAN is a plan.json of a training job. Prints the step before and after, the bound that no buckets are faster than,
+    PLAN is a plan.json of a training job, or its folder.
+    Prints the step before and after, the bound that no buckets are faster than,
     what the sizes of frameworks come to, and the buckets in time. `autopar solve` cuts gradients already: this shows
     what it brought, or does it for plans by degrees.
     """

@@ -48,7 +48,8 @@ def report(
 ) -> None:
     """Write a plan as a page to look at.
 
-    PLAN is a plan.json. The page is one HTML file with all it needs in it: it opens from disk, offline. It shows the
+    PLAN is a plan.json or its folder.
+    The page is one HTML file with all it needs in it: it opens from disk, offline. It shows the
     machine, where the time and the memory of every stage go over the step, how the search went, other plans, and each
     distinct block, sharded.
     """
@@ -88,7 +89,8 @@ def figures(
 ) -> None:
     """Draw a plan as figures for a paper.
 
-    PLAN is a plan.json. Writes the timeline, memory over time, where time and memory go, the search, and scaling where
+    PLAN is a plan.json or its folder.
+    Writes the timeline, memory over time, where time and memory go, the search, and scaling where
     --with gives other plans. It takes matplotlib: pip install "autopar[figures]".
     """
     from autopar.page import check_formats, look, write_figures

@@ -1,5 +1,6 @@
 """The command that predicts a plan stated by degrees."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,23 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return layers
 
 
+def _stages_of(layout: str | None, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return layers, modules of multi-token prediction and stages per group that a layout states, if there is one."""
+    from autopar.errors import JobError
+
+    if layout is None:
+        return {"predictions": ()}
+    from autopar.frameworks.megatron import parse_layout
+
+    if request["layers"] or request["interleave"] > 1:
+        raise JobError("stages are stated by --layout and by --layers or --interleave", hint="leave the latter out")
+    layers, predictions = parse_layout(layout)
+    interleave, rest = divmod(len(layers), request["pp"])
+    if rest:
+        raise JobError(f"the layout has {len(layers)} stages for pp {request['pp']}", hint="a multiple of pp has them")
+    return {"layers": layers, "predictions": predictions, "interleave": interleave}
+
+
 def _degree(name: str, text: str) -> Option:
     return click.option(f"--{name}", type=positive_whole(), default=1, show_default=True, metavar="N", help=text)
 
@@ -73,6 +91,12 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @_degree("tp", "Tensor-parallel degree.")
 @_degree("pp", "Pipeline degree: groups of devices.")
 @_degree("cp", "Context-parallel degree.")
+@click.option(
+    "--cp-kind",
+    type=click.Choice(["ring", "gather", "ulysses"]),
+    callback=lambda _context, _option, value: value or "",
+    help="How attention gets at positions of other devices; default: what the software stack runs.",
+)
 @_degree("ep", "Expert-parallel degree; divides dp, or with --etp 1 dp x tp.")
 @click.option(
     "--etp",
@@ -111,6 +135,15 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 )
 @_degree("interleave", "Stages per group of devices.")
 @click.option("--layers", callback=_layers, metavar="N,N,...", help="Layers per stage; default: an even cut.")
+@click.option(
+    "--layout",
+    metavar="TEXT",
+    help="Stages in Megatron's words, in place of --layers and --interleave: 'Et*2|(tt|)*3t,L'; m is a module of "
+    "multi-token prediction.",
+)
+@click.option(
+    "--pp-inside", is_flag=True, help="Lay data parallelism around pipelines, not pipelines across nodes around it."
+)
 @click.option(
     "--microbatch",
     type=positive_whole(),
@@ -154,6 +187,7 @@ def predict(
 
     chosen, limit = request["microbatch"] is not None, request.pop("memory_limit")
     request["microbatch"] = request["microbatch"] or 1
+    request |= _stages_of(request.pop("layout"), request)
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
     product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
     if gpus is None:

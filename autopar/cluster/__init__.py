@@ -4,7 +4,7 @@ from autopar.cluster.files import cluster_from_dict, cluster_schema, format_clus
 from autopar.cluster.host import Host
 from autopar.cluster.links import OPERATIONS, Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS, sources
-from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
+from autopar.cluster.records import Cluster, Device, Domain, NodeGroup, Numbering
 
 __all__ = [
     "OPERATIONS",
@@ -16,6 +16,7 @@ __all__ = [
     "Link",
     "Nics",
     "NodeGroup",
+    "Numbering",
     "Tuning",
     "cluster_from_dict",
     "cluster_schema",

@@ -112,6 +112,12 @@ class _GroupFile(_File, frozen=True):
     cluster: "str | _ClusterFile"
 
 
+class _NumberedFile(_File, frozen=True):
+    groups: int
+    size: int
+    block: int
+
+
 class _ClusterFile(_File, frozen=True):
     name: str
     devices_per_node: int | None = None
@@ -123,6 +129,7 @@ class _ClusterFile(_File, frozen=True):
     between: _LinkFile | None = None
     host: _HostFile | None = None
     gpu_hour_price: float | None = None
+    numbered: _NumberedFile | None = None
 
 
 def _quantity(field: str, text: _Quantity, unit: str) -> float:
@@ -258,7 +265,7 @@ def _cluster(prefix: str, data: _ClusterFile) -> Cluster:
     count = _given(f"{prefix}devices_per_node", data.devices_per_node, hint)
     if count < 1:
         raise ClusterError(f"cluster {data.name!r}: devices_per_node is {count}", hint="it is a positive whole number")
-    return Cluster(
+    found = Cluster(
         name=data.name,
         device=_device(f"{prefix}device", _given(f"{prefix}device", data.device, hint)),
         devices_per_node=count,
@@ -271,11 +278,13 @@ def _cluster(prefix: str, data: _ClusterFile) -> Cluster:
         host=None if data.host is None else _host(f"{prefix}host", data.host, count),
         gpu_hour_price=data.gpu_hour_price,
     )
+    given = data.numbered
+    return found if given is None else found.by_group(given.groups, given.size, given.block)
 
 
 def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
     hint = "a cluster with groups has name, groups and between; the nodes are described in each group's cluster"
-    for field in ("devices_per_node", "device", "intra", "inter", "host", "gpu_hour_price"):
+    for field in ("devices_per_node", "device", "intra", "inter", "host", "gpu_hour_price", "numbered"):
         if getattr(data, field) is not None:
             raise ClusterError(f"{prefix}{field}: the cluster has groups", hint=hint)
     if data.domains:

@@ -4,7 +4,7 @@ Seconds, bytes, FLOP/s and bytes/s throughout; `autopar.cluster.links` has the l
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -156,6 +156,40 @@ class NodeGroup:
         return {"nodes": self.nodes, "cluster": self.cluster.to_dict(editable=editable)}
 
 
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Devices numbered group by group where the groups of a pipeline share nodes.
+
+    On the machine, blocks of `block` devices of every group follow each other, then the next blocks of all groups:
+    pipelines inside, data parallelism around them, as with `--use-tp-pp-dp-mapping` of Megatron-LM.
+
+    >>> Numbering(groups=2, size=4, block=2).place(np.arange(8)).tolist()
+    [0, 1, 4, 5, 2, 3, 6, 7]
+
+    Attributes:
+        groups: Groups of the pipeline.
+        size: Devices of a group.
+        block: Devices of a group that are neighbours.
+    """
+
+    groups: int
+    size: int
+    block: int
+
+    def place(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where devices lie, by their numbers node by node."""
+        row, inside = np.divmod(devices % self.size, self.block)
+        return np.asarray((row * self.groups + devices // self.size) * self.block + inside)
+
+    def in_node(self, devices_per_node: int) -> int:
+        """Return how many devices of a group a node has; 0 if nodes have different numbers of them."""
+        if devices_per_node <= self.block:
+            return devices_per_node if self.block % devices_per_node == 0 else 0
+        if devices_per_node <= self.groups * self.block:
+            return self.block if devices_per_node % self.block == 0 else 0
+        return 0 if devices_per_node % (self.groups * self.block) else devices_per_node // self.groups
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Equal nodes of equal devices, as many as a job needs, or groups of such nodes. Devices are numbered node by node.
@@ -174,6 +208,8 @@ class Cluster:
         between: Link between groups; None if there are none.
         host: The memory beside the devices and the link to it; None if unknown, and then nothing can be offloaded.
         gpu_hour_price: Price of a device for an hour, in whatever currency; None if unknown.
+        numbered: The numbering of devices, and the cluster whose nodes have them all; None if they are numbered node by
+            node. Of a numbered cluster, `devices_per_node` is the number of devices of one group in a node.
     """
 
     name: str
@@ -186,6 +222,7 @@ class Cluster:
     between: Link | None = None
     host: Host | None = None
     gpu_hour_price: float | None = None
+    numbered: "tuple[Numbering, Cluster] | None" = None
 
     def __post_init__(self) -> None:
         owner = f"cluster {self.name!r}"
@@ -341,7 +378,10 @@ class Cluster:
         return self.host
 
     def host_start(self, device: int) -> int:
-        """Return the first device of the host of a device."""
+        """Return the first device of the host of a device, by its number node by node."""
+        if self.numbered is not None:
+            numbering, machine = self.numbered
+            return machine.host_start(int(numbering.place(np.array(device))))
         start = self._start(device) if self.groups else 0
         devices = self.group_of(device).known_host().devices
         return start + (device - start) // devices * devices
@@ -409,6 +449,47 @@ class Cluster:
             return self
         return replace(self, devices_per_node=node, inter=replace(beyond, nics=None), domains=tuple(domains))
 
+    def by_group(self, groups: int, size: int, block: int) -> "Cluster":
+        """Return the cluster with devices numbered group by group where the groups of a pipeline share nodes.
+
+        Collectives of a group find fewer of its devices in a node, and neighbouring groups meet in one.
+
+        Args:
+            groups: Groups of the pipeline.
+            size: Devices of a group.
+            block: Devices of a group that are neighbours.
+
+        Raises:
+            ClusterError: If nodes would have different numbers of devices of a group, or are of several kinds.
+
+        >>> from autopar.cluster import PRESETS
+        >>> found = PRESETS["h100"].by_group(groups=4, size=16, block=2)
+        >>> found.devices_per_node, found.tier(0, 2), [found.boundary_tier(16 * group, 16) for group in range(3)]
+        (2, 1, [0, 0, 0])
+        """
+        if self.numbered is not None:
+            return self.numbered[1].by_group(groups, size, block)
+        if self.groups or self.domains or self.intra.torus:
+            raise ClusterError(
+                f"cluster {self.name!r}: pipelines inside nodes need equal nodes, none wider and no torus",
+                hint="leave the order of stages at its default",
+            )
+        numbering = Numbering(groups, size, block)
+        inside = numbering.in_node(self.devices_per_node)
+        if block < 1 or size % block or not inside:
+            raise ClusterError(
+                f"pipelines of {groups} groups with {block} neighbouring devices each do not lie evenly in nodes of "
+                f"{self.devices_per_node} devices",
+                hint="choose degrees that divide a node",
+            )
+        inter = replace(self.inter, nics=None)
+        return replace(self, devices_per_node=inside, inter=inter, numbered=(numbering, self))
+
+    @property
+    def by_node(self) -> "Cluster":
+        """The cluster with devices numbered node by node."""
+        return self if self.numbered is None else self.numbered[1]
+
     def of_job(self, devices: int) -> "Cluster":
         """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
 
@@ -450,6 +531,8 @@ class Cluster:
 
     def tier(self, first: int, second: int) -> int:
         """Return which tier two devices meet on: 0 within a node, 1 between nodes, 2 and more between wider domains."""
+        if self.numbered is not None:
+            return int(self.tiers_between(np.array(first), np.array(second)))
         if self.groups:
             group, start = self._group(range(min(first, second), max(first, second) + 1))
             if group is self:
@@ -460,6 +543,9 @@ class Cluster:
 
     def tiers_between(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which tier devices meet on, as `tier` of any number of pairs at once; shapes broadcast."""
+        if self.numbered is not None:
+            numbering, machine = self.numbered
+            return machine.tiers_between(numbering.place(first), numbering.place(second))
         if not self.groups:
             sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
             return np.asarray(sum((first // size != second // size).astype(np.int64) for size in sizes))
@@ -481,6 +567,9 @@ class Cluster:
         >>> [PRESETS["h100"].boundary_tier(4 * stage, 4) for stage in range(4)]
         [0, 1, 0, 1]
         """
+        if self.numbered is not None:
+            devices = np.arange(start, start + size)
+            return int(self.tiers_between(devices, devices + size).max())
         last = start + 2 * size - 1
         if self.groups:
             group, offset = self._group(range(start, last + 1))
@@ -494,6 +583,9 @@ class Cluster:
         Args:
             editable: As of `Link.to_dict`.
         """
+        if self.numbered is not None:
+            numbering, machine = self.numbered
+            return {**machine.to_dict(editable=editable), "numbered": asdict(numbering)}
         if self.groups:
             groups = [group.to_dict(editable=editable) for group in self.groups]
             assert self.between is not None, "groups are connected by a link"

@@ -19,6 +19,9 @@ over the queries is the difference of the integrals
 at the positions of the last and the first query: w - w^2 / 2T for the T queries of a sequence. Soft caps and sinks are
 arithmetic on scores that are in registers, and cost nothing.
 
+Where devices pass keys and values round in a ring (`autopar.cost.rings`), a kernel per block attends to that block, and
+another one merges what it finds into the result so far: it reads both and writes one.
+
 Unfused: batched products of all queries with all keys, and between them scale, mask, softmax and dropout in two
 kernels that read and write the scores; probabilities, what dropout left of them and its mask are kept for the backward
 pass.
@@ -31,14 +34,21 @@ import numpy as np
 
 from autopar.cost.arrays import FloatArray, Product, Shapes, num_elements, shape_of
 from autopar.ir.graph import Op
+from autopar.ir.rings import RINGS
 
 _PARTS = ("", "Part", "HeadsPart")
+_RING_GRADIENTS = frozenset(kind for kind, ring in RINGS.items() if ring.travelling)
 LIMITED_KINDS = frozenset(
     f"autopar::{name}Attention{grad}{part}" for name in ("Causal", "Sink") for grad in ("", "Grad") for part in _PARTS
 )
 """Causal attention of which a query may see only the keys nearby; attributes `window` and `chunk`."""
-_GRADIENT = frozenset(
-    f"autopar::{name}AttentionGrad{part}" for name in ("", "Masked", "Causal", "Relative", "Sink") for part in _PARTS
+_GRADIENT = (
+    frozenset(
+        f"autopar::{name}AttentionGrad{part}"
+        for name in ("", "Masked", "Causal", "Relative", "Sink")
+        for part in _PARTS
+    )
+    | _RING_GRADIENTS
 )
 # Of some queries (`size`: of how many), and of some query heads with all key heads.
 _QUERIES_PARTS = frozenset(
@@ -47,8 +57,14 @@ _QUERIES_PARTS = frozenset(
 _HEADS_PARTS = frozenset(
     f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
 )
+_ALWAYS_CAUSAL = LIMITED_KINDS | {kind for kind in RINGS if "Causal" in kind}
 ATTENTION_KINDS = (
-    frozenset({"Attention", "autopar::RelativeAttention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT | LIMITED_KINDS
+    frozenset({"Attention", "autopar::RelativeAttention"})
+    | _QUERIES_PARTS
+    | _HEADS_PARTS
+    | _GRADIENT
+    | LIMITED_KINDS
+    | frozenset(RINGS)
 )
 
 BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
@@ -72,6 +88,7 @@ class AttentionWork:
         value_channels: Channels of a value.
         attended: Keys a query attends to on average.
         cut: Share of the queries of which a window hides keys.
+        blocks: Blocks of keys that come one after the other: 1, or the devices of a ring.
     """
 
     is_gradient: bool
@@ -82,6 +99,7 @@ class AttentionWork:
     value_channels: FloatArray
     attended: FloatArray
     cut: FloatArray
+    blocks: FloatArray
 
     @property
     def flops(self) -> FloatArray:
@@ -100,7 +118,7 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
 
     Q, K and V are (batch, heads, length, channels) or (batch, length, heads x channels). Of a shard of causal queries,
     a kind named `...Part`, a query attends to as many keys on average as all `size` queries do; of fewer queries than
-    keys, these are the last ones.
+    keys, these are the last ones. In a ring each device has as many of the keys as of the `size` queries.
     """
     is_gradient = op.kind in _GRADIENT
     if is_gradient:  # (q, k, v, ..., dy) -> (dq, dk, dv); `...Part` is told its start in a scalar behind dy
@@ -112,16 +130,21 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     if not is_gradient and op.kind == "Attention" and len(inputs) > 4 and inputs[4] is not None:  # past_key
         keys = keys + inputs[4][:, -2]
     queries = q[:, -2]
+    blocks = np.ones(len(q))
+    if op.kind in RINGS:
+        blocks = np.maximum(_number(op, "size", 0) / np.maximum(queries, 1), 1.0)
+        keys = keys * blocks.astype(np.int64)
     heads = q[:, 1] if q.shape[1] == 4 else np.full(len(q), max(1, int(_number(op, "q_num_heads", 1))))
     batch = (q[:, 0] * heads).astype(np.float64)
     rows = np.maximum(batch * queries, 1.0)
     attended, cut = keys.astype(np.float64), np.zeros(len(q))
-    if op.attr("is_causal", 0) or op.kind in LIMITED_KINDS:
-        all_queries = _number(op, "size", 0) if op.kind in _QUERIES_PARTS else queries
+    if op.attr("is_causal", 0) or op.kind in _ALWAYS_CAUSAL:
+        is_part = op.kind in _QUERIES_PARTS or op.kind in RINGS
+        all_queries = _number(op, "size", 0) if is_part else queries
         attended, cut = _means(op, np.minimum(all_queries, keys).astype(np.float64), keys.astype(np.float64))
     return AttentionWork(
         is_gradient, batch, queries.astype(np.float64), keys.astype(np.float64),
-        num_elements(q) / rows, num_elements(y) / rows, attended, cut,
+        num_elements(q) / rows, num_elements(y) / rows, attended, cut, blocks,
     )  # fmt: skip
 
 
@@ -194,6 +217,11 @@ def unfused_traffic(work: AttentionWork, element: float) -> FloatArray:
     Backward: dropout reads, reads its mask and writes; softmax reads two and writes one: 11.
     """
     return work.scores * ((5 if work.is_gradient else 4) * element + MASK_BYTES)
+
+
+def merged_bytes(work: AttentionWork, results: FloatArray) -> FloatArray:
+    """Return the bytes that are moved to merge what each block gives into `results` bytes of the op's outputs."""
+    return (work.blocks - 1) * 3 * results
 
 
 def kept_bytes(work: AttentionWork, element: float, *, fused: bool) -> FloatArray:

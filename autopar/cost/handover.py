@@ -354,7 +354,7 @@ def _near_the_start(values: Sequence[Handed], cluster: Cluster) -> Sequence[Hand
 
     Planners ask for equal stages all along the cluster.
     """
-    if cluster.groups or not values:
+    if cluster.groups or cluster.numbered is not None or not values:
         return values
     period = cluster.domains[-1].devices if cluster.domains else cluster.devices_per_node
     first = min(side.first for value in values for side in (value.source, value.target)) // period * period

@@ -22,6 +22,7 @@ from autopar.cost.attention import (
     attention_work,
     fused_flops,
     kept_bytes,
+    merged_bytes,
     unfused_products,
     unfused_traffic,
 )
@@ -48,6 +49,7 @@ from autopar.cost.traffic import (
 from autopar.events import Profile
 from autopar.ir.fills import fill_of
 from autopar.ir.graph import Cast, Linear, LinearProduct, Op, Phase
+from autopar.ir.rings import RINGS
 from autopar.ir.routing import Routed
 from autopar.sharding import Axis
 
@@ -136,7 +138,9 @@ class CostModel:
         if is_view(op, 0 if first is None else first.shape[1]):
             return nbytes
         if op.kind in ATTENTION_KINDS:
-            return self._attention_seconds(attention_work(op, inputs, outputs), nbytes, element_bytes[op.inputs[0]])
+            work = attention_work(op, inputs, outputs)
+            seconds = self._attention_seconds(work, nbytes * work.blocks, element_bytes[op.inputs[0]])
+            return seconds + self._merge_seconds(op, work, outputs, element_bytes) if op.kind in RINGS else seconds
         device = self.cluster.device
         if op.kind in PRODUCT_KINDS:
             if op.linear is not None and self.policy.format is not None:
@@ -294,18 +298,28 @@ class CostModel:
         device = self.cluster.device
         if self.stack.attention == "fused":
             rate = device.peak(self.policy.numbers) * device.attention_efficiency * self.stack["attention_efficiency"]
-            return device.launch + overlapped(fused_flops(work) / rate, nbytes / self._bandwidth)
+            return device.launch * work.blocks + overlapped(fused_flops(work) / rate, nbytes / self._bandwidth)
         seconds: FloatArray = np.zeros_like(work.scores)
         for product in unfused_products(work):
             moved = element * product.batch * (product.m * product.k + product.k * product.n + product.m * product.n)
             seconds = (
                 seconds
-                + device.launch
+                + device.launch * work.blocks
                 + overlapped(self._batched_seconds(product, self.policy.numbers), moved / self._bandwidth)
             )
         between = UNFUSED_KERNELS[work.is_gradient] - (4 if work.is_gradient else 2)
         traffic = self.stack["memory_traffic"] * unfused_traffic(work, element) / (self._bandwidth * PLAIN_SHARE)
-        return seconds + traffic + between * MEMORY_LAUNCH * device.launch
+        return seconds + traffic + between * MEMORY_LAUNCH * device.launch * work.blocks
+
+    def _merge_seconds(
+        self, op: Op, work: AttentionWork, outputs: Sequence[IntArray | None], element_bytes: Mapping[str, float]
+    ) -> FloatArray:
+        """Return the seconds in which a ring merges what each block gives into the result so far."""
+        made = zip(op.outputs, outputs, strict=False)
+        results = sum(num_elements(shape) * element_bytes[name] for name, shape in made if shape is not None)
+        moved = merged_bytes(work, np.asarray(results, dtype=np.float64))
+        rate = self._bandwidth * PLAIN_SHARE / self.stack["memory_traffic"]
+        return (work.blocks - 1) * MEMORY_LAUNCH * self.cluster.device.launch + moved / rate
 
     def kept_bytes(
         self,
@@ -461,6 +475,10 @@ class CostModel:
         """Return the costs of work on some devices: of their group of nodes if the cluster has several."""
         cluster = self.cluster.on(devices)
         return self if cluster is self.cluster else replace(self, cluster=cluster)
+
+    def overlapped(self) -> "CostModel":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+        return self if self.stack.hides_dispatch else replace(self, stack=self.stack.overlapped())
 
     def between(self, devices: range) -> "CostModel":
         """Return the costs of what single devices send to each other: of their group of nodes if they lie in one."""

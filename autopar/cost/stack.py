@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from autopar.errors import StackError
+from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, check, parse_yaml
 from autopar.units import format_quantity, parse_quantity
 
@@ -172,6 +173,8 @@ class Stack:
             them: `--tp-comm-overlap` of Megatron-LM (user buffers of Transformer Engine), async TP of PyTorch. Both
             need sequence parallelism: an all-reduce waits for the whole product.
         graphs: What CUDA graphs launch; it takes the host no time.
+        context: Kind of context parallelism that plans by degrees have unless they say otherwise: `--cp-comm-type p2p`
+            of Megatron-LM is a ring, FSDP2's `allgather` of torchtitan and MaxText gather, DeepSpeed exchanges heads.
     """
 
     name: str
@@ -186,6 +189,7 @@ class Stack:
     loss: Loss = "fused"
     gradients: Gradients = "kept"
     hides_tp: bool = False
+    context: ContextKind = "ring"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -196,6 +200,7 @@ class Stack:
             ("graphs", self.graphs, get_args(Graphs)),
             ("loss", self.loss, get_args(Loss)),
             ("gradients", self.gradients, get_args(Gradients)),
+            ("context", self.context, CONTEXT_KINDS),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
@@ -226,6 +231,10 @@ class Stack:
         (2.4, 0.0)
         """
         return next((value for known, value in self.scalars if known == name), SCALARS[name].default)
+
+    def overlapped(self) -> "Stack":
+        """Return the stack under a schedule that hides the dispatch whatever the stack does."""
+        return self if self.hides_dispatch else replace(self, hides_dispatch=True)
 
     def with_scalars(self, **values: float) -> "Stack":
         """Return the stack with other values of some scalars.
@@ -261,6 +270,8 @@ class Stack:
             data["loss"] = self.loss
         if self.gradients != IDEAL.gradients:
             data["gradients"] = self.gradients
+        if self.context != IDEAL.context:
+            data["context"] = self.context
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -321,6 +332,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     graphs: str = IDEAL.graphs
     loss: str = IDEAL.loss
     gradients: str = IDEAL.gradients
+    context: str = IDEAL.context
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -376,6 +388,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             loss=data.loss,  # type: ignore[arg-type]
             gradients=data.gradients,  # type: ignore[arg-type]
             hides_tp=data.hides_tp,
+            context=data.context,  # type: ignore[arg-type]
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

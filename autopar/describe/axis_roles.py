@@ -11,17 +11,19 @@ by the vocabulary, for example, where the weight it shares with an embedding is 
 An axis of any role may split experts besides, as frameworks do with data-parallel devices.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from autopar.describe.context_kinds import context_kinds
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import states_of
 from autopar.ir.fills import fills
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan
+from autopar.plan import BlockPlan, ContextKind
 from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
@@ -120,6 +122,7 @@ class AxisRole:
         in_part: Whether it is tensor parallel in less than half of the parameters.
         sequence_parallel: Whether values between blocks are split along the sequence (Korthikanti et al. 2022).
         experts: Whether it splits most expert parameters by expert where they are used.
+        context: How most attention gets at positions of other devices of a context-parallel axis; None of others.
     """
 
     axis: Axis
@@ -128,6 +131,7 @@ class AxisRole:
     in_part: bool
     sequence_parallel: bool
     experts: bool
+    context: ContextKind | None = None
 
 
 def expert_degree(roles: Iterable[AxisRole]) -> int:
@@ -143,9 +147,10 @@ def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Fol
         blocks: Placements per distinct block.
         folded: The folded graph of one microbatch.
     """
-    axes = [AxisTallies.empty() for _ in mesh]
+    axes, blocks = [AxisTallies.empty() for _ in mesh], list(blocks)
     for block in blocks:
         _tally(axes, block, folded)
+    kinds = context_kinds(mesh, blocks, folded) if any(tallies.role == "cp" for tallies in axes) else {}
     return tuple(
         AxisRole(
             axis,
@@ -154,9 +159,14 @@ def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Fol
             in_part=not tallies.used.is_majority(tallies.used.split),
             sequence_parallel=tallies.boundaries.is_majority(tallies.boundaries.sequence),
             experts=tallies.experts.is_majority(tallies.experts.batch),
+            context=_most(kinds[axis.name]) if tallies.role == "cp" else None,
         )
         for axis, tallies in zip(mesh, axes, strict=True)
     )
+
+
+def _most(kinds: Counter[ContextKind]) -> ContextKind | None:
+    return kinds.most_common(1)[0][0] if kinds else None
 
 
 def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:

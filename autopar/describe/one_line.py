@@ -31,7 +31,9 @@ def summarise_roles(plan: Plan, *roles: Sequence[AxisRole]) -> Plan:
 
 def _groups(plan: Plan) -> str:
     groups = len({stage.devices for stage in plan.stages})
-    return f"pp={groups}" + (f" ({len(plan.stages) // groups} stages each)" if groups < len(plan.stages) else "")
+    words = [f"{len(plan.stages) // groups} stages each"] if groups < len(plan.stages) else []
+    words += ["inside dp"] if "numbered" in plan.job.cluster else []
+    return f"pp={groups}" + (f" ({', '.join(words)})" if words else "")
 
 
 def _summarised(plan: Plan, words: Sequence[str]) -> Plan:
@@ -68,6 +70,8 @@ def _axes(roles: Sequence[AxisRole]) -> list[str]:
         degrees[role] *= found.axis.size
         if role in ("dp", "cp", "spatial"):
             levels[role].add(found.zero)
+        if found.context and found.context not in notes[role]:
+            notes[role].append(found.context)
         if role == "tp":
             if found.in_part:
                 notes[role] = ["in part"]

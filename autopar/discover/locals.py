@@ -2,7 +2,8 @@
 
 A gather from a table of which a device holds some rows is the standard example: the rows of other devices read as 0,
 and the sum over the devices is the result. A table names the kinds that could do for an op; on which dims they do, and
-what comes out, is found by running them.
+what comes out, is found by running them. Kinds of `autopar.ir.rings` are run by all devices of the axis together, which
+pass blocks of some inputs round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from autopar.discover.rules import Local, Strategy
 from autopar.discover.sketch import Sketch
 from autopar.discover.trial import Trial
 from autopar.ir.functions import function_proto
+from autopar.ir.rings import RINGS
 from autopar.sharding import Placement, Replicate, Shard
 
 
@@ -38,19 +40,23 @@ _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
         _Candidate("autopar::AttentionHeadsPart", fewer=1),
         _Candidate("autopar::ScaledMaskedAttentionHeadsPart", fewer=1),
         _Candidate("autopar::MaskedAttentionHeadsPart", fewer=1),
+        _Candidate("autopar::RingAttention", (0, 1, 2)),
     ),
     "autopar::AttentionGrad": (
         _Candidate("autopar::AttentionGradPart", (0, 3)),
         _Candidate("autopar::AttentionGradHeadsPart", (0, 3), fewer=1),
+        _Candidate("autopar::RingAttentionGrad", (0, 1, 2, 3)),
     ),
     "autopar::MaskedAttentionGrad": (_Candidate("autopar::MaskedAttentionGradHeadsPart", (0, 4), fewer=1),),
     "autopar::CausalAttention": (
         _Candidate("autopar::CausalAttentionPart"),
         _Candidate("autopar::CausalAttentionHeadsPart", fewer=1),
+        _Candidate("autopar::RingCausalAttention", (0, 1, 2)),
     ),
     "autopar::CausalAttentionGrad": (
         _Candidate("autopar::CausalAttentionGradPart", (0, 3)),
         _Candidate("autopar::CausalAttentionGradHeadsPart", (0, 3), fewer=1),
+        _Candidate("autopar::RingCausalAttentionGrad", (0, 1, 2, 3)),
     ),
     "autopar::SinkAttention": (
         _Candidate("autopar::SinkAttentionPart"),
@@ -93,14 +99,14 @@ def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strate
                 Shard(dim) if i in other.sharded else Replicate() for i in range(len(sketch.inputs))
             )
             if placements in known:
-                break
+                continue
             if other.fewer is not None and not _has_fewer(sketch, other.fewer, dim):
                 continue
             candidate = Strategy(placements, (), local=Local(other.kind, 0, dim, other.fewer))
             outputs = trial.run(candidate, 2)
             if outputs is not None:
+                known.add(placements)
                 yield replace(candidate, outputs=outputs)
-                break
 
 
 def _has_fewer(sketch: Sketch, index: int, dim: int) -> bool:
@@ -113,8 +119,15 @@ def _has_fewer(sketch: Sketch, index: int, dim: int) -> bool:
 
 
 def _takes(kind: str, sketch: Sketch) -> bool:
-    """Whether a function takes the inputs and attributes of an op, and `start` and `size`."""
-    function = function_proto(kind)
+    """Whether a function takes the inputs and attributes of an op, and `start` and `size`.
+
+    A step of a ring takes what is carried besides, and where the block starts that is passed on.
+    """
+    function, ring, more = function_proto(kind), RINGS.get(kind), 1
+    if ring is not None:
+        if any(name in ring.without and value for name, value in sketch.attrs):
+            return False
+        more = len(function.input) - ring.passes[-1].reads
     given = {name for name, _ in sketch.attrs} | {"size"}
     required, optional = set(function.attribute), {attribute.name for attribute in function.attribute_proto}
-    return len(function.input) == len(sketch.inputs) + 1 and required <= given <= required | optional
+    return len(function.input) == len(sketch.inputs) + more and required <= given <= required | optional

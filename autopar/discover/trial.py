@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover.rules import Halo, Replaced, Scaled, Strategy
+from autopar.discover.rules import Halo, Local, Replaced, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sketch import Operand, Sketch, function_digest
 from autopar.execute import Executor
+from autopar.execute.rings import run_ring
 from autopar.ir.graph import Attr
+from autopar.ir.rings import RINGS
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
 Array = NDArray[Any]
@@ -101,6 +103,8 @@ class Trial:
         sketch = self._local(strategy, n)
         if sketch is None:
             return None
+        if strategy.local is not None and strategy.local.kind in RINGS:
+            return self._ring_outputs(sketch, strategy.local, local)
         parts: list[tuple[Array, ...]] = []
         for rank in range(n):
             arrays: list[Array | None] = [part[rank] if part else None for part in local]
@@ -110,14 +114,24 @@ class Trial:
                     assert operand is not None, "only constants are scaled"
                     arrays[number.source] = operand.array()
             if strategy.local is not None:
-                before = local[strategy.local.input][:rank]
-                arrays.append(np.asarray(sum(block.shape[strategy.local.dim] for block in before), np.int64))
+                arrays.append(_starts(local, strategy.local)[rank])
             self.num_executions += 1
             outputs = run_sketch(sketch, arrays, self._executor)
             if outputs is None or (rank == 0 and not promising(outputs)):
                 return None
             parts.append(outputs)
         return parts
+
+    def _ring_outputs(self, sketch: Sketch, kind: Local, local: list[list[Array]]) -> list[tuple[Array, ...]] | None:
+        """Return the outputs of each device of a ring on its parts of the inputs; None if a kernel refuses."""
+
+        def run(step: str, arrays: Sequence[Array], num_outputs: int) -> tuple[Array, ...] | None:
+            self.num_executions += 1
+            other = replace(sketch, kind=step, outputs=(None,) * num_outputs)
+            return run_sketch(other, arrays, self._executor)
+
+        blocks = list(zip(*local, strict=True))
+        return run_ring(RINGS[kind.kind], blocks, _starts(local, kind), run)
 
     def sharded_sizes(self, strategy: Strategy) -> list[tuple[int, int]]:
         """Return (size, chunks) of every sharded dim of the inputs and outputs."""
@@ -211,6 +225,12 @@ class Trial:
         if key not in self._sketches:
             self._sketches[key] = local_sketch(self.proxy.sketch, strategy, n)
         return self._sketches[key]
+
+
+def _starts(local: list[list[Array]], kind: Local) -> list[Array]:
+    """Return for each device the position of the first row it holds of the dim that a local kind is told about."""
+    rows = np.cumsum([0, *(block.shape[kind.dim] for block in local[kind.input])])
+    return [np.asarray(start, np.int64) for start in rows[:-1]]
 
 
 def cut(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:

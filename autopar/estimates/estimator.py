@@ -29,7 +29,7 @@ from autopar.estimates.table import Table, schedule_of
 from autopar.events import Profile
 from autopar.formulate.scheduled_step import scheduled_step
 from autopar.formulate.step_time import Pipeline, time_of
-from autopar.prediction import Predictor, kernels
+from autopar.prediction import Predictor, in_context, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
@@ -68,7 +68,7 @@ class Estimator:
     policy: DtypePolicy = MIXED
     profile: Profile | None = None
     tables: dict[object, Table] = field(default_factory=dict, repr=False)
-    _machines: dict[int, tuple[Cluster, int]] = field(default_factory=dict, repr=False)
+    _machines: dict[tuple[int, int, int], tuple[Cluster, int]] = field(default_factory=dict, repr=False)
 
     def estimate(self, plans: Sequence[Degrees]) -> Estimates:
         """Return what plans come to; the tables that are missing are made first.
@@ -117,7 +117,8 @@ class Estimator:
         return min(table.live(replace(plain, recompute=str(flavour))) for flavour in least)
 
     def _bare(self, degrees: Degrees) -> Table:
-        joint = usual_schedule(self.predictor.workload.mode)
+        hides = SCHEDULES[degrees.schedule].hides_dispatch if degrees.schedule else False
+        joint = "1f1b-a2a" if hides else usual_schedule(self.predictor.workload.mode)
         return self.table(replace(self._plain(degrees), schedule=joint, interleave=1))
 
     def _plain(self, degrees: Degrees) -> Degrees:
@@ -135,23 +136,27 @@ class Estimator:
             JobError: As of `estimate`.
         """
         degrees = degrees.in_mode(self.predictor.workload.mode)
-        machine, number = self._machine(degrees.gpus)
+        machine, number = self._machine(degrees)
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
         experts = degrees.ep, degrees.whole_experts
-        placed = (degrees.tp, degrees.cp, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
-        key = (*placed, self._reference(degrees), SCHEDULES[degrees.schedule].splits, number)
+        context = (degrees.cp, in_context(degrees, self.stack).cp_kind)
+        placed = (degrees.tp, context, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
+        schedule = SCHEDULES[degrees.schedule]
+        key = (*placed, self._reference(degrees), schedule.splits, schedule.hides_dispatch, number)
         if key not in self.tables:
             self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
 
-    def _machine(self, gpus: int) -> tuple[Cluster, int]:
-        """Return the part of the cluster that a job of so many devices gets, and its number: few are distinct."""
-        if gpus not in self._machines:
-            machine = job_machine(gpus, self.cluster)
+    def _machine(self, degrees: Degrees) -> tuple[Cluster, int]:
+        """Return the part of the cluster that a plan gets, as it numbers devices, and its number: few are distinct."""
+        inside = (degrees.pp, degrees.data) if degrees.pp_inside else (1, 1)
+        key = degrees.gpus, *inside
+        if key not in self._machines:
+            machine = degrees.numbered(job_machine(degrees.gpus, self.cluster.by_node))
             numbers = {known: number for known, number in self._machines.values()}
-            self._machines[gpus] = machine, numbers.get(machine, len(numbers))
-        return self._machines[gpus]
+            self._machines[key] = machine, numbers.get(machine, len(numbers))
+        return self._machines[key]
 
     def _make(self, degrees: Degrees, machine: Cluster) -> Table:
         (data, sharing), schedule = self._reference(degrees), SCHEDULES[degrees.schedule]
@@ -163,6 +168,8 @@ class Estimator:
             pp=1,
             interleave=1,
             layers=(),
+            predictions=(),
+            pp_inside=False,
             schedule=usual_schedule(self.predictor.workload.mode),
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
             offload="",
@@ -173,6 +180,7 @@ class Estimator:
         resharder = Resharder(plan.device_mesh, CostModel(machine, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
         costs = priced(CostModel(machine, self.policy, self.stack), self.profile)
+        costs = costs.overlapped() if schedule.hides_dispatch else costs
         return Table(folded, kinds, costs, degrees.zero, sharing)
 
     def _reference(self, degrees: Degrees) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The costs of a table for another number of data-parallel devices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,10 @@ class Scaled:
     def on(self, devices: range, /) -> "Scaled":
         """Return the costs of work on some devices: a table has one kind of them."""
         return self
+
+    def overlapped(self) -> "Scaled":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+        return replace(self, costs=self.costs.overlapped())
 
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /

@@ -151,7 +151,7 @@ class Table:
 
     def ranges(self, degrees: Degrees) -> tuple[tuple[int, int], ...]:
         """Return the blocks of every stage."""
-        key = (degrees.num_stages, degrees.layers)
+        key = (degrees.num_stages, degrees.layers, degrees.predictions)
         if key not in self._ranges:
             self._ranges[key] = ranges_by_degrees(degrees, self.folded)
         return self._ranges[key]

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, CostModel, Fused, Resharder
+from autopar.cost import ALONE, CostModel, Fused, Resharder, rings
 from autopar.cost.collectives import Collective, leaves_node
 from autopar.cost.reshard import Reshards, bucketed
 from autopar.discover import Rules, Strategy
@@ -46,6 +46,7 @@ from autopar.formulate.tables import (
     Tables,
 )
 from autopar.ir.graph import Op, Phase, Role, Value
+from autopar.ir.rings import RINGS
 from autopar.sharding import Mesh
 
 _WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
@@ -157,14 +158,14 @@ class _Builder:
         return self.cache.placements(value.shape, chunks, partial=partial)
 
     def _op_seconds(self, op: Op, options: OpStrategies) -> FloatArray:
-        """Return the (S,) seconds of an op, halo exchange included, from the cache if an equal op was priced before."""
+        """Return the (S,) seconds of an op, its transfers included, from the cache if an equal op was priced before."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
         operands = tuple(size[name] for size in (sizes, self.wire) for name in (*op.inputs, *op.outputs) if name)
         return self.cache.seconds(op, options, operands, fused, lambda: self._seconds(op, options, sizes, fused))
 
     def _seconds(self, op: Op, options: OpStrategies, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
-        """Compute the (S,) seconds of an op, halo exchange included."""
+        """Compute the (S,) seconds of an op, halo exchange and transfers of a ring included."""
         seconds = self.costs.op_seconds(op, options.local_inputs, options.local_outputs, sizes, fused)
         for index in set(options.local_kinds.tolist()) - {-1}:
             local, rows = options.on_one_axis[index].local, options.local_kinds == index
@@ -173,10 +174,26 @@ class _Builder:
             size = self.graph.values[op.inputs[local.input]].shape[local.dim]
             other = replace(op, kind=local.kind, attrs=(*op.attrs, ("size", size)))
             seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
+            for axis, own in options.rows_of(local).items() if local.kind in RINGS else ():
+                ring, own = self.mesh.axes[axis], own & rows
+                passed = self._passed_bytes(op, local.kind, options.select(own), self.wire)
+                transfers = rings.all_transfers(self.costs.exchange_seconds(passed, ring), ring)
+                seconds[own] += rings.added_seconds(seconds[own], transfers, ring, self.costs.stack)
         for halos in options.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
         return seconds
+
+    def _passed_bytes(self, op: Op, kind: str, options: OpStrategies, sizes: Mapping[str, float]) -> FloatArray:
+        """Return the bytes that a device passes on in one step of a ring, (S,)."""
+        inputs, outputs = (
+            [
+                np.zeros(options.count) if shape is None else self.cache.elements(shape) * sizes[name]
+                for name, shape in zip(names, shapes, strict=True)
+            ]
+            for names, shapes in ((op.inputs, options.local_inputs), (op.outputs, options.local_outputs))
+        )
+        return rings.transfer_bytes(kind, inputs, outputs)
 
     def _keep_valid(self, op: Op, options: OpStrategies) -> OpStrategies:
         """Return the strategies of an op that keep written state where it is stored, and reduce results of inference.
@@ -198,8 +215,9 @@ class _Builder:
         return self.cache.selected(options, keep)
 
     def _op_bytes(self, kind: int, position: int, op: Op, options: OpStrategies) -> None:
-        """Add the bytes of an op: halo copies, values its kernel keeps for the backward, and its outputs."""
+        """Add the bytes of an op: copies with halos, blocks under way in a ring, what its kernel keeps, its outputs."""
         node = self.op_node[kind, position]
+        self._ring_bytes(kind, position, op, options)
         block = self.folded.kinds[kind]
         for index in dict.fromkeys(halos.input for halos in options.halos):
             # A shard with halo rows is a new tensor, which lives while the op runs.
@@ -230,6 +248,17 @@ class _Builder:
                 self.bytes.append(
                     Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot])
                 )
+
+    def _ring_bytes(self, kind: int, position: int, op: Op, options: OpStrategies) -> None:
+        """Add the blocks of other devices that a device holds while it runs an op in a ring."""
+        amounts = np.zeros(options.count)
+        for local in dict.fromkeys(strategy.local for strategy in options.on_one_axis if strategy.local is not None):
+            for axis, own in options.rows_of(local).items() if local.kind in RINGS else ():
+                passed = self._passed_bytes(op, local.kind, options.select(own), self.resident)
+                amounts[own] = rings.buffer_bytes(passed, self.mesh.axes[axis])
+        if amounts.any():
+            node = self.op_node[kind, position]
+            self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
         """Add the node of a parameter's stored placement and its bytes."""

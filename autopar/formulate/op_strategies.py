@@ -8,7 +8,7 @@ numbers.
 A product of one-axis strategies is a strategy on the mesh if
 
 - all sharded dims, chunks and divided numbers divide evenly;
-- at most one axis splits a dim that needs halo rows;
+- at most one axis splits a dim that needs halo rows, and at most one is a ring;
 - no two axes replace a number of the op by different values;
 - if devices run a variant of the op that depends on the offset of their shard, all axes that split that dim use it.
 
@@ -24,8 +24,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover import Halo, Scaled, Strategy
+from autopar.discover import Halo, Local, Scaled, Strategy
 from autopar.ir.graph import Graph, Op
+from autopar.ir.rings import RINGS
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 
 IntArray = NDArray[np.int64]
@@ -90,6 +91,11 @@ class OpStrategies:
     def by_axis(self, strategy: int) -> tuple[Strategy, ...]:
         """Return the one-axis strategy on each mesh axis."""
         return tuple(self.on_one_axis[index] for index in self.combined[strategy])
+
+    def rows_of(self, local: Local) -> dict[int, NDArray[np.bool_]]:
+        """Return for each mesh axis (an index) on which devices run a local kind the strategies in which they do."""
+        runs = np.array([strategy.local == local for strategy in self.on_one_axis])[self.combined]
+        return {axis: rows for axis, rows in enumerate(runs.T) if rows.any()}
 
     def select(self, keep: NDArray[np.bool_] | IntArray) -> "OpStrategies":
         """Return the options with only the given strategies."""
@@ -249,6 +255,8 @@ def _is_compatible(strategies: Sequence[Strategy], combos_SA: IntArray, digits_S
         has = np.array([strategy.local == local for strategy in strategies])[combos_SA]
         shards = digits_SAT[:, :, local.input] == 2 + local.dim
         valid &= ~has.any(axis=1) | (has == shards).all(axis=1)
+        if local.kind in RINGS:  # one axis is one ring
+            valid &= has.sum(axis=1) <= 1
         num_kinds += has.any(axis=1)
     return valid & (num_kinds <= 1)
 

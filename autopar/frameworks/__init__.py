@@ -31,6 +31,9 @@ BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
 _BY_SIZE = ("megatron", "deepspeed", "nemo")
 """Frameworks that take a size of buckets."""
 
+_STAGE_ORDERS = ("megatron", "nemo")
+"""Frameworks that lay data parallelism around pipelines if they are told to."""
+
 BY_PLACEMENTS: dict[str, Callable[[Plan, Folded], Exported]] = {"jax": jax.export, "pytorch": pytorch.export}
 """Frameworks that take placements of tensors."""
 
@@ -75,7 +78,7 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     if to in BY_DEGREES:
-        facts = read(plan, folded, workload.proto())
+        facts = _with_stage_order(read(plan, folded, workload.proto()), to)
         if to in _BY_SIZE:
             facts = replace(facts, bucket=one_size(plan, folded, to))
         _check_roles(facts, ABILITIES[to])
@@ -109,3 +112,11 @@ def _check_roles(facts: Facts, ability: Abilities) -> None:
             f"the plan has {' and '.join(extra)}; {ability.name} runs none",
             hint="solve --for fsdp searches plans that it runs, or export --to megatron, torchtitan or pytorch",
         )
+
+
+def _with_stage_order(facts: Facts, to: str) -> Facts:
+    """Return facts that say so if a framework cannot lay data parallelism around pipelines."""
+    if not facts.pp_inside or to in _STAGE_ORDERS:
+        return facts
+    lost = "pipelines inside data parallelism: the framework lays pipelines outside, across nodes"
+    return replace(facts, lost=(*facts.lost, lost))

@@ -53,7 +53,7 @@ class Abilities:
 
 _MEGATRON = Abilities(
     "Megatron-LM",
-    schedules=("1f1b", "interleaved"),
+    schedules=("1f1b", "interleaved", "1f1b-a2a"),
     zero=frozenset({0, 1, 2, 3}),
     zero_in_pipeline=frozenset({0, 1, 2, 3}),
     recompute=_ON_DEVICE | {Recompute.OFFLOAD},
@@ -69,7 +69,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "nemo": replace(_MEGATRON, name="Megatron-Bridge"),
     "torchtitan": Abilities(
         "torchtitan",
-        schedules=("1f1b", "gpipe", "interleaved", "zb-v"),
+        schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
         # Its FSDP keeps parameters split between steps: without resharding after the forward that is ZeRO 2.
         zero=frozenset({0, 2, 3}),
         zero_in_pipeline=frozenset({0, 2, 3}),
@@ -171,6 +171,7 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         tp=facts.tp,
         pp=facts.pp,
         cp=facts.cp,
+        cp_kind=facts.cp_kind,
         ep=facts.ep,
         etp=facts.etp,
         zero=zero,

@@ -7,10 +7,14 @@ stack under which the plan is simulated before it is exported. docs/export.md sh
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
 from autopar.frameworks.facts import Facts
+from autopar.frameworks.known import ROTATE_METHODS
+from autopar.plan import ContextKind
+from autopar.schedule import SCHEDULES
 from autopar.workload import job_stack
 
 Change = Callable[[Stack], Stack]
@@ -88,6 +92,18 @@ COLUMN_OF: Mapping[str, str] = {
 }
 """Column of each target: Megatron-Bridge passes fields of Megatron-Core on, accelerate and Trainer run FSDP2."""
 
+CONTEXT: Mapping[ContextKind, str] = {
+    "ring": "context parallelism passes keys and values round in a ring beside attention, whose work zigzag balances",
+    "gather": "context parallelism gathers keys and values whole in every layer",
+    "ulysses": "context parallelism exchanges positions for heads by all-to-all",
+}
+"""What is assumed of each kind of context parallelism."""
+CP_COMM_TYPES: Mapping[ContextKind, str] = {"ring": "p2p", "gather": "all_gather", "ulysses": "a2a"}
+"""Values of Megatron-LM's --cp-comm-type; p2p is the default."""
+_MAXTEXT_CONTEXT: Mapping[ContextKind, str] = {"ring": "ring", "gather": "all_gather", "ulysses": "ulysses"}
+"""Values of MaxText's context_parallel_strategy."""
+TWO_LEVELS = ("ulysses", "ring")
+"""Kinds of context parallelism, from inside, that Megatron-LM runs together."""
 FULL_SHARDING = (2, 3)
 """ZeRO levels that Megatron's FSDP runs, whose units are layers."""
 
@@ -155,6 +171,11 @@ def _gathers(facts: Facts) -> bool:
 def hides_tp(facts: Facts) -> bool:
     """Return whether a plan has collectives of tensor parallelism that its stack runs beside products."""
     return facts.tp > 1 and facts.sequence_parallel and _stack(facts).hides_tp
+
+
+def hides_dispatch(facts: Facts) -> bool:
+    """Return whether tokens travel to experts beside the compute of another microbatch: by stack or by schedule."""
+    return facts.ep > 1 and (_stack(facts).hides_dispatch or SCHEDULES[facts.plan.schedule].hides_dispatch)
 
 
 def _has_experts(facts: Facts) -> bool:
@@ -229,6 +250,23 @@ def _deepspeed_gathers(facts: Facts) -> Answer:
     if facts.zero == 3:
         return Told({"zero_optimization.overlap_comm": True})
     return Otherwise("DeepSpeed gathers them after the update, in buckets of allgather_bucket_size")
+
+
+def _megatron_context(facts: Facts) -> Answer:
+    if facts.cp_kinds == TWO_LEVELS:  # heads are exchanged inside of rings
+        inner = prod(found.axis.size for found in facts.axes if found.role == "cp" and found.axis.stride == facts.tp)
+        sizes = (inner, facts.cp // inner)
+        return Told({"--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": sizes})
+    return Told({"--cp-comm-type": CP_COMM_TYPES[facts.cp_kind or "gather"]})
+
+
+def _context_among(known: Mapping[str, Answer], name: str) -> Callable[[Facts], Answer]:
+    def answer(facts: Facts) -> Answer:
+        if len(facts.cp_kinds) == 1 and facts.cp_kind in known:
+            return known[facts.cp_kind]
+        return Otherwise(f"{name} has none of this kind")
+
+    return answer
 
 
 def _megatron_p2p(facts: Facts) -> Answer:
@@ -448,15 +486,19 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
         dict.fromkeys(COLUMNS, Otherwise("clipping gradients by their norm does wait")),
     ),
     Assumption(
-        "context parallelism by gathering keys and values",
+        "kind of context parallelism",
         lambda facts: facts.cp > 1,
-        lambda _: "context parallelism gathers keys and values whole in every layer",
+        lambda facts: "; ".join(CONTEXT[kind] for kind in facts.cp_kinds) or "context parallelism",
         {
-            "megatron": Told({"--cp-comm-type": "all_gather"}),
-            "torchtitan": Inherent("FlexAttention under context parallelism gathers keys and values"),
-            "deepspeed": Otherwise("DeepSpeed exchanges heads (Ulysses)"),
-            "fsdp": Told({"parallelism.cp_comm_strategy": "allgather"}),
-            "maxtext": Told({"context_parallel_strategy": "all_gather"}),
+            "megatron": _megatron_context,
+            "torchtitan": _context_among({"gather": Inherent("FlexAttention gathers keys and values")}, "torchtitan"),
+            "deepspeed": _context_among({"ulysses": Inherent("UlyssesSPAttentionHF")}, "DeepSpeed"),
+            "fsdp": _context_among(
+                {kind: Told({"parallelism.cp_comm_strategy": name}) for kind, name in ROTATE_METHODS.items()}, "FSDP2"
+            ),
+            "maxtext": _context_among(
+                {kind: Told({"context_parallel_strategy": name}) for kind, name in _MAXTEXT_CONTEXT.items()}, "MaxText"
+            ),
         },
     ),
     Assumption(
@@ -477,7 +519,7 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
     ),
     Assumption(
         "dispatch beside the compute of another microbatch",
-        lambda facts: facts.ep > 1 and _stack(facts).hides_dispatch,
+        hides_dispatch,
         lambda _: "tokens travel to experts and back beside the compute of another microbatch",
         {
             "megatron": Told({"--overlap-moe-expert-parallel-comm": True}),

@@ -11,10 +11,11 @@ from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.deepspeed import COMMENT
 from autopar.frameworks.facts import config_sizes, sizes_of
-from autopar.frameworks.known import TORCHTITAN_SCHEDULES
+from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES
 from autopar.frameworks.megatron_import import read_arguments
 from autopar.frameworks.python_file import is_python, read_fields
 from autopar.huggingface import read_config
+from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, parse_json, parse_toml
 from autopar.workload import HUGGING_FACE, ZOO
 
@@ -90,7 +91,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     schedule = next((ours for ours, theirs in TORCHTITAN_SCHEDULES.items() if theirs.lower() == name.lower()), "")
     if not schedule and pp > 1:
         raise ExportError(f"schedule {name!r} is not known", hint=f"choose {', '.join(TORCHTITAN_SCHEDULES.values())}")
-    each = 2 if schedule in ("interleaved", "zb-v") else 1
+    each = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
     reshard = fields.text("parallelism.fsdp_reshard_after_forward", "default")
     # Devices that split a sequence share parameters with those that split the batch.
     zero = 0 if shards * cp == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
@@ -101,6 +102,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         tp=tp,
         pp=pp,
         cp=cp,
+        cp_kind=_titan_context(fields) if cp > 1 else "",
         ep=ep,
         etp=1 if ep > 1 and tp > 1 else 0,  # each device has whole experts
         zero=zero,
@@ -166,6 +168,17 @@ def _titan_recompute(fields: "_Fields", *, python: bool) -> tuple[str, list[str]
         f"selective recompute is by op in every layer; torchtitan recomputes one layer in {option} whole "
         f"(selective_ac_option {option!r})"
     ]
+
+
+def _titan_context(fields: "_Fields") -> ContextKind:
+    """Return how attention gets at positions of other devices."""
+    name = fields.text("parallelism.context_parallel_rotate_method", "allgather")
+    kind = next((kind for kind in CONTEXT_KINDS if ROTATE_METHODS.get(kind) == name), None)
+    if kind is None:
+        raise ExportError(
+            f"context_parallel_rotate_method is {name!r}", hint=f"choose {', '.join(ROTATE_METHODS.values())}"
+        )
+    return kind
 
 
 def _titan_stages(pp: int, parts: object) -> list[str]:

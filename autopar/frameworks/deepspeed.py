@@ -44,7 +44,9 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         lost.append(_pipeline(facts))
         if facts.zero > _HIGHEST_IN_PIPELINE:
             lost.append(f"ZeRO {facts.zero} in a pipeline: DeepSpeed's pipeline engine takes ZeRO 0 or 1")
-    if facts.cp > 1:
+    if facts.cp > 1 and facts.cp_kinds == ("ulysses",):
+        lost.append(f"context parallelism of {facts.cp}: register DeepSpeed's UlyssesSPAttentionHF in the model's code")
+    elif facts.cp > 1:
         lost.append(
             f"context parallelism of {facts.cp}: DeepSpeed splits heads instead (Ulysses, sequence_parallel_size)"
         )

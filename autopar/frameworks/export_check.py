@@ -5,6 +5,7 @@ not have, an overlap it does not make. What is left may take longer, or not fit 
 states degrees is predicted again without what the framework cannot do, and refused where it does not fit.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from autopar.frameworks.assumptions import stack_run
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
+from autopar.frameworks.megatron import layout
 from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
 from autopar.recompute import ON_DEVICE, Recompute
@@ -199,6 +201,7 @@ def as_options(degrees: Degrees) -> str:
         "tp",
         "pp",
         "cp",
+        "cp_kind",
         "ep",
         "etp",
         "zero",
@@ -209,11 +212,15 @@ def as_options(degrees: Degrees) -> str:
         "interleave",
     ):
         value = getattr(degrees, name)
-        if value != getattr(usual, name):
-            words.append(f"--{name} {value}")
+        if value != getattr(usual, name) and not (name == "interleave" and degrees.predictions):
+            words.append(f"--{name.replace('_', '-')} {value}")
     words += ["--sequence-parallel"] if degrees.sequence_parallel else []
+    words += ["--pp-inside"] if degrees.pp_inside else []
     words.append(f"--microbatch {degrees.microbatch}")
-    words += [f"--layers {','.join(map(str, degrees.layers))}"] if degrees.layers else []
+    if degrees.predictions:
+        words.append(f"--layout {shlex.quote(layout(degrees.layers, degrees.predictions))}")
+    elif degrees.layers:
+        words.append(f"--layers {','.join(map(str, degrees.layers))}")
     return " ".join([*words, f"--global-batch {degrees.global_batch}"])
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -17,6 +17,7 @@ from autopar.cost import load_policy
 from autopar.cost.attention import ATTENTION_KINDS
 from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.describe.context_kinds import context_kinds
 from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.frameworks.buckets import OneSize
@@ -28,7 +29,7 @@ from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
 from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
-from autopar.plan import DimSize, Plan
+from autopar.plan import ContextKind, DimSize, Plan
 from autopar.recompute import Recompute
 from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of
@@ -94,6 +95,8 @@ class Facts:
         tp: Tensor-parallel degree.
         pp: Groups of devices in the pipeline.
         cp: Context-parallel degree.
+        cp_kinds: How attention gets at positions of other devices, per context-parallel axis from inside, without
+            repetition.
         ep: Expert-parallel degree.
         etp: 1 if tensor-parallel devices have different experts, whole ones; else 0.
         zero: ZeRO level over the data-parallel devices, the highest of the axes.
@@ -130,11 +133,29 @@ class Facts:
     lost: tuple[str, ...]
     selective: frozenset[str] = frozenset()
     bucket: OneSize | None = None
+    cp_kinds: tuple[ContextKind, ...] = ()
+
+    @property
+    def cp_kind(self) -> ContextKind | Literal[""]:
+        """The kind of context parallelism over the outermost of its axes; "" without any."""
+        return self.cp_kinds[-1] if self.cp_kinds else ""
 
     @property
     def gpus(self) -> int:
         """Devices by degrees."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def pp_inside(self) -> bool:
+        """Whether data parallelism lies around pipelines."""
+        return "numbered" in self.plan.job.cluster
+
+    @property
+    def predictions(self) -> tuple[int, ...]:
+        """Modules of multi-token prediction per stage: the blocks before the last one, which has the head."""
+        last = self.plan.stages[-1].blocks[1] - 1
+        modules = set(range(last - self.mtp, last))
+        return tuple(len(modules & set(range(*stage.blocks))) for stage in self.plan.stages)
 
     @property
     def mtp(self) -> int:
@@ -242,6 +263,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
             f"only {plan.model.trained} of {plan.model.num_parameters} parameters are trained{adapters}: "
             "the framework trains what its own settings say"
         )
+    kinds = _context_kinds(plan, folded, used, lost)
     layers = _layers(plan, folded)
     flavours = tuple(_flavours(plan, layers))
     groups = len({stage.devices for stage in plan.stages})
@@ -271,6 +293,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         sizes=_sizes(plan, model),
         lost=tuple(lost),
         selective=_selective(plan, folded),
+        cp_kinds=kinds,
     )
 
 
@@ -289,6 +312,19 @@ def _part(kind: str) -> str:
     if kind in ATTENTION_KINDS or kind == "Softmax":
         return "core_attn"
     return "layernorm" if kind.endswith("Normalization") else "activation"
+
+
+def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: list[str]) -> tuple[ContextKind, ...]:
+    """Return the kind of context parallelism of most attention ops per axis, from inside, without repetition."""
+    by_axis, found = context_kinds(plan.mesh, plan.blocks, folded), dict[ContextKind, None]()
+    for own in sorted((own for own in used if own.role == "cp"), key=lambda own: own.axis.stride):
+        counts = by_axis[own.axis.name]
+        if len(counts) > 1:
+            told = ", ".join(f"{kind} in {count}" for kind, count in sorted(counts.items()))
+            lost.append(f"context parallelism differs by layer ({told} over axis {own.axis.name!r})")
+        if own.context is not None:
+            found[own.context] = None
+    return tuple(found)
 
 
 def _order(used: Sequence[AxisRole]) -> list[str]:

@@ -32,7 +32,7 @@ def export_accelerate(facts: Facts, outcome: str = "") -> Exported:
     degrees, _ = nearest(facts, ABILITIES["accelerate"])
     lost = _lost(facts, "accelerate")
     asked = told(facts, "accelerate")
-    per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).devices_per_node)
+    per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).by_node.devices_per_node)
     fields: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if degrees.zero else "MULTI_GPU",

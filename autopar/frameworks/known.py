@@ -5,11 +5,15 @@ A test holds every file that is written against these tables.
 
 from collections.abc import Mapping
 
+from autopar.plan import ContextKind
+
 MEGATRON_SOURCE = "Megatron-LM core_v0.19.2 (megatron/training/arguments.py, in the wheel of megatron-core 0.19.2)"
 MEGATRON: Mapping[str, str] = {
     "--tensor-model-parallel-size": "whole",
     "--pipeline-model-parallel-size": "whole",
     "--context-parallel-size": "whole",
+    "--cp-comm-type": "text",
+    "--hierarchical-context-parallel-sizes": "text",
     "--expert-model-parallel-size": "whole",
     "--num-virtual-stages-per-pipeline-rank": "whole",
     "--num-layers-per-virtual-pipeline-stage": "whole",
@@ -33,9 +37,10 @@ MEGATRON: Mapping[str, str] = {
     "--num-distributed-optimizer-instances": "whole",
     "--overlap-grad-reduce": "flag",
     "--overlap-param-gather": "flag",
+    "--overlap-moe-expert-parallel-comm": "flag",
+    "--use-tp-pp-dp-mapping": "flag",
     "--ddp-bucket-size": "whole",
     "--tp-comm-overlap": "flag",
-    "--cp-comm-type": "text",
     "--attention-backend": "text",
     "--cross-entropy-loss-fusion": "flag",
     "--cross-entropy-fusion-impl": "text",
@@ -65,7 +70,6 @@ MEGATRON: Mapping[str, str] = {
     "--moe-grouped-gemm": "flag",
     "--moe-token-dispatcher-type": "text",
     "--moe-flex-dispatcher-backend": "text",
-    "--overlap-moe-expert-parallel-comm": "flag",
     "--moe-expert-capacity-factor": "text",
     "--moe-pad-expert-input-to-capacity": "flag",
     "--moe-token-drop-policy": "text",
@@ -114,6 +118,7 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
             "pipeline_parallel_schedule",
             "pipeline_parallel_microbatch_size",
             "context_parallel_degree",
+            "context_parallel_rotate_method",
             "expert_parallel_degree",
         }
     ),
@@ -122,11 +127,14 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
     "model_spec": frozenset(),
 }
 """Fields of each section; none of those that are one value."""
+ROTATE_METHODS: Mapping[ContextKind, str] = {"ring": "alltoall", "gather": "allgather"}
+"""Values of context_parallel_rotate_method by kind of context parallelism; allgather is the default."""
 TORCHTITAN_SCHEDULES: Mapping[str, str] = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
 }
 """Schedules of torch.distributed.pipelining (PyTorch 2.13, schedules.py) by our names."""
 

@@ -73,7 +73,7 @@ def _environment(facts: Facts) -> list[str]:
 
 def _slices(facts: Facts) -> int:
     """Return the number of groups between which axes are named dcn: nodes of GPUs; one slice of TPUs is whole."""
-    cluster = cluster_from_dict(facts.plan.job.cluster)
+    cluster = cluster_from_dict(facts.plan.job.cluster).by_node
     if str(facts.plan.job.cluster.get("name", "")).startswith("tpu"):
         return 1
     return max(1, facts.gpus // min(facts.gpus, cluster.devices_per_node))

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
-from autopar.frameworks.assumptions import FULL_SHARDING, taken_for_granted, told
+from autopar.frameworks.assumptions import FULL_SHARDING, TWO_LEVELS, hides_dispatch, taken_for_granted, told
 from autopar.frameworks.facts import ON_CPU, PARTS, Facts
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
@@ -20,7 +20,7 @@ from autopar.units import parse_whole
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
-_SCHEDULES = ("1f1b", "interleaved")
+_SCHEDULES = ("1f1b", "interleaved", "1f1b-a2a")
 _SHOWN = 60
 """Characters of a layout that a message shows."""
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
@@ -69,6 +69,15 @@ def arguments_of(facts: Facts, lost: list[str], target: str = "megatron") -> dic
     )
     if facts.bucket is not None:
         lost.append(facts.bucket.lost)
+    if len(facts.cp_kinds) > 1 and facts.cp_kinds != TWO_LEVELS:
+        lost.append(
+            f"context parallelism of two levels ({' inside of '.join(facts.cp_kinds)}); {facts.cp_kind} for all"
+        )
+    if hides_dispatch(facts):
+        if facts.pp > 1 and facts.interleave == 1:
+            lost.append("Megatron-LM overlaps the all-to-all of experts in a pipeline with virtual stages only")
+        if Recompute.FULL in facts.flavours:
+            lost.append("Megatron-LM overlaps the all-to-all of experts without full recompute only")
     if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
         lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
     return arguments
@@ -109,33 +118,44 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         lost.append(f"schedule {facts.plan.schedule!r}: Megatron-LM runs 1F1B, interleaved where stages take turns")
     if facts.pp == 1:
         return
-    if facts.is_even:
+    if facts.pp_inside:
+        yield "--use-tp-pp-dp-mapping", True
+        if facts.ep > 1:
+            lost.append("pipelines inside data parallelism: Megatron-LM refuses them with experts over several devices")
+    predictions = facts.predictions
+    if facts.is_even and sum(predictions) == predictions[-1]:
         if facts.interleave > 1:
             yield "--num-virtual-stages-per-pipeline-rank", facts.interleave
         return
-    yield "--pipeline-model-parallel-layout", layout(facts.layers, facts.mtp)
+    yield "--pipeline-model-parallel-layout", layout(facts.layers, predictions)
 
 
-def layout(layers: tuple[int, ...], mtp: int = 0) -> str:
+def layout(layers: tuple[int, ...], predictions: tuple[int, ...] = ()) -> str:
     """Return Megatron's word for layers per stage: E the embedding, t a layer, m multi-token prediction, L the loss.
 
-    >>> layout((2, 3, 1)), layout((2, 0), mtp=1)
-    ('Et*2|t*3|t*1,L', 'Et*2|m*1,L')
+    >>> layout((2, 3, 1)), layout((0, 2, 2, 0), (0, 0, 0, 1))
+    ('Et*2|t*3|t*1,L', 'E|t*2|t*2|m,L')
     """
-    parts = [f"t*{count}" if count else "" for count in layers]
+    modules = predictions or (0,) * len(layers)
+    parts = [
+        ",".join(part for part in (f"t*{count}" if count else "", "m" * more) if part)
+        for count, more in zip(layers, modules, strict=True)
+    ]
     parts[0] = f"E{parts[0]}"
-    parts[-1] = ",".join(filter(None, (parts[-1], f"m*{mtp}" if mtp else "", "L")))
+    parts[-1] = f"{parts[-1]},L" if parts[-1] else "L"
     return "|".join(parts)
 
 
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Return the layers per stage that a layout states; embedding, loss and the like count for nothing.
+def parse_layout(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the layers per stage that a layout states, and its modules of multi-token prediction if it has any.
+
+    The embedding lies on the first stage and the loss on the last, which may have nothing else.
 
     Raises:
         ExportError: If it is none.
 
-    >>> parse_layout("Et*2|(tt|)*3t,L")
-    (2, 2, 2, 2, 1)
+    >>> parse_layout("Et*2|(tt|)*3t,L"), parse_layout("E|tt|t|mL")
+    (((2, 2, 2, 2, 1), ()), ((0, 2, 1, 0), (0, 0, 0, 1)))
     """
     plain = text.replace(",", "").replace(" ", "")
     while found := re.search(r"\(([^()]*)\)\*(\d+)|([EtmL])\*(\d+)", plain):
@@ -146,7 +166,16 @@ def parse_layout(text: str) -> tuple[int, ...]:
         plain = plain[: found.start()] + part * count + plain[found.end() :]
     if len(plain) > 2 * MAX_LAYERS or re.search(r"[^EtmL|]", plain) or "t" not in plain:
         raise ExportError(f"{text[:_SHOWN]!r} is no pipeline layout", hint="write stages like Et*2|t*3|t*2,L")
-    return tuple(stage.count("t") for stage in plain.split("|"))
+    stages = plain.split("|")
+    for letter, part, place in (("E", "embedding", 0), ("L", "loss", -1)):
+        if plain.count(letter) != stages[place].count(letter) or plain.count(letter) > 1:
+            raise ExportError(
+                f"the {part} ({letter}) of the layout {text[:_SHOWN]!r} is not on the "
+                f"{'first' if place == 0 else 'last'} stage",
+                hint="write stages like Et*2|t*3|t*2,L",
+            )
+    layers, predictions = (tuple(stage.count(letter) for stage in stages) for letter in "tm")
+    return layers, predictions if any(predictions) else ()
 
 
 def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -5,15 +5,18 @@ refused here, and a default of its own is never replaced by one of ours without 
 """
 
 from math import gcd
+from typing import Literal
 
 from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
+from autopar.frameworks.assumptions import CP_COMM_TYPES
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.known import MEGATRON_RECIPES
 from autopar.frameworks.megatron import Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
+from autopar.plan import ContextKind
 from autopar.sharding import Axis
 from autopar.units import parse_whole
 
@@ -23,6 +26,7 @@ _DEGREES = {
     "pp": "--pipeline-model-parallel-size",
     "cp": "--context-parallel-size",
 }
+_TWO_LEVELS = "a2a+p2p"
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO level by `--data-parallel-sharding-strategy`; the first is the default."""
 
@@ -50,7 +54,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
     dp = data_parallel_degree(gpus, shape)
     tp, pp, cp = shape["tp"], shape["pp"], shape["cp"]
     ep, etp = _experts(arguments, dp, tp)
-    layers, interleave = _stages(arguments, pp)
+    layers, predictions, interleave = _stages(arguments, pp)
     recompute, first_layers = _recompute(arguments, layers, pp * interleave)
     zero = _zero(arguments)
     shard = _sharing(arguments, zero, dp, ep)
@@ -64,6 +68,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tp=tp,
         pp=pp,
         cp=cp,
+        cp_kind=_context(arguments, cp),
         ep=ep,
         etp=etp,
         zero=zero,
@@ -71,10 +76,13 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         sequence_parallel=arguments.flag("--sequence-parallel") and tp > 1,
         recompute=recompute,
         offload=offload,
+        schedule=_schedule(arguments, pp, ep, interleave),
         interleave=interleave,
         microbatch=microbatch,
         global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
         layers=layers,
+        predictions=predictions,
+        pp_inside=arguments.flag("--use-tp-pp-dp-mapping"),
     )
     source, dims = (
         (model, _predictions(arguments))
@@ -296,17 +304,30 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _stages(arguments: Taken, pp: int) -> tuple[tuple[int, ...], int]:
-    """Return layers per stage (empty for an even cut) and stages per group of devices."""
+def _stages(arguments: Taken, pp: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return layers per stage (empty for an even cut), multi-token prediction, and stages per group of devices."""
     layout = arguments.text("--pipeline-model-parallel-layout")
+    if not isinstance(layout, str):
+        layers, interleave = _stages_by_number(arguments, pp)
+        return layers, (), interleave
+    number, depth = arguments.whole("--num-layers"), arguments.whole("--mtp-num-layers") or 0
+    layers, predictions = parse_layout(layout)
+    if len(layers) % pp:
+        raise ExportError(f"the layout {layout!r} has {len(layers)} stages for {pp} groups of devices")
+    if number is not None and sum(layers) != number:
+        raise ExportError(f"the layout {layout!r} has {sum(layers)} layers, --num-layers is {number}")
+    if sum(predictions) != depth:
+        raise ExportError(
+            f"the layout {layout!r} has {sum(predictions)} modules of multi-token prediction, --mtp-num-layers is "
+            f"{depth}: Megatron-LM asks for as many",
+            hint="write an m for each, after the last t",
+        )
+    return layers, predictions, len(layers) // pp
+
+
+def _stages_by_number(arguments: Taken, pp: int) -> tuple[tuple[int, ...], int]:
+    """Return layers per stage (empty for an even cut) and stages per group of devices, where no layout states them."""
     number = arguments.whole("--num-layers")
-    if isinstance(layout, str):
-        layers = parse_layout(layout)
-        if len(layers) % pp:
-            raise ExportError(f"the layout {layout!r} has {len(layers)} stages for {pp} groups of devices")
-        if number is not None and sum(layers) != number:
-            raise ExportError(f"the layout {layout!r} has {sum(layers)} layers, --num-layers is {number}")
-        return layers, len(layers) // pp
     virtual = arguments.whole("--num-virtual-stages-per-pipeline-rank") or 1
     first = arguments.whole("--decoder-first-pipeline-num-layers")
     last = arguments.whole("--decoder-last-pipeline-num-layers")
@@ -387,8 +408,6 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
             arguments.text("--moe-flex-dispatcher-backend")
         if dispatcher in ("flex", "alltoall"):
             found["dispatch"] = "per-node" if dispatcher == "flex" else "all-to-all"
-        if arguments.flag("--overlap-moe-expert-parallel-comm"):
-            found["hides_dispatch"] = True
     for name, field, values in (
         ("--attention-backend", "attention", _ATTENTION),
         ("--cuda-graph-impl", "graphs", _GRAPHS),
@@ -401,6 +420,32 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
     if arguments.flag("--cross-entropy-loss-fusion"):
         found["loss"] = "fused" if arguments.text("--cross-entropy-fusion-impl") == "te" else "float32"
     return found
+
+
+def _schedule(arguments: Taken, pp: int, ep: int, interleave: int) -> str:
+    """Return the schedule of a pipeline: the usual one, or the one that overlaps the all-to-all of experts.
+
+    Raises:
+        ExportError: If Megatron-LM refuses to overlap it.
+    """
+    if ep == 1 or not arguments.flag("--overlap-moe-expert-parallel-comm"):
+        return ""
+    if pp > 1 and interleave == 1:
+        raise ExportError(
+            "--overlap-moe-expert-parallel-comm in a pipeline without virtual stages, which Megatron-LM refuses",
+            hint="add --num-virtual-stages-per-pipeline-rank 2",
+        )
+    return "1f1b-a2a"
+
+
+def _context(arguments: Taken, cp: int) -> ContextKind | Literal[""]:
+    """Return how attention gets at positions of other devices: by p2p unless it is stated otherwise."""
+    given = arguments.text("--cp-comm-type") or "p2p"
+    kinds = {name: kind for kind, name in CP_COMM_TYPES.items()} | {_TWO_LEVELS: "ring"}
+    if given not in kinds:
+        raise ExportError(f"--cp-comm-type is {given!r}", hint=f"Megatron-LM takes {', '.join(kinds)}")
+    arguments.text("--hierarchical-context-parallel-sizes")
+    return kinds[given] if cp > 1 else ""
 
 
 def _communication(arguments: Taken, degrees: Degrees, precision: str, assumed: list[str]) -> None:
@@ -418,12 +463,8 @@ def _communication(arguments: Taken, degrees: Degrees, precision: str, assumed: 
         assumed.append(
             "tokens go to experts by all-to-all; Megatron-LM's default is --moe-token-dispatcher-type allgather"
         )
-    if degrees.cp > 1:
-        kind = arguments.peek("--cp-comm-type") or "p2p"
-        if kind == "all_gather":
-            arguments.text("--cp-comm-type")
-        else:
-            assumed.append(f"context parallelism gathers keys and values in every layer; Megatron-LM runs {kind}")
+    if degrees.cp > 1 and arguments.peek("--cp-comm-type") == _TWO_LEVELS:
+        assumed.append(f"context parallelism is a ring over all its devices; Megatron-LM runs {_TWO_LEVELS}")
     size = arguments.whole("--ddp-bucket-size")
     usual = full_bucket(Axis("dp", max(2, degrees.dp * degrees.cp), 1)) / load_policy(precision).gradient_wire
     if size is not None and not 0.5 < size / usual < 2.0:

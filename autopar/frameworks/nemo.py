@@ -62,6 +62,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "--grad-reduce-in-bf16": (),
     "--tp-comm-overlap": ("model.tp_comm_overlap",),
     "--cp-comm-type": ("model.cp_comm_type",),
+    "--hierarchical-context-parallel-sizes": ("model.hierarchical_context_parallel_sizes",),
+    "--use-tp-pp-dp-mapping": ("dist.use_tp_pp_dp_mapping",),
     "--moe-token-dispatcher-type": ("model.moe_token_dispatcher_type",),
     "--moe-flex-dispatcher-backend": ("model.moe_flex_dispatcher_backend",),
     "--overlap-moe-expert-parallel-comm": ("model.overlap_moe_expert_parallel_comm",),

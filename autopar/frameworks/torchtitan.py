@@ -160,6 +160,10 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
         runs_stages = facts.interleave == 1 or schedule != "1F1B"
         fields["module_fqns_per_model_part"] = _parts(facts.layers if runs_stages else facts.layers_of_groups)
     fields["context_parallel_degree"] = facts.cp
+    if facts.cp_kinds not in ((), ("gather",)):
+        lost.append(
+            f"context parallelism by {' inside of '.join(facts.cp_kinds)}: torchtitan 0.3 gathers keys and values"
+        )
     fields["expert_parallel_degree"] = facts.ep
     if facts.ep > 1 and facts.tp > 1 and not facts.etp:
         lost.append("experts split over tensor-parallel devices: torchtitan gives each device whole experts")

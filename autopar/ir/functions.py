@@ -27,6 +27,7 @@ from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.quantized import QUANTIZED
 from autopar.ir.bodies.recurrent import RECURRENT
 from autopar.ir.bodies.relative_attention import RELATIVE_ATTENTION
+from autopar.ir.bodies.ring_attention import RING_ATTENTION
 from autopar.ir.bodies.sampling import SAMPLING
 from autopar.ir.bodies.scans import SCANS
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
@@ -57,6 +58,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     HEADS_PARTS,
     CAUSAL_ATTENTION,
     RELATIVE_ATTENTION,
+    RING_ATTENTION,
     INDEXING,
     PARTS,
     CONVOLUTION,

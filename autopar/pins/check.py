@@ -39,6 +39,7 @@ def _facts(plan: Plan) -> dict[str, object]:
         "microbatch_size": plan.microbatch,
         "schedule": plan.schedule,
         "chunks": len(plan.stages) // groups,
+        "pp_inside": "numbered" in plan.job.cluster,
     }
 
 

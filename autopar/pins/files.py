@@ -321,6 +321,7 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "microbatch_size": _whole(1),
     "schedule": _among(tuple(SCHEDULES)),
     "chunks": _whole(1),
+    "pp_inside": _flags,
     "boundaries": _whole(1),
     "recompute": _recompute,
     "offload": _offload,

@@ -46,6 +46,7 @@ def pins_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int]) 
             microbatches=(plan.num_microbatches,),
             schedule=(plan.schedule,),
             chunks=(len(plan.stages) // groups,),
+            pp_inside=(True,) if "numbered" in plan.job.cluster else (),
             boundaries=tuple(stage.blocks[0] for stage in plan.stages[1:]),
             recompute=tuple(recompute),
             offload=_offload(plan) if trains else (),

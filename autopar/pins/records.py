@@ -70,6 +70,7 @@ class Choices:
         microbatch_size: Samples of a microbatch, over all devices of a stage.
         schedule: Keys of `autopar.schedule.SCHEDULES`.
         chunks: Stages per group of devices.
+        pp_inside: Whether data parallelism lies around pipelines.
         boundaries: Blocks of the chain at which a stage begins, besides the first.
         recompute: What blocks keep of their forward.
         offload: What lies in host memory.
@@ -90,6 +91,7 @@ class Choices:
     microbatch_size: tuple[int, ...] = ()
     schedule: tuple[str, ...] = ()
     chunks: tuple[int, ...] = ()
+    pp_inside: tuple[bool, ...] = ()
     boundaries: tuple[int, ...] = ()
     recompute: tuple[BlockRecompute, ...] = ()
     offload: tuple[BlockOffload, ...] = ()

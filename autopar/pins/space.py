@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 from autopar.cluster import Cluster
-from autopar.configuration import GROUP_NODES, Configuration, data_major_meshes, divisors, meshes
+from autopar.configuration import GROUP_NODES, Configuration, data_major_meshes, divisors, inside_block, meshes
 from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
@@ -43,13 +43,14 @@ class Frame:
 
 
 def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    """Return what pins leave of the space of a job, with the pinned meshes it does not list.
+    """Return what pins leave of the space of a job, with the pinned meshes and virtual stages it does not list.
 
     That may be nothing if unequal stages are left.
 
     Raises:
         PinError: If a pinned value cannot occur, or nothing is left.
     """
+    space = _with_chunks(space, pins.pin.chunks, frame.num_blocks)
     _check_values(space, pins, frame)
     found = _filtered(space, pins, frame)
     if not found and frame.unequal is None:
@@ -82,6 +83,18 @@ def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[
     ]
 
 
+def _with_chunks(space: Sequence[Configuration], pinned: Sequence[int], num_blocks: int) -> list[Configuration]:
+    """Return a space with interleaved stages in pinned numbers per group; the space lists some numbers only."""
+    more = (
+        replace(configuration, num_chunks=chunks)
+        for configuration in space
+        if configuration.schedule == "interleaved"
+        for chunks in pinned
+        if 1 < chunks <= num_blocks // configuration.num_stages
+    )
+    return list(dict.fromkeys((*space, *more)))
+
+
 def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> Iterator[Configuration]:
     """Yield the configurations on the meshes that are pinned, or on all of the space if none is.
 
@@ -94,15 +107,24 @@ def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> It
         if pins.pin.mesh:
             for axes in pins.pin.mesh:
                 if prod(size for _, size in axes) == configuration.mesh.size:
-                    yield replace(configuration, mesh=as_mesh(axes))
+                    yield from _on_mesh(configuration, as_mesh(axes), frame)
         elif roles:
             per_node = frame.cluster.devices_per_node
             samples = frame.global_batch // configuration.num_microbatches
             for mesh in _role_meshes(roles, configuration.mesh.size, per_node):
                 if not is_data_major(mesh) or samples % mesh.axes[0].size == 0:
-                    yield replace(configuration, mesh=mesh)
+                    yield from _on_mesh(configuration, mesh, frame)
         else:
             yield configuration
+
+
+def _on_mesh(configuration: Configuration, mesh: Mesh, frame: Frame) -> Iterator[Configuration]:
+    """Yield a configuration on another mesh, unless pipelines with data parallelism around them do not lie so."""
+    block = 0
+    if configuration.block:
+        block = inside_block(configuration.num_stages, mesh, frame.cluster.devices_per_node)
+    if bool(block) == bool(configuration.block):
+        yield replace(configuration, mesh=mesh, block=block)
 
 
 def as_mesh(axes: Axes) -> Mesh:
@@ -168,6 +190,8 @@ def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, f
         checks.append(configuration.schedule in choices.schedule)
     if choices.chunks:
         checks.append(configuration.num_chunks in choices.chunks)
+    if choices.pp_inside:
+        checks.append((configuration.block > 0) in choices.pp_inside)
     for name in choices.within_node:
         inside = [widest_tier(axis, frame.cluster) == 0 for axis in mesh.axes if axis.name == name]
         checks.append(all(inside) if not forbidden else any(inside))
@@ -196,6 +220,7 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
     stages = sorted({*(configuration.num_stages for configuration in space), *frame.stages})
     _check("stages", pin.stages, stages, f"{frame.gpus} GPUs and {frame.num_blocks} blocks")
     _check("schedule", pin.schedule, sorted({c.schedule for c in space}), "this job")
+    _check("pp_inside", pin.pp_inside, sorted({c.block > 0 for c in space}), "this job")
     _check("chunks", pin.chunks, sorted({c.num_chunks for c in space}), "this job")
     batch = frame.global_batch
     if frame.fixed_batch is not None:

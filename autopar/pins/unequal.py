@@ -5,7 +5,7 @@ from dataclasses import replace
 from autopar.pins.records import ROLES, Pins
 from autopar.search.submesh_space import UnequalSpace
 
-EQUAL_ONLY = ("mesh", "within_node", "chunks", "sequence_parallel", *ROLES)
+EQUAL_ONLY = ("mesh", "within_node", "chunks", "pp_inside", "sequence_parallel", *ROLES)
 """Decisions about the one mesh that equal stages have: whoever speaks of them means equal stages."""
 
 

@@ -251,6 +251,10 @@ class _Asked:
         """Return the costs of work on some devices."""
         return _Asked(self._costs.on(devices), self._found, self._inner)
 
+    def overlapped(self) -> "_Asked":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+        return _Asked(self._costs.overlapped(), self._found, self._inner)
+
     def _note(self, event: TransferEvent) -> None:
         self._found.setdefault(event_id(event), event)
 

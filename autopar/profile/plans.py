@@ -37,14 +37,14 @@ def parse_degrees(text: str, **others: Any) -> Degrees:
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
         name = name.replace("-", "_")
-        if name not in known or name == "layers" or not equals:
+        if name not in known or name in ("layers", "predictions") or not equals:
             raise JobError(f"degrees {text!r}: {part!r} is no degree", hint=_HINT)
         if name in _NUMBERS:
             number = parse_whole(value)
             if number is None:
                 raise JobError(f"degrees {text!r}: {name} is {value!r}, no whole number", hint=_HINT)
             found[name] = number
-        elif name == "sequence_parallel":
+        elif name in ("sequence_parallel", "pp_inside"):
             if value not in ("true", "false", "1", "0"):
                 raise JobError(f"degrees {text!r}: {name} is {value!r}", hint="it is true or false")
             found[name] = value in ("true", "1")

@@ -8,7 +8,7 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
@@ -178,6 +178,16 @@ class BlockLowering:
             for name, text in zip(op.outputs, self.ops[op.name].outputs, strict=True):
                 if name and text:
                     self.homes[name] = parse_placements(text)
+        self._check_results()
+
+    def _check_results(self) -> None:
+        """Check that the plan places every result that the block reads again, keeps or hands over."""
+        used = {name for op in self.kind.ops for name in op.inputs}
+        used |= {*self.states, *self.departures, *self.graph.outputs}
+        for op in self.kind.ops:
+            for name in op.outputs:
+                if name and name in used and name not in self.homes:
+                    raise PlanError(f"the plan does not place {name!r}, a result of {op.name!r}", hint=HINT)
 
     def _check_complete(self, weights: frozenset[str]) -> None:
         """Check that the plan places every op, the `weights` it reads, and every value at the edges of the block."""
@@ -412,11 +422,20 @@ class BlockLowering:
                 whole = [Replicate() if place == index else each for place, each in enumerate(source)]
                 nbytes = self.wire[name] * prod(local_shape(shape, tuple(whole), self.mesh))
                 yield padded_move(index, before, after, nbytes)
-        for index, placement in enumerate(rest):
-            if _is_padded(placement):
-                current[index] = rest[index] = Replicate()  # nothing else moves there
-        found = resharder.of(shape, self.wire[name], chunks, self.routings.get(name))
-        yield from found.path(tuple(current), tuple(rest))
+        free = [index for index, placement in enumerate(rest) if not _is_padded(placement)]
+        if len(free) == len(rest):
+            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name)).path(
+                tuple(current), tuple(rest)
+            )
+            return
+        # The block of a padded dim stays where it is: the rest moves on the other axes, and splits it no further.
+        element, local = self.wire[name], list(shape)
+        for placement, axis in zip(rest, self.mesh.axes, strict=True):
+            if isinstance(placement, Shard) and placement.whole:
+                element, local[placement.dim] = element * placement.block(axis.size), 1
+        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks)
+        for move in found.path(tuple(current[index] for index in free), tuple(rest[index] for index in free)):
+            yield replace(move, axis=free[move.axis])
 
     # Instructions.
 
@@ -506,6 +525,12 @@ class BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+@lru_cache(maxsize=16)  # a few meshes and costs at a time
+def _on_axes(resharder: Resharder, axes: tuple[int, ...]) -> Resharder:
+    """Return the changes of placement on some axes of a mesh."""
+    return Resharder(Mesh(tuple(resharder.mesh.axes[index] for index in axes)), resharder.cost)
 
 
 def _is_padded(placement: Placement) -> bool:

@@ -21,8 +21,10 @@ from math import prod
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.rings import transfer_bytes
 from autopar.fusion_plan import BucketCuts
 from autopar.ir.graph import Op, Phase
+from autopar.ir.rings import RINGS
 from autopar.ir.routing import Routed
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Task, chunks_of
@@ -110,7 +112,8 @@ class Compute:
         outputs: What is defined, one per output of the op; None for one nobody asked for.
         constants: Inputs whose numbers are other ones on a shard (the target shape of a Reshape, the ends of a Slice):
             (index of the input, its flat content), to be taken instead of what the graph's constant holds.
-        start: Where the device's block starts, if the op has to know: its value is one more input, last.
+        start: Where the device's block starts, if the op has to know: its value is one more input, last. Ops of
+            `autopar.ir.rings` are run by all devices of its one axis together.
         kept: Bytes its kernel leaves behind for its gradient, besides its outputs: the scores of unfused attention.
         kernel: Name of the first op of the kernel it runs in, if the plan states it; "" where the stack decides.
         again: Of that first op, the ops of the segment that run in the kernel again, besides their own.
@@ -124,6 +127,22 @@ class Compute:
     kept: float = 0.0
     kernel: str = ""
     again: tuple[str, ...] = ()
+
+    @property
+    def ring(self) -> Axis | None:
+        """The axis whose devices run the op together, passing blocks of some inputs round; None if each runs alone."""
+        if self.op.kind not in RINGS or self.start is None:
+            return None
+        return self.start.axes[0]
+
+    @property
+    def passed_bytes(self) -> float:
+        """Bytes that a device sends in one step of such a ring."""
+        inputs, outputs = (
+            [0.0 if operand is None else operand.bytes for operand in operands]
+            for operands in (self.inputs, self.outputs)
+        )
+        return transfer_bytes(self.op.kind, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A segment's instructions form a graph. Whatever can run before the next wait runs as one piece; then all collectives
 whose operands are there start together, and those that compute waits for are waited for. Collectives that run beside
 compute (traffic of gradients) are started as early as possible, and all that depends on them comes in a tail of its
-own, so that the caller may compute other things before it asks for them.
+own, so that the caller may compute other things before it asks for them. Ops that ranks run in a ring are steps of
+their own, between the start of the collectives that are ready and the wait for them.
 
 All devices of a stage have the same instructions, hence the same order: collectives meet.
 """
@@ -37,7 +38,14 @@ class Wait:
     instruction: Communication
 
 
-Step = Run | Start | Wait
+@dataclass(frozen=True, slots=True)
+class Round:
+    """An op that ranks run together, passing blocks round in a ring."""
+
+    instruction: Compute
+
+
+Step = Run | Start | Wait | Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,11 @@ def _overlaps(instruction: Instruction) -> bool:
     return isinstance(instruction, Collective) and instruction.overlaps
 
 
+def _runs_alone(instruction: Instruction) -> bool:
+    """Whether a rank carries an instruction out without others."""
+    return isinstance(instruction, Slice) or (isinstance(instruction, Compute) and instruction.ring is None)
+
+
 class _Scheduler:
     """Collects steps; `done` are the instructions whose results are there."""
 
@@ -112,20 +125,32 @@ class _Scheduler:
             piece: list[Compute | Slice] = []
             for index in waiting:
                 instruction = self._instructions[index]
-                if isinstance(instruction, Compute | Slice) and self._needs[index] <= self.done:
+                if _runs_alone(instruction) and self._needs[index] <= self.done:
+                    assert isinstance(instruction, Compute | Slice), "communication does not run"
                     piece.append(instruction)
                     self.done.add(index)
             if piece:
                 self.steps.append(Run(tuple(piece)))
             ready = [index for index in sorted([*waiting, *unstarted]) if self._can_start(index)]
-            assert piece or ready, "instructions define before they read"
+            rounds = [index for index in waiting if self._can_go_round(index)]
+            assert piece or ready or rounds, "instructions define before they read"
             for index in ready:
                 instruction = self._instructions[index]
                 assert isinstance(instruction, Communication), "the rest has run"
                 self.steps.append(Start(instruction))
+            for index in rounds:
+                instruction = self._instructions[index]
+                assert isinstance(instruction, Compute), "only ops go round"
+                self.steps.append(Round(instruction))
+                self.done.add(index)
             self.wait([index for index in ready if index not in started])
             unstarted = [index for index in unstarted if index not in ready]
             waiting = [index for index in waiting if index not in self.done]
+
+    def _can_go_round(self, index: int) -> bool:
+        instruction = self._instructions[index]
+        is_round = isinstance(instruction, Compute) and not _runs_alone(instruction)
+        return is_round and index not in self.done and self._needs[index] <= self.done
 
     def _can_start(self, index: int) -> bool:
         is_communication = isinstance(self._instructions[index], Communication)

@@ -21,6 +21,7 @@ from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.order import Start, Wait
+from autopar.ranks.rings import CompiledRing, run_ring
 from autopar.ranks.routes import Refresh, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.recompute import Recompute
@@ -381,6 +382,11 @@ class Rank:
             case Compiled():
                 with self._clock(computing):
                     values.update(self._engine.run(step, values))
+            case CompiledRing(instruction=instruction):
+                assert instruction.ring is not None, "it runs in a ring"
+                with self._clock(computing):
+                    group = self._groups[instruction.ring.name]
+                    values.update(run_ring(step, values, group, self._communicator, self._memory, self._engine))
             case Start(instruction=instruction):
                 with self._clock(waiting):
                     tensor, group = values[instruction.operand.value], self._groups[instruction.axis.name]

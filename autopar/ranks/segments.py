@@ -22,14 +22,15 @@ from autopar.program.records import (
 from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
-from autopar.ranks.order import Run, Start, Step, Wait, order
+from autopar.ranks.order import Round, Run, Start, Step, Wait, order
+from autopar.ranks.rings import CompiledRing, RingModel, ring_model
 from autopar.ranks.routes import forms
 from autopar.runtime.blocks import scatter
 from autopar.sharding import Mesh, Shard
 
 Array = NDArray[Any]
 
-CompiledStep = Compiled | Start | Wait
+CompiledStep = Compiled | CompiledRing | Start | Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,9 @@ class RunModel:
     model: bytes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+
+
+_ModelStep = RunModel | RingModel | Start | Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +124,7 @@ class SegmentCompiler:
         return tuple(step for step in (*main, *tail) if isinstance(step, RunModel))
 
     def single_ops(self, block: int, phase: SegmentPhase) -> tuple[RunModel, ...]:
-        """Return every op of a block's segment as a model of its own; none if it does nothing in that phase."""
+        """Return every op of a block's segment that a rank runs alone as a model of its own; none if there is none."""
         segment = self._lowered.segment(block, phase)
         if segment is None or phase in HOST_PHASES:
             return ()
@@ -128,25 +132,26 @@ class SegmentCompiler:
         return tuple(
             self._piece(Run((instruction,)), types, constants, {operand.value for operand in defines(instruction)})
             for instruction in segment.instructions
-            if isinstance(instruction, Compute)
+            if isinstance(instruction, Compute) and instruction.ring is None
         )
 
     def _compile(self, segment: Segment, constants: Mapping[str, Array]) -> CompiledSegment:
         engine = self._engine
         assert engine is not None, "it was given one to compile with"
 
-        def ready(steps: Sequence[RunModel | Start | Wait]) -> tuple[CompiledStep, ...]:
-            return tuple(
-                engine.compile(step.model, step.inputs, step.outputs) if isinstance(step, RunModel) else step
-                for step in steps
-            )
+        def ready(step: _ModelStep) -> CompiledStep:
+            match step:
+                case RunModel():
+                    return engine.compile(step.model, step.inputs, step.outputs)
+                case RingModel():
+                    return step.compile(engine)
+                case _:
+                    return step
 
         main, tail = self._steps(segment, constants)
-        return CompiledSegment(segment, ready(main), ready(tail), constants)
+        return CompiledSegment(segment, tuple(map(ready, main)), tuple(map(ready, tail)), constants)
 
-    def _steps(
-        self, segment: Segment, constants: Mapping[str, Array]
-    ) -> tuple[list[RunModel | Start | Wait], list[RunModel | Start | Wait]]:
+    def _steps(self, segment: Segment, constants: Mapping[str, Array]) -> tuple[list[_ModelStep], list[_ModelStep]]:
         """Return the steps of a segment, main part and tail, with every run of compute as a model."""
         wanted = {operand.value for operand in (*self._kept(segment), *segment.outputs, *segment.exports)}
         kept = wanted | {store.value.value for store in segment.stores}
@@ -155,11 +160,14 @@ class SegmentCompiler:
         steps = order(_needed(segment.instructions, kept), wanted)
         types = self._lowered.dtypes(segment)
         every = [*steps.main, *steps.tail]
-        found: list[RunModel | Start | Wait] = []
+        found: list[_ModelStep] = []
         for index, step in enumerate(every):
             if isinstance(step, Run):
                 read_later = {value for later in every[index + 1 :] for value in _reads(later)}
                 found.append(self._piece(step, types, constants, kept | read_later))
+            elif isinstance(step, Round):
+                first = reads(step.instruction)[0]
+                found.append(ring_model(step.instruction, types[first.value], self._lowered.graph.opset))
             else:
                 found.append(step)
         cut = len(steps.main)
@@ -253,6 +261,8 @@ def _reads(step: Step) -> Sequence[str]:
     match step:
         case Run(instructions=instructions):
             return [operand.value for instruction in instructions for operand in reads(instruction)]
+        case Round(instruction=instruction):
+            return [operand.value for operand in reads(instruction)]
         case Start(instruction=instruction):
             return [instruction.operand.value]
         case Wait():

@@ -22,6 +22,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     for name, stack in stacks.items():
         hidden = ", hidden behind another microbatch" if stack.hides_dispatch else ""
         told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
+        told += f"; context parallelism: {stack.context}"
         told += "; tensor parallelism hidden behind products" if stack.hides_tp else ""
         lines += ["", *wrap(told, WIDTH, rest="  ")]
         if stack.scalars:

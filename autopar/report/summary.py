@@ -236,7 +236,7 @@ def buckets(plan: Plan) -> list[tuple[str, str]]:
     number = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     where = " per stage" if len(plan.stages) > 1 else ""
     told = f"gradients travel in {number} buckets{where}, cut for this plan; `autopar fuse` compares them with others"
-    searched = "; what is proven of other plans is proven by the uniform rule" if plan.search is not None else ""
+    searched = "; the bound is one on plans with uniform buckets" if plan.search is not None else ""
     return [("buckets", told + searched)]
 
 

@@ -153,13 +153,22 @@ def _fill(fill: str, dtype: np.dtype[Any]) -> float | int:
     return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -np.inf
 
 
+def lines(mesh: Mesh, axis: int) -> list[list[int]]:
+    """Return the ranks of every line of devices along one axis (an index).
+
+    >>> lines(Mesh.of(dp=2, tp=3), 0)
+    [[0, 3], [1, 4], [2, 5]]
+    """
+    ranks = np.arange(mesh.size).reshape(mesh.shape)
+    found: list[list[int]] = np.moveaxis(ranks, axis, -1).reshape(-1, mesh.shape[axis]).tolist()
+    return found
+
+
 def _along(blocks: Blocks, axis: int, mesh: Mesh, change: Callable[[Blocks], Blocks]) -> Blocks:
     """Return what becomes of the blocks if the devices of every line along one axis (an index) talk to each other."""
-    ranks = np.arange(mesh.size).reshape(mesh.shape)
-    lines = np.moveaxis(ranks, axis, -1).reshape(-1, mesh.shape[axis])
     changed: dict[int, Array] = {}
     known: dict[tuple[int, ...], Blocks] = {}
-    for line in lines.tolist():
+    for line in lines(mesh, axis):
         key = tuple(id(blocks[rank]) for rank in line)
         if key not in known:
             known[key] = change([blocks[rank] for rank in line])

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from autopar.errors import ModelError, ProgramError
 from autopar.execute import Executor
+from autopar.execute.rings import run_ring
 from autopar.folding.block_interface import instance_names
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph, Role
+from autopar.ir.rings import RINGS
 from autopar.program.records import (
     Collective,
     Compute,
@@ -39,11 +41,11 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_instruction
 from autopar.recompute import Recompute
-from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
+from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, lines, move, scatter
 from autopar.runtime.check import Check
 from autopar.runtime.crossings import deliver
 from autopar.schedule import SCHEDULES, Pass, Task, topological_order
-from autopar.sharding import Mesh, Placements, Replicate
+from autopar.sharding import Axis, Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
@@ -437,6 +439,9 @@ class _Step:
     def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh) -> None:
         """Run an op on every device; devices with the same inputs share the result."""
         op = compute.op
+        if compute.ring is not None:
+            self._compute_in_ring(compute, compute.ring, values, mesh)
+            return
         numbers = {}
         for index, content in compute.constants:
             held = self._graph.constants[op.inputs[index]]
@@ -458,3 +463,27 @@ class _Step:
         for slot, operand in enumerate(compute.outputs):
             if operand is not None:
                 values[operand.value] = [result[slot] for result in outputs]
+
+    def _compute_in_ring(self, compute: Compute, axis: Axis, values: dict[str, Blocks], mesh: Mesh) -> None:
+        """Run an op on every line of devices along an axis, which pass blocks round."""
+        assert compute.start is not None, "a ring is told where blocks start"
+        op, starts = compute.op, block_starts(compute.start, mesh)
+
+        def run(kind: str, inputs: Sequence[Array], num_outputs: int) -> tuple[Array, ...]:
+            return self._executor.run_kind(kind, op.attrs, inputs, num_outputs, self._graph.opset, name=op.name)
+
+        made: dict[int, tuple[Array, ...]] = {}
+        known: dict[tuple[int, ...], list[tuple[Array, ...]]] = {}
+        for line in lines(mesh, mesh.axes.index(axis)):
+            blocks = [
+                [values[operand.value][rank] for operand in compute.inputs if operand is not None] for rank in line
+            ]
+            key = tuple(id(array) for inputs in blocks for array in inputs)
+            if key not in known:
+                found = run_ring(RINGS[op.kind], blocks, [starts[rank] for rank in line], run)
+                assert found is not None, "the executor raises where a step cannot be run"
+                known[key] = found
+            made.update(zip(line, known[key], strict=True))
+        for slot, operand in enumerate(compute.outputs):
+            if operand is not None:
+                values[operand.value] = [made[rank][slot] for rank in range(mesh.size)]

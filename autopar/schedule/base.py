@@ -52,11 +52,14 @@ class Schedule(ABC):
         steps_overlap: Whether a group starts its next step as soon as its own tasks are done. If true, a step takes as
             long as the slowest group needs from its first task to its last; else it counts from the first task of any
             group.
+        hides_dispatch: Whether forwards run beside backwards of other microbatches, so that tokens travel to experts
+            and back beside the compute of another microbatch.
     """
 
     trains: ClassVar[bool] = True
     splits: ClassVar[bool] = False
     steps_overlap: ClassVar[bool] = False
+    hides_dispatch: ClassVar[bool] = False
 
     @abstractmethod
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:

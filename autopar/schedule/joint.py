@@ -1,6 +1,6 @@
 """Schedules that do not split the backward: GPipe, 1F1B, interleaved 1F1B, and forward-only inference.
 
-Zero-bubble schedules, which split it, are in `zero_bubble.py`.
+Schedules that split it are in `zero_bubble.py` and `dual_pipe.py`.
 """
 
 from collections.abc import Sequence
@@ -66,9 +66,8 @@ class Interleaved(Schedule):
 
         Backwards visit the chunks from the last to the first.
         """
-        assert num_microbatches % num_groups == 0, (
-            "the number of microbatches must be a multiple of the number of groups"
-        )
+        why, _ = self.problem(num_groups, num_microbatches, num_chunks)
+        assert not why, f"this schedule {why}"
         forwards, backwards = _rounds(num_groups, num_microbatches, num_chunks)
         return _alternate(forwards, backwards, self.in_flight(group, num_groups, num_microbatches, num_chunks) - 1)
 
@@ -90,6 +89,30 @@ class Interleaved(Schedule):
                 f"use a multiple of {num_groups} microbatches",
             )
         return "", ""
+
+
+class Overlapped(Interleaved):
+    """Interleaved 1F1B in which each forward runs beside the backward before or after it, one more forward ahead.
+
+    The all-to-all of one microbatch travels beside the compute of the other, which takes two microbatches on the last
+    group: every group runs one more warm-up forward. Source: `--overlap-moe-expert-parallel-comm` of Megatron-Core
+    (`pipeline_parallel/combined_1f1b.py`; `get_pp_rank_microbatches` adds the warm-up microbatch), which asks for
+    several stages per group in a pipeline. With one stage per group or one group any number of microbatches will do.
+
+    >>> " ".join(map(str, Overlapped().order(group=1, num_groups=2, num_microbatches=3)))
+    'F0 F1 B0 F2 B1 B2'
+    """
+
+    hides_dispatch = True
+
+    def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
+        """Return one more than interleaved 1F1B holds, at most the number of all forwards."""
+        warm_up = 2 * (num_groups - group - 1) + (num_chunks - 1) * num_groups + 1
+        return min(num_microbatches * num_chunks, warm_up + 1)
+
+    def problem(self, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[str, str]:
+        """Return the reason if stages take turns and the last round is incomplete; see `Schedule.problem`."""
+        return super().problem(num_groups, num_microbatches, num_chunks) if num_chunks > 1 else ("", "")
 
 
 class ForwardOnly(Schedule):
@@ -114,7 +137,7 @@ def _rounds(num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Ta
         (first + i, chunk)
         for first in range(0, num_microbatches, num_groups)
         for chunk in range(num_chunks)
-        for i in range(num_groups)
+        for i in range(min(num_groups, num_microbatches - first))
     ]
     forwards = tuple(Task(Pass.FORWARD, microbatch, chunk) for microbatch, chunk in places)
     backwards = tuple(Task(Pass.BACKWARD, microbatch, num_chunks - 1 - chunk) for microbatch, chunk in places)

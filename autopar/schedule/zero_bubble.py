@@ -125,7 +125,7 @@ class ZeroBubbleV(Schedule):
         full order.
         """
         assert num_chunks == 2, "ZB-V runs two chunks per group"
-        tasks = _TaskList()
+        tasks = TaskList()
         enough = max(num_microbatches, 2 * num_groups - 1)
         # warm-up: forwards of the first chunk, then of both chunks until the first microbatch has its gradient
         tasks.append(Pass.FORWARD, 0, 2 * (num_groups - group) - 1)
@@ -157,8 +157,11 @@ class ZeroBubbleV(Schedule):
         return tuple(task for task in tasks.listed if task.microbatch < num_microbatches)
 
 
-class _TaskList:
-    """The tasks of a group in the order appended; every pass takes the microbatches of a chunk in ascending order."""
+class TaskList:
+    """The tasks of a group with two chunks, in the order appended.
+
+    Every pass takes the microbatches of a chunk in ascending order.
+    """
 
     def __init__(self) -> None:
         self.listed: list[Task] = []

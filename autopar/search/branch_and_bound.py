@@ -115,6 +115,7 @@ class _Phases:
         """Raise the least bounds until no node may hold a better plan, or a limit is reached."""
         context, settings = self._context, self._context.settings
         self._frontier.resume()
+        self._unequal.announce()
         if math.isfinite(context.time_limit):
             share = settings.runners_up_share + settings.unequal_share * bool(context.costs.cluster.groups)
             self._frontier.until = self._clock.end() - share * context.time_limit
@@ -169,4 +170,4 @@ class _Phases:
             finding = Finding(0.0, least_memory_plan, 0)
             self._clock.record_finding(finding)
             outcome.add_finding(finding, context.keep)
-            report_progress(context, outcome, "begin", 1, 1, 0.0, str(least_memory_plan.configuration))
+            report_progress(context, outcome, "begin", 1, 1, str(least_memory_plan.configuration))

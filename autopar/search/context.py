@@ -107,7 +107,7 @@ class SearchContext:
     def tables(self, family: Family) -> Tables | None:
         """Return the placement decisions of configurations that differ in the schedule; None if pins exclude all."""
         folded = self.folded(self.global_batch // family[0].num_microbatches)
-        return self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+        return self.constraints.tables(folded, self.rules(folded), family[0].mesh, family[0].costs(self.costs))
 
     def least(self, family: Family) -> float:
         """Return the roofline bound of a family, in seconds."""

@@ -67,6 +67,7 @@ class Frontier(TaskSeries):
                 heaps[node.priority].append((node.bound, number))
         for heap in (*self._new, *self._open):
             heapq.heapify(heap)
+        self._outcome.frontier_bound = self.bound
 
     @property
     def bound(self) -> float:
@@ -219,8 +220,8 @@ class Frontier(TaskSeries):
     def _report(self, node: Node) -> None:
         """Tell incumbent and bound."""
         seen = sum(own.relaxed or own.bound >= self._cutoff for own in self.nodes)
-        lowest = self.bound
-        report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), lowest, str(node.family[0]))
+        self._outcome.frontier_bound = self.bound
+        report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), str(node.family[0]))
 
     def finish(self) -> None:
         """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""
@@ -234,6 +235,7 @@ class Frontier(TaskSeries):
             )
         for bound, number in waiting:
             self.nodes[number].bound = max(self.nodes[number].bound, bound)
+        self._outcome.frontier_bound = self.bound
         for node in self.nodes:
             self._outcome.record_standing(node.family, node.bound, node.status)
         left = set(map(id, self.open_nodes()))

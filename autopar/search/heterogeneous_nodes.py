@@ -5,7 +5,7 @@ those with the least floors are solved (`heterogeneous_stages.py`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,20 +27,26 @@ class UnequalSearch:
         outcome: What is known; added to.
         should_stop: Whether to stop now.
         end: Returns when to stop, on the monotonic clock.
-
-    Attributes:
-        bound: Lower bound on the plans of the opened nodes, in seconds; infinity if none is opened.
     """
 
     def __init__(
         self, search: SearchContext, outcome: Outcome, should_stop: Callable[[], bool], end: Callable[[], float]
     ) -> None:
         self._search, self._outcome, self._should_stop, self._end = search, outcome, should_stop, end
-        self.bound = math.inf
         self._bounds: dict[int, float] = {}
         self._waiting: dict[int, UnequalNodeSolver] = {}
         self._space = None if search.batch_dims is not None else search.unequal
         self._looked = False
+        self._floors: dict[int, float] = {}
+
+    @property
+    def bound(self) -> float:
+        """Lower bound on the plans of nodes that are or would be opened, in seconds; infinity without any."""
+        return self._outcome.unequal_bound
+
+    def announce(self) -> None:
+        """Let progress reports count the nodes that the incumbent would have opened, by their floors."""
+        self._record_floors(self._promising())
 
     @property
     def left(self) -> int:
@@ -65,9 +71,8 @@ class UnequalSearch:
                 del self._waiting[count]
                 outcome.solved += bound < outcome.best
                 outcome.pruned += bound >= outcome.best
-            lowest = min(outcome.closed_bound, self.bound)
             done = len(self._bounds) - len(self._waiting)
-            report_progress(self._search, outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+            report_progress(self._search, outcome, "stages", done, len(self._bounds), f"{count} microbatches")
 
     def _open_counts(self) -> None:
         """Open the promising numbers of microbatches, given the incumbent."""
@@ -77,11 +82,8 @@ class UnequalSearch:
         best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
         submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
         found = outcome.unequal = UnequalResult(space)
-        floors = {count: unequal_roofline(search, space, count) for count in space.microbatches}
-        is_long = len(search.folded(search.global_batch // min(floors)).chain) > search.settings.unequal.most_blocks
-        closed = is_long and not search.costs.cluster.groups
-        opened = [] if closed else promising_counts(search.costs.cluster, outcome.best, floors, search.settings.unequal)
-        self.bound = min((floors[count] for count in opened), default=math.inf)
+        opened, floors = self._promising(), self._floors
+        self._record_floors(opened)
         self._bounds, self._waiting = {}, {}
         if self._should_stop() or not opened:
             found.floor = min(floors.values())
@@ -92,12 +94,27 @@ class UnequalSearch:
             self._bounds[count] = floors[count]
             self._waiting[count] = UnequalNodeSolver(search, submeshes, space, count, self._should_stop, self._end)
 
+    def _promising(self) -> list[int]:
+        """Return the numbers of microbatches to open, given the incumbent."""
+        search, space = self._search, self._space
+        if space is None:
+            return []
+        self._floors = self._floors or {count: unequal_roofline(search, space, count) for count in space.microbatches}
+        first = search.folded(search.global_batch // min(self._floors))
+        if len(first.chain) > search.settings.unequal.most_blocks and not search.costs.cluster.groups:
+            return []
+        return promising_counts(search.costs.cluster, self._outcome.best, self._floors, search.settings.unequal)
+
+    def _record_floors(self, opened: Sequence[int]) -> None:
+        """Take the least floor of the nodes to open as the bound."""
+        self._outcome.unequal_bound = min((self._floors[count] for count in opened), default=math.inf)
+
     def _record_bound(self, count: int, bound: float) -> float:
         """Record a bound of a number of microbatches, and return its best bound, in seconds."""
         found = self._outcome.unequal
         assert found is not None, "open nodes are part of a space"
         self._bounds[count] = max(self._bounds[count], bound)
-        self.bound = found.bound = min(self._bounds.values())
+        self._outcome.unequal_bound = found.bound = min(self._bounds.values())
         return self._bounds[count]
 
     def _may_improve(self, count: int) -> bool:

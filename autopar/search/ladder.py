@@ -63,8 +63,8 @@ class Submesh:
     """Bounds a microbatch on dp x outer x inner by its share of the samples on outer x inner alone.
 
     *Relaxes* gradient sums, updates and all work on parameters; *valid when* the major axis of the mesh is data
-    parallel and divides the samples; *cost*: one table and three small placement problems, which serve every dp, number
-    of stages and schedule; *source*: `bounds/submesh.py`.
+    parallel and divides the samples, and the schedule hides no all-to-all; *cost*: one table and three small placement
+    problems, which serve every dp, number of stages and schedule; *source*: `bounds/submesh.py`.
     """
 
     name = "submesh"
@@ -73,7 +73,8 @@ class Submesh:
         """See `LowerBound.raise_`."""
         mesh, samples = node.family[0].mesh, known.samples(node)
         few, many = known.context.roofline.samples  # equal if the model insists on its samples
-        if node.relaxed or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
+        hides = node.family[0].hides_dispatch
+        if node.relaxed or hides or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
             return None
         key = inner_mesh(mesh), samples // mesh.shape[0]
         if key in known.submeshes:

@@ -13,7 +13,8 @@ class Priority(IntEnum):
     """Classes of nodes, in the order in which they are opened.
 
     Plain schedules (1F1B, GPipe) come first: bounds of the other schedules follow from theirs. Meshes with an outer
-    data-parallel axis are twice as many as all others and seldom better by much, so that they have a limit of tasks.
+    data-parallel axis are twice as many as all others and seldom better by much, so that they have a limit of tasks;
+    so have pipelines with data parallelism around them.
     """
 
     PLAIN = 0
@@ -23,7 +24,7 @@ class Priority(IntEnum):
 
 def priority_of(family: Family) -> Priority:
     """Return the class of a node."""
-    if is_data_major(family[0].mesh):
+    if is_data_major(family[0].mesh) or family[0].block:
         return Priority.OUTER_DATA_PARALLEL
     return Priority.PLAIN if family[0].schedule in PLAIN else Priority.OTHER_SCHEDULES
 

@@ -69,6 +69,8 @@ class Outcome:
         left: Configurations of nodes that are still open: they may have a better plan.
         closed: Configurations on meshes with an outer data-parallel axis that are still open.
         closed_bound: Lower bound on their plans, in seconds; infinity without any.
+        frontier_bound: Lower bound on plans of the frontier's nodes so far, in seconds.
+        unequal_bound: Lower bound on pipelines with unequal stages that are searched so far, in seconds.
         hosted: What may lie in host memory.
         needed: What of it was opened only because no plan without it fits.
         reserve: What else could lie in host memory and was not opened: such plans are not part of the space.
@@ -89,6 +91,8 @@ class Outcome:
     left: int = 0
     closed: tuple[Configuration, ...] = ()
     closed_bound: float = math.inf
+    frontier_bound: float = 0.0
+    unequal_bound: float = math.inf
     hosted: frozenset[Hosted] = frozenset()
     needed: frozenset[Hosted] = frozenset()
     reserve: frozenset[Hosted] = frozenset()

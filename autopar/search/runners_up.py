@@ -77,7 +77,7 @@ class RunnersUp(TaskSeries):
         lowest: float,
         waiting: Collection[Family] = (),
     ) -> None:
-        self._search, self._outcome, self._lowest = search, outcome, lowest
+        self._search, self._outcome = search, outcome
         self._idle = self._vain = 0
         self._is_proven = lowest >= outcome.best * (1 - OPTIMALITY_TOLERANCE)
         self._limit = outcome.work + max(
@@ -150,7 +150,7 @@ class RunnersUp(TaskSeries):
         self._vain = 0 if found else self._vain + 1
         heapq.heappush(self._open, (state.bound, number))
         detail = str(state.cell[0][0])
-        report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
+        report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), detail)
 
     def _threshold(self) -> float:
         """Return the step time in seconds from which on a plan is not among the k best."""

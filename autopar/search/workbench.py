@@ -14,7 +14,7 @@ from typing import IO
 
 from autopar.bounds.submesh import SubmeshBounds, submesh_bounds
 from autopar.collector import seldom_collected, uncollected
-from autopar.configuration import Family
+from autopar.configuration import Family, Priced
 from autopar.cost import Overlap
 from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import DataMajor
@@ -81,7 +81,7 @@ class Workbench:
         self._nodes: dict[Cell, NodeSolver] = {}
         self._states: dict[Cell, bytes] = {}
         """Packed solvers of cells that have waited long; their tables are written again when a task continues them."""
-        self._tables: dict[tuple[Mesh, int], Tables | None] = {}
+        self._tables: dict[tuple[Priced, int], Tables | None] = {}
         """Tables of the last meshes and numbers of microbatches, which all schedules and branches share."""
 
     @classmethod
@@ -170,7 +170,7 @@ class Workbench:
 
     def _tables_of(self, family: Family) -> Tables | None:
         """Return the tables of a node, and keep them for other schedules and branches."""
-        of = family[0].mesh, family[0].num_microbatches
+        of = family[0].priced, family[0].num_microbatches
         self._tables[of] = self._tables.pop(of) if of in self._tables else self._search.tables(family)
         while len(self._tables) > 1 and self._nbytes(self._tables.values()) > KEPT_TABLES / self._share:
             self._tables.pop(next(iter(self._tables)))

@@ -54,11 +54,17 @@ def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     ]
 
 
+def scheduled(program: Program, costs: Costs) -> Costs:
+    """Return the costs of a program under its schedule."""
+    return costs.overlapped() if SCHEDULES[program.schedule].hides_dispatch else costs
+
+
 def stages_in_time(program: Program, costs: Costs, bucket: float | None) -> list[StageLayout]:
     """Return the stages in time; equal stages on equal devices are one and the same object.
 
     Segments are laid out once for all stages that work on equal devices.
     """
+    costs = scheduled(program, costs)
     segments: dict[int, list[Segment]] = {}
     for segment in program.segments:
         segments.setdefault(segment.kind, []).append(segment)
@@ -88,7 +94,7 @@ def traffic_of(
     stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float | None
 ) -> list[StageTraffic]:
     """Return the gradient traffic of every stage."""
-    maker = maker_of(program)
+    maker, costs = maker_of(program), scheduled(program, costs)
     known: dict[object, StageTraffic] = {}
     found = []
     for layout, stage in zip(stages, program.stages, strict=True):

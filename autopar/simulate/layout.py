@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack
+from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack, rings
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
 from autopar.cost.fusion import Work
@@ -103,6 +103,9 @@ class Costs(Protocol):
     def on(self, devices: range, /) -> "Costs":
         """Return the costs of work on some devices, where a cluster has several kinds of them."""
 
+    def overlapped(self) -> "Costs":
+        """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
+
 
 class Resource(StrEnum):
     """What a device has one of: compute stream, link inside the node, share of the NICs, link to host memory."""
@@ -177,7 +180,8 @@ class Layout:
         traffic: Collectives that overlap whole, in order.
         copy_seconds: What copies to or from host memory add to what they run beside.
         host_link_seconds: Their time on the host link, hidden or not.
-        exchanges: Seconds by mesh axis of halo exchanges, and of rows of experts in the backward; kernels wait for all.
+        exchanges: Seconds by mesh axis of halo exchanges, of what a ring cannot hide, and of rows of experts in the
+            backward; kernels wait for all.
     """
 
     compute_seconds: float
@@ -267,7 +271,7 @@ def element_bytes(compute: Compute) -> dict[str, float]:
 
 
 def compute_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
-    """Return the seconds of an op of a segment."""
+    """Return the seconds of the kernels of an op of a segment."""
     op, sizes = compute.op, element_bytes(compute)
     return float(costs.op_seconds(op, shapes_of(compute.inputs), shapes_of(compute.outputs), sizes, fused)[0])
 
@@ -357,7 +361,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
         return _lay_out_copies(segment, costs.cluster)
     is_backward = segment.phase is SegmentPhase.BACKWARD
     covering = _covering(segment) if is_backward else set()
-    kernels, weight, launches = 0.0, 0.0, 0.0
+    kernels, weight, launches, hidden = 0.0, 0.0, 0.0, 0.0
     exchanges: list[tuple[str, float]] = []
     spans: list[Span] = []
     waits: list[_Wait] = []
@@ -376,6 +380,16 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                 kernels += seconds
                 weight += seconds if position in covering else 0.0
                 launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
+                ring = instruction.ring
+                if ring is not None:  # what of its transfers does not run beside its own kernels
+                    transfers = rings.all_transfers(costs.exchange_seconds(instruction.passed_bytes, ring), ring)
+                    shown = float(rings.added_seconds(seconds, transfers, ring, costs.stack))
+                    hidden += transfers - shown
+                    if shown:
+                        name = f"ring[{ring.name}] {instruction.op.name}"
+                        spans.append(Span(_link(ring, costs), name, kernels, shown))
+                        kernels += shown
+                        exchanges.append((ring.name, shown))
             case Collective():
                 axis, kind, link = instruction.axis, instruction.kind, _link(instruction.axis, costs)
                 seconds = float(costs.collective_seconds(kind, instruction.bytes, axis, instruction.routed))
@@ -428,7 +442,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
         compute_seconds=kernels - exchanged,
         collective_seconds=exchanged + sum(added),
         host_seconds=host,
-        link_seconds=exchanged + sum(alone),
+        link_seconds=exchanged + hidden + sum(alone),
         gather_seconds=alone[_Way.EARLY.value],
         spans=tuple(_in_place(spans, waits, share)),
         stops=tuple(Stop(wait.at, wait.seconds * share[wait.way], wait.axis) for wait in waits),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import fsum
 
+from autopar.cost.rings import buffer_bytes
 from autopar.cost.traffic import is_view
 from autopar.program.records import (
     Collective,
@@ -91,6 +92,9 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
             if instruction.kept:
                 hidden[f"{instruction.op.name}|kept"] = instruction.kept
                 makes.append((f"{instruction.op.name}|kept", instruction.kept))
+            if instruction.ring is not None:
+                size = buffer_bytes(instruction.passed_bytes, instruction.ring)
+                makes.append((f"{instruction.op.name}|ring", size))
         elif isinstance(instruction, Collective) and instruction.overlaps:
             reducing.append(instruction.operand.bytes)
         steps.append((uses, tuple(makes)))

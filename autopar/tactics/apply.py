@@ -11,6 +11,7 @@ from autopar.errors import TacticError
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.graph_facts import layer_kinds
 from autopar.ir.graph import Op, Phase, Role, Value
+from autopar.plan import CONTEXT_KINDS
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.key_heads import copy_key_heads
 from autopar.tactics.propagate import Conflict, propagate
@@ -85,6 +86,8 @@ _ROWS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "autopar::ExpertCombineGrad": ((0,), (0,)),
 }
 """Ops around experts, and which of their inputs and outputs are rows of experts."""
+_BY_HEADS = 4
+"""Rank of operands of attention that have a dim for heads, (batch, heads, positions, channels)."""
 _SAMPLES, _POSITIONS = 1, 2
 """Dims of rows of experts."""
 
@@ -132,8 +135,8 @@ class Applier:
                 self._place(tactic, number)
             case DataParallel(axis):
                 self._shard_data(self._batches(), self.axis(axis), number, "batch")
-            case ContextParallel(axis):
-                self._shard_data(self._sequences(), self.axis(axis), number, "sequence")
+            case ContextParallel():
+                self._context_parallel(tactic, self.axis(tactic.axis), number)
             case Megatron(axis, vocabulary):
                 self._megatron(self.axis(axis), number, vocabulary=vocabulary)
             case SequenceParallel(axis):
@@ -302,10 +305,13 @@ class Applier:
         return placements
 
     def _shard_data(self, wanted: list[tuple[str, int]], axis: int, number: int, what: str) -> None:
-        if not wanted:
-            raise TacticError(f"no input of the model has a {what} dim", hint="name the inputs with Shard")
+        self._check_named(wanted, what)
         self._check_data(wanted, axis, what)
         self._shard_all(wanted, axis, number)
+
+    def _check_named(self, wanted: list[tuple[str, int]], what: str) -> None:
+        if not wanted:
+            raise TacticError(f"no input of the model has a {what} dim", hint="name the inputs with Shard")
 
     def _check_data(self, wanted: list[tuple[str, int]], axis: int, what: str) -> None:
         for name, dim in wanted:
@@ -326,6 +332,41 @@ class Applier:
             value = self.graph.values[name]
             if len(value.shape) == dim + (3 if value.is_float else 2):
                 found.append((name, dim + 1))
+        return found
+
+    def _context_parallel(self, tactic: ContextParallel, axis: int, number: int) -> None:
+        """Split the sequence; what attention does on the axis is settled first where heads are split in its place."""
+        if tactic.kind not in CONTEXT_KINDS:
+            raise TacticError(f"context parallelism {tactic.kind!r}", hint=f"choose {', '.join(CONTEXT_KINDS)}")
+        wanted = self._sequences()
+        self._check_named(wanted, "sequence")
+        self._check_data(wanted, axis, "sequence")
+        if tactic.kind == "ulysses":
+            for key, strategy in self._attention_by_heads(axis).items():
+                self.state.chosen.setdefault(key, {})[axis] = strategy
+        self.state.context[axis] = tactic.kind
+        self._shard_all(wanted, axis, number)
+
+    def _attention_by_heads(self, axis: int) -> dict[OpKey, int]:
+        """Return for every attention op, and its gradient, the strategy that splits all its heads."""
+        topology, found = self.topology, dict[OpKey, int]()
+        for key, op in topology.ops.items():
+            chosen = self.state.chosen.get(key, {})
+            if "Attention" not in op.kind or axis in chosen:
+                continue
+            dim = 1 if topology.rank(op.inputs[0]) == _BY_HEADS else 2
+            numbers = [
+                int(number)
+                for number in topology.possible(key, chosen, axis)
+                if _splits_heads(topology.strategies(key)[number], dim)
+            ]
+            if not numbers:
+                name = topology.mesh.axes[axis].name
+                raise TacticError(
+                    f"{name} does not divide the heads of {op.name!r}",
+                    hint="choose the kind ring or gather, or an axis that divides query heads and key heads",
+                )
+            found[key] = numbers[0]
         return found
 
     def _expert_parallel(self, axis: int, number: int, *, batch: bool) -> None:
@@ -628,6 +669,12 @@ def _splits_rows(op: Op, strategy: Strategy, dim: int) -> bool:
     ]
     terms = any(map(is_partial, (*strategy.inputs, *strategy.outputs)))
     return all(sharded_dim(own) == dim for own in rows) and not terms
+
+
+def _splits_heads(strategy: Strategy, dim: int) -> bool:
+    """Whether attention, or its gradient, splits the heads of queries, keys and values, and what it makes of them."""
+    read, made = strategy.inputs[:3], strategy.outputs
+    return strategy.local is None and all(sharded_dim(own) == dim for own in (*read, *made))
 
 
 def _sums_rows(strategy: Strategy, own: Placement) -> bool:

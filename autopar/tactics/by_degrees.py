@@ -103,7 +103,8 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
         found.append(ExpertParallel("ep"))
     if degrees.whole_experts:
         found.append(ExpertParallel("tp", batch=False))
-    found += [ContextParallel(axis) if axis == "cp" else DataParallel(axis) for axis in copying if axis != "ep"]
+    context = ContextParallel("cp", degrees.cp_kind) if degrees.cp_kind else ContextParallel("cp")
+    found += [context if axis == "cp" else DataParallel(axis) for axis in copying if axis != "ep"]
     if degrees.tp > 1:
         found.append(Megatron("tp", vocabulary=True))
     if degrees.sequence_parallel:
@@ -128,7 +129,7 @@ def stages_by_degrees(degrees: Degrees, folded: Folded, first_layers: int = 0) -
     """
     joint = degrees.schedule in ("", "1f1b")
     schedule = "interleaved" if degrees.interleave > 1 and joint else degrees.schedule or None
-    stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
+    stages = blocks_per_stage(folded, degrees.layers, degrees.predictions) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     found: list[Tactic] = [pipeline]
     if degrees.recompute != "none" and not first_layers:
@@ -159,6 +160,6 @@ def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int]
         TacticError: If there are fewer blocks than stages, or other layers than given.
     """
     given = degrees.layers
-    counts = blocks_per_stage(folded, given) if given else even_blocks(folded, degrees.num_stages)
+    counts = blocks_per_stage(folded, given, degrees.predictions) if given else even_blocks(folded, degrees.num_stages)
     ends = [0, *accumulate(counts)]
     return tuple(pairwise(ends))

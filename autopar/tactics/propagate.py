@@ -16,6 +16,7 @@ from functools import cached_property
 
 from autopar.discover import Strategy
 from autopar.discover.per_device import takes_own_mean
+from autopar.ir.rings import RINGS
 from autopar.sharding import Placement, Shard
 from autopar.tactics.state import PINNED, Decided, OpKey, State, is_partial, is_whole, sharded_dim
 from autopar.tactics.terms import leaves_terms, passes_terms
@@ -201,7 +202,12 @@ def _agree(
     """Return the strategies that go with what is known, what of it they go with, and the first thing they do not."""
     strategies = state.topology.strategies(key)
     chosen = state.chosen.get(key, {})
-    possible = [int(n) for n in state.topology.possible(key, chosen, axis) if _follows(strategies[n])]
+    no_ring = state.context.get(axis) == "gather"
+    possible = [
+        int(number)
+        for number in state.topology.possible(key, chosen, axis)
+        if _follows(strategies[number]) and not (no_ring and is_ring(strategies[number]))
+    ]
     split: list[_Known] = []
     conflict = None
     for item in known:
@@ -281,6 +287,11 @@ def _plainest(strategies: Sequence[Strategy], possible: Sequence[int]) -> list[i
     """Return the strategies among equals that need no rows of neighbours and no other op than the op itself."""
     plain = [number for number in possible if not strategies[number].halos and strategies[number].local is None]
     return list(plain or possible)
+
+
+def is_ring(strategy: Strategy) -> bool:
+    """Whether devices run an op together, passing blocks round."""
+    return strategy.local is not None and strategy.local.kind in RINGS
 
 
 def shards(placement: Placement) -> bool:

@@ -7,7 +7,7 @@ from autopar.discover import Rules
 from autopar.errors import PlanError, TacticError
 from autopar.folding.fold import Folded
 from autopar.formulate.op_placement import op_placement
-from autopar.plan import OpPlacement, Plan
+from autopar.plan import CONTEXT_KINDS, OpPlacement, Plan
 from autopar.sharding import parse_placements
 from autopar.tactics.apply import Applier, Splitting
 from autopar.tactics.records import (
@@ -131,7 +131,7 @@ def _named(plan: Plan) -> Iterator[Splitting]:
         yield ExpertParallel(axis)
     for axis in axes:
         yield DataParallel(axis)
-        yield ContextParallel(axis)
+        yield from (ContextParallel(axis, kind) for kind in CONTEXT_KINDS)
     for axis in axes:
         yield Megatron(axis, vocabulary=True)
         yield Megatron(axis)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from autopar.ir.graph import Value
+from autopar.plan import ContextKind
 
 Pattern: TypeAlias = str | Callable[[Value], bool]
 """Which values: a name with `*` and `?` as in file names, or a predicate of the value."""
@@ -90,9 +91,16 @@ class SequenceParallel:
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """Split every data input along its sequence; attention gathers keys and values."""
+    """Split every data input along its sequence.
+
+    Attributes:
+        axis: Name of the mesh axis.
+        kind: How attention gets at other positions: "ring" passes keys and values round, and gathers them where no ring
+            is known (windows, masks); "gather" gathers them everywhere; "ulysses" exchanges positions for heads.
+    """
 
     axis: str
+    kind: ContextKind = "ring"
 
 
 @dataclass(frozen=True, slots=True)

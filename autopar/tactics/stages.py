@@ -62,8 +62,16 @@ def even_blocks(folded: Folded, stages: int) -> tuple[int, ...]:
     return tuple(whole + (first <= index < first + more) for index in range(stages))
 
 
-def blocks_per_stage(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
+def blocks_per_stage(
+    folded: Folded, layers_per_stage: Sequence[int], predictions: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Return the number of blocks of every stage, given how many of them are layers.
+
+    Args:
+        folded: The graph of one microbatch.
+        layers_per_stage: Layers per stage.
+        predictions: Modules of multi-token prediction per stage, the blocks before the last one; empty if the last
+            stage has all that comes after the layers.
 
     Raises:
         TacticError: If that leaves a stage without blocks, or is negative or not the number of layers there are.
@@ -77,9 +85,11 @@ def blocks_per_stage(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[i
     if min(layers_per_stage) < 0:
         raise TacticError(f"a stage of {min(layers_per_stage)} layers", hint="a stage has 0 layers or more")
     counts = _blocks(folded, layers_per_stage)
-    if 0 in counts:
+    if predictions:
+        counts = _with_predictions(folded, layers_per_stage, predictions)
+    if min(counts) < 1:
         raise TacticError(
-            f"stage {counts.index(0)} of {stages} would have no block: "
+            f"stage {counts.index(min(counts))} of {stages} would have no block: "
             f"{number} layers, {folded.num_blocks - number} other blocks",
             hint=f"use at most {number} stages",
         )
@@ -90,5 +100,25 @@ def _blocks(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
     """Return the number of blocks of every stage that ends with its last layer, the last one with the chain."""
     places = layers(folded)
     ends = [places[end - 1] + 1 if end else places[0] for end in accumulate(layers_per_stage)]
+    ends[-1] = folded.num_blocks
+    return tuple(stop - start for start, stop in pairwise([0, *ends]))
+
+
+def _with_predictions(folded: Folded, layers_per_stage: Sequence[int], predictions: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of blocks of every stage where modules of multi-token prediction lie as given."""
+    places, modules = layers(folded), sum(predictions)
+    first = folded.num_blocks - 1 - modules  # the last block has the head
+    if first <= places[-1]:
+        after = folded.num_blocks - places[-1] - 1
+        raise TacticError(
+            f"{modules} modules of multi-token prediction, and {after} blocks after the last layer",
+            hint="give as many as the model has: --set mtp=N",
+        )
+    ends, held = [], 0
+    for end, count in zip(accumulate(layers_per_stage), predictions, strict=True):
+        held += count
+        if held and end < len(places):
+            raise TacticError("a module of multi-token prediction lies before the last layer", hint="put it after it")
+        ends.append(first + held if held else places[end - 1] + 1 if end else places[0])
     ends[-1] = folded.num_blocks
     return tuple(stop - start for start, stop in pairwise([0, *ends]))

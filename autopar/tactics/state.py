@@ -20,6 +20,7 @@ from autopar.folding.fold import Folded, Source, boundary_groups
 from autopar.formulate.op_strategies import OpStrategies, options
 from autopar.formulate.placement_semantics import PlacementSemantics, meaning
 from autopar.ir.graph import Op, Phase, Role
+from autopar.plan import ContextKind
 from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
 
 OpKey = tuple[int, int]
@@ -178,6 +179,7 @@ class State:
         decisions: How many there are.
         placed: Placements that were said exactly, by class.
         copies: Placements of copies that were said exactly, by name; None if writing down has to find them.
+        context: Kind of context parallelism by axis.
     """
 
     topology: Topology
@@ -186,6 +188,7 @@ class State:
     decisions: int = 0
     placed: dict[str, Placements] = field(default_factory=dict)
     copies: dict[str, Placements] | None = None
+    context: dict[int, ContextKind] = field(default_factory=dict)
 
     def copy(self) -> "State":
         """Return a state that can be tried out."""
@@ -196,6 +199,7 @@ class State:
             self.decisions,
             dict(self.placed),
             self.copies if self.copies is None else dict(self.copies),
+            dict(self.context),
         )
 
     def without(self, ops: Iterable[OpKey], axis: int) -> "State":
@@ -206,7 +210,7 @@ class State:
     def take(self, other: "State") -> None:
         """Become what another state of the same graph is."""
         self.splits, self.chosen, self.decisions = other.splits, other.chosen, other.decisions
-        self.placed, self.copies = other.placed, other.copies
+        self.placed, self.copies, self.context = other.placed, other.copies, other.context
 
     def split(self, name: str, axis: int) -> Decided | None:
         """Return what is decided about the class of a value on an axis."""

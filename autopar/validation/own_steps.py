@@ -28,7 +28,7 @@ from autopar.progress import Progress, ProgressCallback, silent
 from autopar.task import job_machine
 from autopar.validation.calibrate import Calibration, Prepared, fit_prepared
 
-DEGREES = tuple(field.name for field in fields(Degrees) if field.name != "layers")
+DEGREES = tuple(field.name for field in fields(Degrees) if field.name not in ("layers", "predictions"))
 COLUMNS = (*DEGREES, "seconds", "model", "set")
 HELD_FROM = 9
 """Rows from which on a part of them is held out of the fit."""

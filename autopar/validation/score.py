@@ -12,7 +12,7 @@ NEAR = 0.04
 GOOD_REGRET = 0.03
 """A choice of plan this much slower than the best counts as good."""
 _GROUP = 3
-"""Rows that make a group worth ranking."""
+"""Plans that make a group worth ranking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ def errors(values: Sequence[float]) -> Errors | None:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How plans of one model on one number of devices are ranked.
+    """How plans of one job are ranked: one model, software and precision, on one number of devices.
 
     Attributes:
         name: Framework, model and number of devices.
-        plans: How many plans were measured and predicted.
+        plans: How many plans were measured and predicted; a plan that was measured several times has their median.
         tau: Kendall's rank correlation of predicted and measured seconds per sample.
         regret: How much slower the plan predicted to be best is than the best measured one.
     """
@@ -68,20 +68,22 @@ class Ranking:
 
 
 def rankings(outcomes: Sequence[Outcome]) -> tuple[Ranking, ...]:
-    """Return how the plans of every model on every number of devices are ranked, by seconds per sample."""
+    """Return how the plans of every job are ranked, by seconds per sample."""
     groups: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
         row = outcome.row
         if outcome.predicted is not None and row.global_batch:
-            key = (row.framework, row.arch, row.layers, row.hidden, row.heads, row.seq, row.gpu, row.n_gpus)
+            job = row.framework, row.arch, row.layers, row.hidden, row.heads, row.seq, row.gpu, row.n_gpus
+            key = *job, outcome.stack, row.precision, row.numbers, row.lora
             groups.setdefault(key, []).append(outcome)
     found = []
     for members in groups.values():
-        pairs = [
-            (o.measured / o.row.global_batch, o.predicted / o.row.global_batch)
-            for o in members
-            if o.measured is not None and o.predicted is not None and o.row.global_batch
-        ]
+        plans: dict[float, list[float]] = {}
+        for o in members:
+            if o.measured is not None and o.predicted is not None and o.row.global_batch:
+                plans.setdefault(o.predicted / o.row.global_batch, []).append(o.measured / o.row.global_batch)
+        # what is predicted alike is one plan, run with several versions or on several machines
+        pairs = [(median(measured), predicted) for predicted, measured in plans.items()]
         if len(pairs) < _GROUP:
             continue
         best = min(measured for measured, _ in pairs)

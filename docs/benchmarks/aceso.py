@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+from usage import show_usage
 
 from autopar.aceso import Configuration, CostModel, Database, Stage, plan
 from autopar.aceso.database import MIB
@@ -166,6 +167,7 @@ def _ours(databases: Path, device: Device, row: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     folder = Path(sys.argv[1])
     write(HEAD)
     plans(folder)

@@ -11,6 +11,8 @@ limit decides how good they are, not how far formula and simulator agree on them
 import sys
 from dataclasses import dataclass
 
+from usage import show_usage
+
 from autopar.api import plan_task
 from autopar.configuration import Configuration
 from autopar.request import JobRequest
@@ -95,4 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

@@ -23,6 +23,8 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from usage import show_usage  # noqa: E402
+
 from autopar.page.document import render  # noqa: E402
 from autopar.page.records import Bars, Gantt, Lanes  # noqa: E402
 from tests.browser import Page, browser_path, open_browser  # noqa: E402
@@ -190,4 +192,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

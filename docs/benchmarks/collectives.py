@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from usage import show_usage
 
 from autopar.cost.measured import Timing, collective_report
 
@@ -57,4 +58,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main(Path(sys.argv[1]))

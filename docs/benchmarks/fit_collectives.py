@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from usage import show_usage
 
 from autopar.cost.measured import bus_factor, measured_seconds, operation, read_rows, split
 
@@ -97,4 +98,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main(Path(sys.argv[1]))

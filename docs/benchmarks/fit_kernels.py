@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from usage import show_usage
 
 from autopar.cost import gemm
 from autopar.cost.accuracy import CLUSTERS, is_held_out, read_gemms
@@ -74,4 +75,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main(Path(sys.argv[1]))

@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from usage import show_usage  # noqa: E402
+
 from autopar.cluster import Cluster, Device, Link, load_cluster  # noqa: E402
 from autopar.cluster.networks import nics  # noqa: E402
 from autopar.cost import CostModel, load_policy, resolve_stack  # noqa: E402
@@ -187,4 +189,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

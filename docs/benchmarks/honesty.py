@@ -7,6 +7,7 @@ The jobs, the plans by degrees and the violations are those of `tests/enumeratio
 the jobs, `pytest -m slow tests/test_honesty.py` the others.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -69,7 +70,11 @@ def row(number: int, found: Comparison) -> str:
 
 def main() -> None:
     """Print the page of the jobs named, or of all."""
-    numbers = [int(number) for number in sys.argv[1:]] or range(NUM_JOBS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", type=int, nargs="*", metavar="JOB", help=f"0 to {NUM_JOBS - 1}; all if none is said")
+    numbers = parser.parse_args().jobs or range(NUM_JOBS)
+    if not set(numbers) <= set(range(NUM_JOBS)):
+        parser.error(f"jobs are 0 to {NUM_JOBS - 1}")
     sys.stdout.write("\n".join((*HEAD, "")))
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:

@@ -5,6 +5,8 @@ python docs/benchmarks/kernels.py gemm.json memory_bound_ops.json > docs/benchma
 
 import sys
 
+from usage import show_usage
+
 from autopar.cost.accuracy import KernelError, gemm_report, memory_report
 
 HEAD = """\
@@ -42,6 +44,7 @@ def table(errors: tuple[KernelError, ...]) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     write(HEAD)
     table(gemm_report(sys.argv[1]))
     write(MEMORY)

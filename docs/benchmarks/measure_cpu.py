@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from usage import show_usage
 
 SIZE = 1024
 """Rows and columns of the matrices multiplied."""
@@ -119,4 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from usage import show_usage
+
 from tests.memory_cases import NAMED, NOT_TRACKED, PARTS, TOLERANCE, cases, compare
 
 HEAD = f"""\
@@ -34,6 +36,7 @@ def write(text: str) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     cache = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     write(HEAD)
     write(f"| model | layout | peak, MB | predicted | error | {' | '.join(PARTS)} |")

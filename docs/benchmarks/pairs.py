@@ -1,6 +1,6 @@
 """Print how well predictions tell two plans of one job apart, from a table of predicted and measured steps.
 
-    python docs/benchmarks/pairs.py docs/benchmarks/validation_2026-11-27.json FOLDER_OF_ROWS...
+    python docs/benchmarks/pairs.py docs/benchmarks/validation_2026-11-28.json FOLDER_OF_ROWS...
 
 The first argument is the JSON of `autopar validate`, each folder has the `train.json` that it read. Rows of one job
 (framework, sizes of the model, device, number of devices, precision) are paired. The error of a pair is the difference
@@ -14,6 +14,8 @@ import sys
 from collections import defaultdict
 from itertools import combinations, pairwise
 from pathlib import Path
+
+from usage import show_usage
 
 JOB = ("framework", "arch", "layers", "hidden", "heads", "seq", "gpu", "n_gpus", "precision")
 """Fields in which plans of one job agree."""
@@ -56,4 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

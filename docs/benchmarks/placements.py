@@ -14,6 +14,8 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
+from usage import show_usage
+
 from autopar.bounds.priced_cuts import CutGenerator, levels_of
 from autopar.configuration import Family, families
 from autopar.problem import Problem, Solution
@@ -126,4 +128,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

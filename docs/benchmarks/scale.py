@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from usage import show_usage
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -261,4 +263,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main()

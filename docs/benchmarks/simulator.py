@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from usage import show_usage
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cluster.files import parse_cluster
@@ -263,6 +264,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     try:
         main()
     except JobError as error:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from usage import show_usage
+
 from autopar.api import plan_task
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.request import JobRequest
@@ -102,6 +104,7 @@ def _timed(work: Callable[[], Staged]) -> tuple[Staged, float]:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     what, wanted = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     opinions = f"{'arcs':>10}{'HiGHS s':>8}{'':10}{'CP s':>8}{'':10}"
     heads = {

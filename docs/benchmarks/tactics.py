@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
+from usage import show_usage
+
 from autopar.cluster.presets import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import discover
@@ -211,4 +213,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main(sys.argv[1:])

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from usage import show_usage
+
 from autopar.cost import Stack
 from autopar.report.text import format_change, format_table
 from autopar.validation.express import express
@@ -103,4 +105,5 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    show_usage(__doc__)
     main(sys.argv[1])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from autopar.errors import ProgramError
+from autopar.ir.rings import RINGS
 from autopar.program.records import (
     Collective,
     Compute,
@@ -79,8 +80,12 @@ def _instruction_problem(instruction: Instruction, mesh: Mesh) -> str:
             return _move_problem(mesh, axis, Replicate(), target, operand, result)
         case Exchange():
             return _exchange_problem(instruction, mesh)
-        case Compute(start=Start() as start, inputs=inputs):
+        case Compute(op=op, start=Start() as start, inputs=inputs):
+            if op.kind in RINGS and len(start.axes) != 1:
+                return f"op {op.name!r} runs in a ring over {len(start.axes)} axes: a ring is one axis"
             return _start_problem(start, inputs, mesh)
+        case Compute(op=op) if op.kind in RINGS:
+            return f"op {op.name!r} runs in a ring and does not say over which axis"
         case Compute() | Offload() | Fetch():  # copies change nothing: `verify_segment` holds both sides together
             return ""
 

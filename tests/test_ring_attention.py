@@ -1,0 +1,324 @@
+"""Ring attention: its steps, the rule that is found, what plans with it compute, and what they cost."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autopar.cluster import Link, load_cluster
+from autopar.cost import CostModel, Stack, rings
+from autopar.cost.attention import attention_work
+from autopar.describe.context_kinds import context_kinds
+from autopar.discover import discover
+from autopar.discover.rules import Strategy
+from autopar.errors import TacticError
+from autopar.execute import Executor
+from autopar.execute.rings import run_ring
+from autopar.formulate.building import build_tables
+from autopar.formulate.manual_recipes import batch_dims
+from autopar.formulate.op_strategies import options
+from autopar.formulate.tables import Memory, Tables
+from autopar.ir.graph import Attr, Graph, Op, Value
+from autopar.ir.rings import RINGS
+from autopar.plan import CONTEXT_KINDS, ContextKind, Job, ModelInfo, Plan
+from autopar.program.records import Compute, SegmentPhase
+from autopar.sharding import Axis, Mesh, Replicate, Shard
+from autopar.simulate.layout import Resource, lay_out
+from autopar.simulate.liveness import lifetimes
+from autopar.tactics import ContextParallel, DataParallel, Megatron, Pipeline, Recompute, Tactic
+from autopar.tactics.draft import Draft
+from autopar.tactics.reading import tactics_of
+from tests.executions import COSTS, Execution, model_graph, model_rules
+from tests.test_discover_windows import compare_runtimes
+
+Array = NDArray[Any]
+EXECUTOR = Executor()
+OPSET = 24
+B, H, G, S, D, F = 2, 4, 2, 12, 6, 3
+"""Batch, query heads, key heads, tokens, channels of queries and keys, and of values."""
+
+
+def draw(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+def operands() -> list[Array]:
+    """Return q, k, v and the gradient of the result."""
+    return [draw(B, H, S, D), draw(B, G, S, D, seed=1), draw(B, G, S, F, seed=2), draw(B, H, S, F, seed=3)]
+
+
+def in_ring(kind: str, attrs: Mapping[str, Attr], inputs: list[Array], devices: int) -> list[Array]:
+    """Return what devices compute that hold blocks of tokens, put together."""
+    given = tuple(sorted(attrs.items()))
+
+    def run(step: str, arrays: Any, num_outputs: int) -> tuple[Array, ...]:
+        return EXECUTOR.run_kind(step, given, arrays, num_outputs, OPSET)
+
+    blocks = list(zip(*(np.split(array, devices, axis=2) for array in inputs), strict=True))
+    starts = [np.array(S // devices * device, np.int64) for device in range(devices)]
+    made = run_ring(RINGS[f"autopar::{kind}"], blocks, starts, run)
+    assert made is not None
+    return [np.concatenate(parts, axis=2) for parts in zip(*made, strict=True)]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("attrs", [{"is_causal": 1}, {"is_causal": 0, "scale": 0.25}], ids=str)
+def test_devices_in_a_ring_compute_attention_and_its_gradient(attrs: dict[str, Attr], devices: int) -> None:
+    """Keys of two groups of heads; the devices before a block of keys see nothing of it if attention is causal."""
+    q, k, v, dy = operands()
+    (expected,) = EXECUTOR.run_kind("Attention", tuple(sorted(attrs.items())), (q, k, v), 1, OPSET)
+    scaled = tuple(sorted({"scale": D**-0.5, **attrs}.items()))
+    gradients = EXECUTOR.run_kind("autopar::AttentionGrad", scaled, (q, k, v, dy), 3, OPSET)
+
+    found = in_ring("RingAttention", attrs, [q, k, v], devices)
+    found += in_ring("RingAttentionGrad", dict(scaled), [q, k, v, dy], devices)
+
+    for whole, parts in zip((expected, *gradients), found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
+
+
+def test_scores_with_a_soft_cap_are_merged_like_others() -> None:
+    q, k, v, dy = operands()
+    attrs: dict[str, Attr] = {"scale": 0.25, "softcap": 0.5}
+    given = tuple(sorted(attrs.items()))
+    expected = EXECUTOR.run_kind("autopar::CausalAttention", given, (q, k, v), 1, OPSET)
+    expected += EXECUTOR.run_kind("autopar::CausalAttentionGrad", given, (q, k, v, dy), 3, OPSET)
+
+    found = in_ring("RingCausalAttention", attrs, [q, k, v], 3)
+    found += in_ring("RingCausalAttentionGrad", attrs, [q, k, v, dy], 3)
+
+    for whole, parts in zip(expected, found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
+
+
+def test_onnxruntime_runs_the_steps_as_we_do() -> None:
+    """A block of keys that all come later than the queries, one that is seen in part, and what was merged before."""
+    q, k, v, dy = (array[:, :, :4] for array in operands())
+    nothing = [np.zeros((B, H, 4, F)), np.full((B, H, 4, 1), -np.inf)]
+    merged = [draw(B, H, 4, F, seed=4), draw(B, H, 4, 1, seed=5)]
+    sums = [draw(*array.shape, seed=6) for array in (q, k, v)]
+    attrs: dict[str, Attr] = {"is_causal": 1, "size": S}
+
+    for first, begun in ((0, nothing), (4, nothing), (4, merged)):
+        starts = [np.array(4, np.int64), np.array(first if begun is merged else 8 - first, np.int64)]
+        compare_runtimes("autopar::RingAttention", [q, k, v, *begun, *starts], attrs)
+        compare_runtimes("autopar::RingAttentionGrad", [q, k, v, dy, *merged, *sums, *starts], attrs)
+
+
+def graph_of(kind: str, attrs: Mapping[str, Attr], keys: int = S, masked: bool = False) -> Graph:
+    """Return the graph of one attention op."""
+    shapes: dict[str, tuple[int, ...]] = {"q": (B, H, S, D), "k": (B, G, keys, D), "v": (B, G, keys, F)}
+    shapes |= {"mask": (S, keys)} if masked else {}
+    values = {name: Value(name, shape, "float32") for name, shape in {**shapes, "y": (B, H, S, F)}.items()}
+    op = Op("core", kind, tuple(shapes), ("y",), tuple(sorted(attrs.items())))
+    return Graph("core", OPSET, values, tuple(shapes), (), {}, (op,), ("y",))
+
+
+def ring_strategies(graph: Graph, cache_dir: Path) -> list[Strategy]:
+    rule = discover(graph, cache_dir=cache_dir).of(graph.ops[0])
+    return [each for each in rule.strategies if each.local is not None and each.local.kind in RINGS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs"),
+    [("Attention", {"is_causal": 1}), ("Attention", {}), ("autopar::CausalAttention", {"scale": 0.5, "window": 0})],
+)
+def test_a_ring_is_found_where_tokens_attend_to_tokens(kind: str, attrs: dict[str, Attr], cache_dir: Path) -> None:
+    """Queries, keys and values are all split along the sequence, and so is the result."""
+    (found,) = ring_strategies(graph_of(kind, attrs), cache_dir)
+
+    assert found.inputs == (Shard(2),) * 3
+    assert found.outputs == (Shard(2),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "given"),
+    [
+        ("autopar::CausalAttention", {"scale": 0.5, "window": 3}, {}),
+        ("autopar::CausalAttention", {"scale": 0.5}, {"keys": 2 * S}),
+        ("Attention", {}, {"masked": True}),
+    ],
+    ids=["window", "decoding", "mask"],
+)
+def test_no_ring_is_found_elsewhere(kind: str, attrs: dict[str, Attr], given: dict[str, Any], cache_dir: Path) -> None:
+    """With a window most blocks would go round for nothing; the last queries of a longer sequence start elsewhere."""
+    assert not ring_strategies(graph_of(kind, attrs, **given), cache_dir)
+
+
+def test_a_ring_is_one_axis_of_the_mesh(cache_dir: Path) -> None:
+    """Beside it, another axis may split heads or samples, and not the sequence."""
+    graph = graph_of("Attention", {"is_causal": 1})
+    strategies = discover(graph, cache_dir=cache_dir).of(graph.ops[0]).strategies
+    found = options(graph, graph.ops[0], strategies, Mesh.of(a=2, b=2), frozenset())
+
+    ringing = [found.by_axis(index) for index in range(found.count) if found.local_kinds[index] >= 0]
+    ringing = [pair for pair in ringing if any(own.local and own.local.kind in RINGS for own in pair)]
+
+    others = [next(own for own in pair if own.local is None) for pair in ringing]
+    assert {own.inputs for own in others} >= {(Replicate(),) * 3, (Shard(0),) * 3, (Shard(1),) * 3}
+    assert all(own.inputs[0] != Shard(2) for own in others)
+
+
+@cache
+def execution(name: str) -> Execution:
+    return Execution.of(name, 4, 2)
+
+
+def planned(name: str, mesh: Mesh, tactics: tuple[Tactic, ...], cache_dir: Path) -> Plan:
+    folded = execution(name).folded
+    dims, job = batch_dims(folded.graph.values, model_graph(name, 8).values), Job("train", 8, 8, 75e9, {})
+    draft = Draft(
+        folded, model_rules(name, cache_dir), mesh, COSTS, model=ModelInfo("tiny", "tiny", "", 1), job=job, batch=dims,
+        num_microbatches=2,
+    )  # fmt: skip
+    for tactic in tactics:
+        draft.apply(tactic)
+    return draft.plan()
+
+
+def local_kinds(plan: Plan) -> set[str]:
+    return {op.local.kind for block in plan.blocks for op in block.ops if op.local is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "tactics"),
+    [
+        pytest.param(
+            "llama3-8b",
+            Mesh.of(d=2, c=2),
+            (DataParallel("d"), ContextParallel("c"), Recompute("full")),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("llama3-8b", Mesh.of(c=4), (ContextParallel("c"),), marks=pytest.mark.slow),
+        pytest.param(
+            "gpt2",
+            Mesh.of(c=2, t=2),
+            (ContextParallel("c"), Megatron("t"), Pipeline(2, microbatches=2)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "gpt2", Mesh.of(r=2, u=2), (ContextParallel("r"), ContextParallel("u", "ulysses")), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["data", "alone", "tensor", "heads inside"],
+)
+def test_plans_with_rings_train_like_the_model(
+    name: str, mesh: Mesh, tactics: tuple[Tactic, ...], cache_dir: Path
+) -> None:
+    """Loss, gradients and updated parameters are those of the unpartitioned model."""
+    plan = planned(name, mesh, tactics, cache_dir)
+
+    execution(name).check(plan)
+
+    assert local_kinds(plan) >= {"autopar::RingAttention", "autopar::RingAttentionGrad"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("ring", {"ring": 3}), pytest.param("gather", {"gather": 3}, marks=pytest.mark.slow), ("ulysses", {"ulysses": 3})],
+)
+def test_every_kind_of_context_parallelism_trains_like_the_model(
+    kind: ContextKind, expected: dict[str, int], cache_dir: Path
+) -> None:
+    """Three layers; only one kind at a time."""
+    plan = planned("gpt2", Mesh.of(d=2, c=2), (DataParallel("d"), ContextParallel("c", kind)), cache_dir)
+
+    execution("gpt2").check(plan)
+
+    assert context_kinds(plan.mesh, plan.blocks, execution("gpt2").folded) == {"d": {}, "c": expected}
+
+
+def test_plans_with_each_kind_are_read_back_as_tactics(cache_dir: Path) -> None:
+    """The kind is among the words that people would use."""
+    for kind in CONTEXT_KINDS:
+        plan = planned("gpt2", Mesh.of(c=2), (ContextParallel("c", kind),), cache_dir)
+        folded, rules = execution("gpt2").folded, model_rules("gpt2", cache_dir)
+        batch = batch_dims(folded.graph.values, model_graph("gpt2", 8).values)
+
+        assert ContextParallel("c", kind) in tactics_of(plan, folded, rules, batch)
+
+
+@pytest.mark.slow
+def test_heads_that_an_axis_does_not_divide_are_not_exchanged(cache_dir: Path) -> None:
+    """4 query heads and 2 key heads on 4 devices."""
+    with pytest.raises(TacticError, match="c does not divide the heads of"):
+        planned("llama3-8b", Mesh.of(c=4), (ContextParallel("c", "ulysses"),), cache_dir)
+
+
+AXIS = Axis("cp", 8, 1)
+LONG = Op("core", "autopar::RingAttention", ("q", "k", "v"), ("y",), (("is_causal", 1), ("size", 131072)))
+SHAPES = [np.array([[1, heads, 16384, 128]]) for heads in (32, 8, 8)]
+SIZES = dict.fromkeys("qkvy", 2.0)
+
+
+def test_a_device_of_a_ring_computes_its_share_of_attention() -> None:
+    """Of 131,072 tokens, 16,384 on each of 8 devices: an eighth of 4 S^2 / 2 products of 128 channels and 32 heads."""
+    work = attention_work(LONG, SHAPES, SHAPES[:1])
+
+    assert work.flops == 131072**2 / 8 * 2 * 32 * 128
+    assert work.blocks == 8
+
+
+def test_transfers_show_where_they_take_longer_than_a_block() -> None:
+    """Keys and values of 16,384 tokens and 8 heads are 67.1 MB; of 8 blocks 7 travel, each beside one of 8 kernels."""
+    h100 = load_cluster("h100")
+    costs = CostModel(h100)
+    (kernels,) = costs.op_seconds(LONG, SHAPES, SHAPES[:1], SIZES)
+    sent = rings.transfer_bytes(LONG.kind, [1e9, 2.0 * 8 * 16384 * 128, 2.0 * 8 * 16384 * 128], [1e9])
+    assert sent == 67108864.0
+    transfers = rings.all_transfers(costs.exchange_seconds(sent, AXIS), AXIS)
+
+    assert transfers / 7 < kernels / 8
+    assert rings.added_seconds(kernels, transfers, AXIS, costs.stack) == 0.0
+    assert rings.added_seconds(kernels, 7 * kernels, AXIS, costs.stack) == pytest.approx(7 * kernels * 7 / 8)
+    # a stack that leaves a fifth of what could overlap in sight, and makes both slower by 1.1 meanwhile
+    stack = Stack("slower", scalars=(("overlap_slowdown", 1.1), ("exposed_share", 0.2)))
+    assert rings.added_seconds(kernels, transfers, AXIS, stack) == pytest.approx(transfers * (1 - 0.9 * 0.8))
+
+
+def test_gradients_of_keys_and_values_travel_with_them() -> None:
+    """The gradient of the queries stays."""
+    assert rings.transfer_bytes("autopar::RingAttentionGrad", [7.0, 1.0, 2.0, 7.0], [7.0, 10.0, 20.0]) == 33.0
+
+
+def attention_nodes(tables: Tables) -> dict[str, int]:
+    """Return the node of the first attention op of each phase, by its kind."""
+    ops = [(index, tables.folded.kinds[node.kind].ops[node.position]) for index, node in enumerate(tables.nodes)]
+    named = [(index, op) for index, op in ops if "Attention" in op.kind and tables.nodes[index].options is not None]
+    return {op.kind: index for index, op in reversed(named)}
+
+
+def test_solver_and_simulator_price_a_ring_alike(cache_dir: Path) -> None:
+    """Kernels, transfers that show, and the blocks of other devices a device holds meanwhile."""
+    folded, mesh, link = execution("gpt2").folded, Mesh.of(c=4), Link("slow", 1e6, 1e-3)
+    costs = replace(COSTS, cluster=replace(COSTS.cluster, intra=link))
+    tables = build_tables(folded, model_rules("gpt2", cache_dir), mesh, costs)
+    plan = planned("gpt2", mesh, (ContextParallel("c"),), cache_dir)
+    program = execution("gpt2").program(plan)
+    kind = next(kind.id for kind in folded.kinds if any(op.kind == "Attention" for op in kind.ops))
+
+    for phase, attention in ((SegmentPhase.FORWARD, "Attention"), (SegmentPhase.BACKWARD, "autopar::AttentionGrad")):
+        segment = program.table()[kind, phase]
+        compute = next(each for each in segment.instructions if isinstance(each, Compute) and each.ring is not None)
+        only = replace(segment, instructions=(compute,))
+        layout, live = lay_out(only, costs), lifetimes(only)
+        node = attention_nodes(tables)[attention]
+        chosen = tables.nodes[node].options
+        assert chosen is not None
+        (row,) = [row for row in range(chosen.count) if (local := chosen.by_axis(row)[0].local) and local.kind in RINGS]
+        held = [
+            each.amounts[row]
+            for each in tables.bytes
+            if each.node == node and each.memory is Memory.TRANSIENT and each.start == each.end - 1
+        ]
+
+        assert tables.nodes[node].seconds[row] == pytest.approx(layout.compute_seconds + layout.collective_seconds)
+        assert layout.collective_seconds > 0
+        assert [span.resource for span in layout.spans] == [Resource.COMPUTE, Resource.INTRA]
+        assert dict(live.steps[0][1])[f"{compute.op.name}|ring"] == pytest.approx(2 * compute.passed_bytes)
+        assert 2 * compute.passed_bytes in [pytest.approx(amount) for amount in held]
