@@ -17,7 +17,7 @@ from autopar.folding.fold import Folded
 from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
 from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.iopddl import save
-from autopar.pins import Pins
+from autopar.pins import Pins, read_pins
 from autopar.plan import DimSize, Plan, Rival
 from autopar.problem import Problem
 from autopar.program.buckets import with_buckets
@@ -73,6 +73,7 @@ def solve(
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
     fusion: str = BUCKETS,
+    framework: str | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -122,6 +123,8 @@ def solve(
         fusion: "buckets" cuts the gradients of the best plans into buckets where that saves time, "off" leaves them to
             the uniform rule, "joint" fuses ops, too. The bound holds for the objective, which knows the rules of the
             stack only.
+        framework: What the plan is for, one of `autopar.frameworks.restriction.RESTRICTED`: only what it runs is
+            searched; None for all plans.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -136,6 +139,10 @@ def solve(
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.start_workers()
     end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
+    if framework is not None:
+        from autopar.frameworks.restriction import kept_to  # frameworks take long to import, and most jobs ask for none
+
+        pins = kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
     request = JobRequest(
         model,
         gpus=gpus,

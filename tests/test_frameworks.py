@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import tomllib
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -11,17 +10,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 
 import autopar
 from autopar import models
 from autopar.cli import main
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
-from autopar.frameworks import facts, known, megatron, targets
+from autopar.frameworks import facts, known, megatron, nemo, targets
 from autopar.frameworks.configurations import read_configuration
 from autopar.frameworks.jax import partition_spec
 from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.frameworks.onnx_devices import LOST, sharding_spec
+from autopar.frameworks.python_file import read_fields
 from autopar.plan import Plan, StagePlan
 from autopar.sharding import Mesh, Replicate, Shard
 from autopar.workload import open_plan
@@ -64,10 +65,9 @@ def arguments(plan: Plan) -> dict[str, str | bool]:
     return megatron.parse(plan.export("megatron").text).values
 
 
-def values(plan: Plan) -> dict[str, str]:
-    """Return the NeMo values of a plan."""
-    lines = plan.export("nemo").text.splitlines()
-    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+def values(plan: Plan, to: str) -> dict[str, Any]:
+    """Return the fields that a Python configuration of a plan sets, section by section."""
+    return read_fields(plan.export(to).text)
 
 
 def test_megatron_gets_the_degrees(hybrid: Plan) -> None:
@@ -105,25 +105,25 @@ def test_megatron_arguments_are_documented(name: str, request: pytest.FixtureReq
 
 @pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_torchtitan_fields_are_documented(name: str, request: pytest.FixtureRequest) -> None:
-    """The file is TOML, with known fields in known sections."""
-    tables = tomllib.loads(request.getfixturevalue(name).export("torchtitan").text)
-
-    for section, fields in tables.items():
-        assert fields.keys() <= known.TORCHTITAN[section]
+    """The file sets known fields in known sections."""
+    for section, fields in values(request.getfixturevalue(name), "torchtitan").items():
+        assert (fields.keys() if isinstance(fields, dict) else set()) <= known.TORCHTITAN[section]
 
 
 def test_torchtitan_gets_the_degrees(hybrid: Plan) -> None:
     """Modules of every stage, and the samples of a local batch, which a pipeline runs as microbatches."""
-    tables = tomllib.loads(hybrid.export("torchtitan").text)
+    tables = values(hybrid, "torchtitan")
 
     parallelism = tables["parallelism"]
     assert parallelism["tensor_parallel_degree"] == 2
     assert parallelism["module_fqns_per_model_part"] == [
         ["tok_embeddings", "layers.0"],
-        ["layers.1", "layers.2", "layers.3", "norm", "output"],
+        ["layers.1", "layers.2", "layers.3", "norm", "lm_head"],
     ]
-    assert tables["training"] == {"local_batch_size": 8, "global_batch_size": 16, "seq_len": 8192}
-    assert tables["activation_checkpoint"]["mode"] == "full"
+    training = tables["training"]
+    assert (training["local_batch_size"], training["global_batch_size"], training["seq_len"]) == (8, 16, 8192)
+    assert training["disable_cuda_graphs"] is True
+    assert tables["activation_checkpoint"] == "FullAC"
 
 
 @pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
@@ -142,13 +142,54 @@ def test_deepspeed_keys_are_documented(name: str, request: pytest.FixtureRequest
 
 
 @pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
-def test_nemo_values_are_documented(name: str, request: pytest.FixtureRequest) -> None:
-    """Fields of a recipe; devices are those of the plan."""
-    plan = request.getfixturevalue(name)
-    found = values(plan)
+def test_a_recipe_of_nemo_is_the_arguments_of_megatron(name: str, request: pytest.FixtureRequest) -> None:
+    """By other names: every argument is a field, or is left to the recipe's model or its precision.
 
-    assert found.keys() <= known.NEMO
-    assert int(found["trainer.num_nodes"]) * int(found["trainer.devices"]) == plan.job.gpus
+    But for the loss of Transformer Engine, which Megatron-LM's own parser refuses.
+    """
+    plan = request.getfixturevalue(name)
+    found = values(plan, "nemo")
+
+    model = {"--bf16", *(option for option in arguments(plan) if option in nemo.OF_MODEL)}
+    for option, value in arguments(plan).items():
+        if option == "--cross-entropy-fusion-impl":
+            value = "te"
+        fields = nemo.FIELDS.get(option, ())
+        assert fields or option in model or option in ("--attention-backend", *nemo.OPPOSITE), option
+        for section, field in (own.split(".") for own in fields):
+            own = found[section][field]
+            words = " ".join(own) if isinstance(own, list) else own
+            assert value is own is True or str(words) == value, option
+    assert found["model"]["context_parallel_size"] == 1
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_keys_of_maxtext_multiply_to_the_devices(name: str, request: pytest.FixtureRequest) -> None:
+    plan = request.getfixturevalue(name)
+    fields = yaml.safe_load(plan.export("maxtext").text)
+
+    assert prod(size for key, size in fields.items() if key.endswith("_parallelism")) == plan.job.gpus
+    samples = fields["per_device_batch_size"] * plan.job.gpus * fields["gradient_accumulation_steps"]
+    assert samples == plan.job.global_batch
+
+
+def test_fsdp_wraps_and_shares_over_groups(cache_dir: Path) -> None:
+    """One takes replicas and shards, the other shards alone; neither takes a pipeline."""
+    sharded = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3, shard=2, recompute="full")
+
+    found = yaml.safe_load(sharded.export("accelerate").text)
+    trainer = json.loads(sharded.export("trainer").text)
+
+    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert found["fsdp_config"]["fsdp_activation_checkpointing"] is True
+    sizes = found["parallelism_config"]
+    assert sizes["parallelism_config_dp_replicate_size"] == sizes["parallelism_config_dp_shard_size"] == 2
+    assert trainer["per_device_train_batch_size"] * trainer["gradient_accumulation_steps"] * 4 == 16
+    assert any("ZeRO over 2 of 4" in sentence for sentence in trainer["_autopar"]["not expressed"])
+    pipeline = planned("zoo:llama3-8b", LLAMA, cache_dir, pp=2, tp=2)
+    for to in ("accelerate", "trainer"):
+        with pytest.raises(ExportError, match=r"a pipeline of 2; .* runs none"):
+            pipeline.export(to)
 
 
 def test_what_is_lost_is_listed(hybrid: Plan) -> None:
@@ -188,8 +229,7 @@ def test_the_kind_of_context_parallelism_is_exported(
     exported = plan.export("torchtitan")
 
     assert arguments(plan)["--cp-comm-type"] == megatron_name
-    assert tomllib.loads(exported.text)["parallelism"].get("context_parallel_rotate_method") == torchtitan_name
-    assert any("context parallelism" in sentence for sentence in exported.lost) == (torchtitan_name is None)
+    assert any("context parallelism" in sentence for sentence in exported.lost) == (torchtitan_name != "allgather")
     assert not any("context parallelism" in sentence for sentence in plan.export("megatron").granted)
 
 
@@ -197,13 +237,13 @@ def test_shards_inside_replicas_are_hybrid(cache_dir: Path, tmp_path: Path) -> N
     """ZeRO over the links of a node only is torchtitan's HSDP and several instances of Megatron's optimizer."""
     hybrid = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3, shard=2)
 
-    found = tomllib.loads(hybrid.export("torchtitan").text)["parallelism"]
+    found = values(hybrid, "torchtitan")["parallelism"]
 
     assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 2)
     assert arguments(hybrid)["--num-distributed-optimizer-instances"] == "2"
     assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
-    (tmp_path / "job.toml").write_text(hybrid.export("torchtitan").text)
-    degrees = read_configuration(tmp_path / "job.toml", "torchtitan", gpus=4, model="zoo:llama3-8b").degrees
+    (tmp_path / "job.py").write_text(hybrid.export("torchtitan").text)
+    degrees = read_configuration(tmp_path / "job.py", "torchtitan", gpus=4, model="zoo:llama3-8b").degrees
     assert (degrees.dp, degrees.zero, degrees.shard) == (4, 3, 2)
     (tmp_path / "args").write_text(hybrid.export("megatron").text)
     assert read_configuration(tmp_path / "args", "megatron", gpus=4).degrees == degrees
@@ -347,11 +387,12 @@ def test_every_target_writes_a_file(hybrid: Plan, tmp_path: Path, capsys: pytest
     hybrid.save(tmp_path / "plan.json")
     command = ["export", str(tmp_path / "plan.json"), "-o", str(tmp_path), "--no-cache", "--to"]
 
-    for target in targets():
+    own = [target for target in targets() if target not in ("accelerate", "trainer", "maxtext")]
+    for target in own:
         assert main([*command, target]) == 0
 
     assert "not expressed:" in capsys.readouterr().err
-    assert len(list(tmp_path.iterdir())) == 1 + len(targets())
+    assert len(list(tmp_path.iterdir())) == 1 + len(own)
     assert main([*command, "keras"]) == 2
     assert "choose megatron, torchtitan" in capsys.readouterr().err
 
@@ -374,9 +415,9 @@ def test_megatron_arguments_come_back(name: str, tmp_path: Path, request: pytest
 
 def test_torchtitan_fields_come_back(hybrid: Plan, tmp_path: Path) -> None:
     """But for ZeRO 1, which torchtitan has no word for."""
-    (tmp_path / "job.toml").write_text(hybrid.export("torchtitan").text)
+    (tmp_path / "job.py").write_text(hybrid.export("torchtitan").text)
 
-    found = read_configuration(tmp_path / "job.toml", "torchtitan", gpus=8, model="zoo:llama3-8b")
+    found = read_configuration(tmp_path / "job.py", "torchtitan", gpus=8, model="zoo:llama3-8b")
 
     assert found.degrees == Degrees(
         dp=2, tp=2, pp=2, zero=2, sequence_parallel=True, recompute="full", schedule="1f1b", layers=(1, 3),
@@ -410,8 +451,9 @@ def test_offloading_is_said_and_comes_back(cache_dir: Path, tmp_path: Path) -> N
     assert found.ignored == ()
     assert found.degrees == Degrees(**degrees, global_batch=16)
     assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
-    assert values(plan)["optim.config.optimizer_cpu_offload"] == "True"
-    assert values(plan)["model.config.cpu_offloading_num_layers"] == "3"
+    recipe = values(plan, "nemo")
+    assert recipe["optimizer"]["optimizer_cpu_offload"] is True
+    assert recipe["model"]["cpu_offloading_num_layers"] == 3
 
 
 def test_zero_offload_comes_back(cache_dir: Path, tmp_path: Path) -> None:
@@ -553,7 +595,7 @@ def test_layers_of_a_published_mixture_are_asked_for() -> None:
     assert found.items() >= {
         "--multi-latent-attention": True, "--q-lora-rank": 1536, "--kv-lora-rank": 512, "--qk-head-dim": 128,
         "--qk-pos-emb-head-dim": 64, "--v-head-dim": 128, "--qk-layernorm": True, "--moe-ffn-hidden-size": 2048,
-        "--moe-layer-freq": "'([0]*3+[1]*58)'", "--moe-shared-expert-intermediate-size": 2048,
+        "--moe-layer-freq": "([0]*3+[1]*58)", "--moe-shared-expert-intermediate-size": 2048,
         "--moe-router-score-function": "sigmoid", "--moe-router-enable-expert-bias": True,
         "--moe-router-topk-scaling-factor": 2.5, "--moe-router-num-groups": 8, "--moe-router-group-topk": 4,
     }.items()  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_plan_file_with_buckets_of_no_stage_is_refused(plan: Plan) -> None:
     ("to", "told"),
     [
         ("megatron", "--ddp-bucket-size "),
-        ("nemo", "trainer.strategy.ddp.bucket_size="),
+        ("nemo", "config.ddp.bucket_size = "),
         ("pytorch", "DistributedDataParallel(module, bucket_cap_mb="),
         ("torchtitan", "torchtitan reduces block by block"),
         ("deepspeed", "DeepSpeed cuts by one size"),

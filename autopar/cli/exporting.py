@@ -1,7 +1,6 @@
 """The commands that take plans to frameworks, and configurations of frameworks to plans."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +45,10 @@ def export(
     """Write a plan in the words of a framework.
 
     PLAN is a plan.json or its folder.
-    Frameworks are megatron, torchtitan, deepspeed and nemo, which take degrees; jax, pytorch and
-    onnx, which take placements of tensors. What a framework cannot be told is listed in the file and on standard error.
-    A configuration by degrees is read back and predicted; one that does not fit into memory is not written.
+    Frameworks are megatron, torchtitan, deepspeed, nemo, accelerate, trainer and maxtext, which
+    take degrees; jax, pytorch and onnx, which take placements of tensors. What a framework cannot be told is listed in
+    the file and on standard error. A configuration by degrees is predicted without what the framework cannot do; one
+    that does not fit into memory is not written.
     """
     from autopar.plan import Plan, write_atomically
 
@@ -129,10 +129,10 @@ def import_config(
         click.echo(f"ignored: {one_line(sentence)}", err=True)
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
-    if found.hides_tp:
+    if found.software:
         named = request["cluster"]
         machine = named if isinstance(named, Cluster) else load_cluster(named)
-        request |= {"cluster": machine, "stack": replace(resolve_stack(request["stack"], machine), hides_tp=True)}
+        request |= {"cluster": machine, "stack": found.stack(resolve_stack(request["stack"], machine))}
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
     request |= {
         "dims": found.dims,

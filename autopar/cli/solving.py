@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
 )
 @click.option(
+    "--for",
+    "framework",
+    metavar="NAME",
+    help="Search only what a framework runs: megatron, nemo, torchtitan, deepspeed, accelerate, trainer, fsdp or "
+    "maxtext.",
+)
+@click.option(
     "--grid",
     "grid_seconds",
     type=not_negative_number,
@@ -105,6 +112,8 @@ def solve(
     compares = request["precision"] == AUTO_PRECISION
     if asked is not None:
         refuse_alone(context)
+        if request.pop("framework") is not None:
+            raise click.UsageError("--for is for a number of --gpus")
         if compares:
             raise click.UsageError("--precision auto compares precisions for a number of --gpus; name one precision")
     if output is not None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from autopar.describe.one_line import name_stages
 from autopar.errors import ExportError
 from autopar.folding.fold import Folded
-from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks import deepspeed, fsdp, jax, maxtext, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks.abilities import ABILITIES, Abilities
 from autopar.frameworks.buckets import one_size
 from autopar.frameworks.export_check import outcome_of
 from autopar.frameworks.facts import Facts, read
@@ -21,6 +22,9 @@ BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
     "torchtitan": torchtitan.export,
     "deepspeed": deepspeed.export,
     "nemo": nemo.export,
+    "accelerate": fsdp.export_accelerate,
+    "trainer": fsdp.export_trainer,
+    "maxtext": maxtext.export,
 }
 """Frameworks that take degrees; a file also says what it comes to."""
 
@@ -44,7 +48,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
 
     Args:
         plan: A plan, solved or read from a file.
-        to: "megatron", "torchtitan", "deepspeed", "nemo", "jax", "pytorch" or "onnx".
+        to: "megatron", "torchtitan", "deepspeed", "nemo", "accelerate", "trainer" or "maxtext", which take degrees;
+            "jax", "pytorch" or "onnx", which take placements.
         model: Where the model is now; None for where it was.
         cache_dir: Where exported Hugging Face models are kept between runs; None to keep
             nothing.
@@ -76,11 +81,37 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
         facts = _with_stage_order(read(plan, folded, workload.proto()), to)
         if to in _BY_SIZE:
             facts = replace(facts, bucket=one_size(plan, folded, to))
+        _check_roles(facts, ABILITIES[to])
         written = BY_DEGREES[to](facts, "")
         return BY_DEGREES[to](facts, outcome_of(plan, to, written, facts, workload, cache_dir).sentence)
     if to in BY_PLACEMENTS:
         return BY_PLACEMENTS[to](plan, folded)
     return onnx_devices.export(plan, folded, workload.proto())
+
+
+_NAMED = {"tp": "tensor", "cp": "context", "ep": "expert"}
+
+
+def _check_roles(facts: Facts, ability: Abilities) -> None:
+    """Refuse plans whose kinds of parallelism FSDP2 alone has none of.
+
+    Raises:
+        ExportError: If the plan has one.
+    """
+    if ability.schedules:
+        return  # trainers of their own code, in which what a configuration lacks can be built
+    extra = [
+        f"{_NAMED[role]} parallelism of {getattr(facts, role)}"
+        for role in _NAMED
+        if role not in ability.roles and getattr(facts, role) > 1
+    ]
+    if facts.pp > 1:
+        extra.append(f"a pipeline of {facts.pp}")
+    if extra:
+        raise ExportError(
+            f"the plan has {' and '.join(extra)}; {ability.name} runs none",
+            hint="solve --for fsdp searches plans that it runs, or export --to megatron, torchtitan or pytorch",
+        )
 
 
 def _with_stage_order(facts: Facts, to: str) -> Facts:

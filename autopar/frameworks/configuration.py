@@ -1,8 +1,10 @@
 """What a configuration of a framework states: degrees, model, precision, and what of it is taken otherwise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from autopar.cost import Stack
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.limits import MAX_DEVICES
@@ -21,7 +23,7 @@ class Configuration:
         ignored: What was not, each with its value.
         assumed: What the prediction takes otherwise than the framework would, a sentence each.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
-        hides_tp: Whether collectives of tensor parallelism run in chunks beside products, as of `Stack.hides_tp`.
+        software: Fields of the software stack that it states, by name.
     """
 
     degrees: Degrees
@@ -32,7 +34,11 @@ class Configuration:
     ignored: tuple[str, ...]
     assumed: tuple[str, ...] = ()
     first_layers: int = 0
-    hides_tp: bool = False
+    software: tuple[tuple[str, Any], ...] = ()
+
+    def stack(self, usual: Stack) -> Stack:
+        """Return the software stack with what the configuration states of it."""
+        return replace(usual, **dict(self.software))
 
 
 def data_parallel_degree(gpus: int | None, shape: Mapping[str, int]) -> int:

@@ -1,6 +1,6 @@
 """Configurations of frameworks as plans: the degrees they state, the model, and what says nothing about either."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,14 @@ from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.deepspeed import COMMENT
+from autopar.frameworks.facts import config_sizes, sizes_of
 from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES
 from autopar.frameworks.megatron_import import read_arguments
+from autopar.frameworks.python_file import is_python, read_fields
+from autopar.huggingface import read_config
 from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, parse_json, parse_toml
+from autopar.workload import HUGGING_FACE, ZOO
 
 
 def read_configuration(
@@ -61,15 +65,14 @@ _LOCAL_BATCH = 8
 _SEQUENCE = 2048
 """Default of training.seq_len."""
 _SELECTIVE = "2"
-"""Default of activation_checkpoint.selective_ac_option."""
+"""Default of activation_checkpoint.selective_ac_option, up to torchtitan 0.2."""
+_POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "None": "none"}
+"""What classes of activation checkpointing make layers recompute, from torchtitan 0.3 on."""
 
 
 def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration:
-    try:
-        tables = parse_toml(text, foreign=True)
-    except UnreadableError as error:
-        raise ExportError(f"the configuration is no TOML: {error}", hint="give the job's .toml file") from None
-    fields = _Fields(tables)
+    python = is_python(text)
+    fields = _Fields(read_fields(text) if python else _toml(text))
     pp = fields.whole("parallelism.pipeline_parallel_degree", 1)
     tp = fields.whole("parallelism.tensor_parallel_degree", 1)
     cp = fields.whole("parallelism.context_parallel_degree", 1)
@@ -82,6 +85,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     local = fields.whole("training.local_batch_size", _LOCAL_BATCH)
     batch = fields.whole_or_auto("training.global_batch_size")
     parts = fields.lists("parallelism.module_fqns_per_model_part")
+    _check_parts(parts)
     layers = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     name = fields.text("parallelism.pipeline_parallel_schedule", "1F1B")
     schedule = next((ours for ours, theirs in TORCHTITAN_SCHEDULES.items() if theirs.lower() == name.lower()), "")
@@ -89,9 +93,10 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         raise ExportError(f"schedule {name!r} is not known", hint=f"choose {', '.join(TORCHTITAN_SCHEDULES.values())}")
     each = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
     reshard = fields.text("parallelism.fsdp_reshard_after_forward", "default")
-    zero = 0 if shards == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
-    recompute = fields.text("activation_checkpoint.mode", "selective")
-    assumed = [*_titan_recompute(fields, recompute), *_titan_stages(pp, parts)]
+    # Devices that split a sequence share parameters with those that split the batch.
+    zero = 0 if shards * cp == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
+    recompute, assumed = _titan_recompute(fields, python=python)
+    assumed += _titan_stages(pp, parts)
     degrees = Degrees(
         dp=dp,
         tp=tp,
@@ -99,8 +104,9 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         cp=cp,
         cp_kind=_titan_context(fields) if cp > 1 else "",
         ep=ep,
+        etp=1 if ep > 1 and tp > 1 else 0,  # each device has whole experts
         zero=zero,
-        sequence_parallel=tp > 1,
+        sequence_parallel=tp > 1 and fields.get("parallelism.enable_sequence_parallel", True) is True,
         recompute=recompute,
         schedule=schedule if pp > 1 else "",
         interleave=(len(layers) // pp if layers else each) if pp > 1 else 1,
@@ -116,20 +122,49 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         _check_key_value_heads(kv_heads, tp)
     seq = fields.whole("training.seq_len", _SEQUENCE)
     dims = {"seq": seq} if model.startswith(("zoo:", "hf:")) else {}
-    hides_tp = fields.get("parallelism.enable_async_tensor_parallel", False) is True
-    hides_tp = fields.get("compile.enable", False) is True and hides_tp and tp > 1
+    half = fields.text("training.mixed_precision_param", "bfloat16") == "bfloat16"
+    software = tuple(_titan_software(fields, tp, python=python).items())
     return Configuration(
-        degrees, model, dims, "fsdp", tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed),
-        hides_tp=hides_tp,
+        degrees, model, dims, "fsdp" if half else "fp32", tuple(fields.understood()), tuple(fields.ignored()),
+        tuple(assumed), software=software,
     )  # fmt: skip
 
 
-def _titan_recompute(fields: "_Fields", mode: str) -> list[str]:
-    """Return what of selective recompute is taken otherwise than torchtitan has it."""
+def _toml(text: str) -> Mapping[str, Any]:
+    try:
+        return parse_toml(text, foreign=True)
+    except UnreadableError as error:
+        raise ExportError(
+            f"the configuration is no TOML: {error}", hint="give the job's .toml file, or the Python of an export"
+        ) from None
+
+
+def _titan_software(fields: "_Fields", tp: int, *, python: bool) -> dict[str, object]:
+    """Return the fields of the software stack that are stated."""
+    found: dict[str, object] = {}
+    compiles = fields.get("compile.enable", False) is True
+    section = "compile" if python else "parallelism"
+    hides_tp = fields.get(f"{section}.enable_async_tensor_parallel", False) is True
+    if compiles and hides_tp and tp > 1:
+        found["hides_tp"] = True
+    if python:
+        found["fusion"] = "chains" if compiles else "none"
+        found["graphs"] = "none" if fields.get("training.disable_cuda_graphs", False) is True else "full"
+    return found
+
+
+def _titan_recompute(fields: "_Fields", *, python: bool) -> tuple[str, list[str]]:
+    """Return what layers recompute, and what of it is taken otherwise than torchtitan has it."""
+    if python:
+        policy = str(fields.get("activation_checkpoint", "SelectiveAC"))
+        if policy not in _POLICIES:
+            raise ExportError(f"activation_checkpoint is {policy!r}", hint=f"{', '.join(_POLICIES)} are predicted")
+        return _POLICIES[policy], []
+    mode = fields.text("activation_checkpoint.mode", "selective")
     option = str(fields.get("activation_checkpoint.selective_ac_option", _SELECTIVE))
     if mode != "selective" or option == "op":
-        return []
-    return [
+        return mode, []
+    return mode, [
         f"selective recompute is by op in every layer; torchtitan recomputes one layer in {option} whole "
         f"(selective_ac_option {option!r})"
     ]
@@ -153,11 +188,33 @@ def _titan_stages(pp: int, parts: object) -> list[str]:
     return ["layers are cut evenly; torchtitan leaves one fewer in the first and in the last stage"]
 
 
+def _check_parts(parts: Sequence[Sequence[object]]) -> None:
+    """Refuse stages that leave layers out or have them twice.
+
+    Raises:
+        ExportError: If they do: torchtitan builds what is listed, whatever the model has.
+    """
+    names = [str(name) for part in parts for name in part if str(name).startswith("layers.")]
+    wanted = [f"layers.{index}" for index in range(len(names))]
+    if sorted(names) != sorted(wanted):
+        twice = next((name for name in names if names.count(name) > 1), "")
+        missing = next((name for name in wanted if name not in names), "")
+        raise ExportError(
+            f"module_fqns_per_model_part has {f'{twice} twice' if twice else f'no {missing}'}: torchtitan builds the "
+            "model without a word",
+            hint="list every layer in one stage",
+        )
+
+
 def _key_value_heads(model: str) -> int:
-    """Return the key-value heads of a model of the zoo that tells them, else 0."""
-    if not model.startswith("zoo:"):
-        return 0
-    return int(getattr(models.spec(model.removeprefix("zoo:")).config, "kv_heads", 0))
+    """Return the key-value heads of a model of the zoo or a configuration that tells them, else 0."""
+    sizes = None
+    if model.startswith(ZOO):
+        entry = models.spec(model.removeprefix(ZOO))
+        sizes = sizes_of(entry.family, entry.config)
+    elif model.startswith(HUGGING_FACE):
+        sizes = config_sizes(read_config(model.removeprefix(HUGGING_FACE)), {})
+    return 0 if sizes is None else sizes.kv_heads
 
 
 def _check_key_value_heads(kv_heads: int, tp: int) -> None:
@@ -202,6 +259,8 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
     assumed = _deepspeed_overlap(fields, degrees)
     half = fields.get("bf16.enabled", False) is True
+    for name in ("zero_optimization.reduce_bucket_size", "data_types.grad_accum_dtype", "communication_data_type"):
+        fields.get(name, None)
     precision = "mixed" if half else "megatron-fp16" if fields.get("fp16.enabled", False) is True else "fp32"
     return Configuration(
         degrees, model, {}, precision, tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed)

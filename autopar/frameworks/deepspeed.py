@@ -3,14 +3,19 @@
 import json
 
 from autopar.cost import load_policy
+from autopar.frameworks.assumptions import taken_for_granted, told
 from autopar.frameworks.facts import ON_CPU, Facts
-from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
 from autopar.frameworks.known import DEEPSPEED_SOURCE
+from autopar.frameworks.nested import nested
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
 COMMENT = "autopar"
 """Key of what the file says about itself; JSON has no comments."""
+
+_HALF_BYTES = 2.0
+_HIGHEST_IN_PIPELINE = 1
+"""ZeRO level up to which DeepSpeed's pipeline engine goes."""
 
 
 def export(facts: Facts, outcome: str = "") -> Exported:
@@ -25,24 +30,19 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "train_batch_size": facts.plan.job.global_batch,
         "train_micro_batch_size_per_gpu": facts.microbatch,
         "gradient_accumulation_steps": facts.plan.num_microbatches,
-        "zero_optimization": _zero(facts, lost),
+        **_zero(facts, lost),
+        **told(facts, "deepspeed"),
+        **_precision(facts, lost),
     }
-    policy = load_policy(facts.plan.job.precision)
-    if policy.half:
-        fields[policy.half] = {"enabled": True}
-    if policy.format is not None:
-        lost.append(f"products of linear layers in {policy.format.name}: DeepSpeed leaves them in {policy.half}")
     if facts.tp > 1:
-        fields["tensor_parallel"] = {"autotp_size": facts.tp}
+        fields["tensor_parallel.autotp_size"] = facts.tp
         if facts.zero == 3:
             lost.append("ZeRO 3 with tensor parallelism: DeepSpeed's automatic tensor parallelism takes ZeRO 0 to 2")
         if facts.sequence_parallel:
             lost.append("sequence parallelism between tensor-parallel blocks")
-    if facts.zero and facts.sharded < facts.dp:
-        lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices{_groups(facts)}")
     if facts.pp > 1:
         lost.append(_pipeline(facts))
-        if facts.zero > 1:
+        if facts.zero > _HIGHEST_IN_PIPELINE:
             lost.append(f"ZeRO {facts.zero} in a pipeline: DeepSpeed's pipeline engine takes ZeRO 0 or 1")
     if facts.cp > 1 and facts.cp_kinds == ("ulysses",):
         lost.append(f"context parallelism of {facts.cp}: register DeepSpeed's UlyssesSPAttentionHF in the model's code")
@@ -52,13 +52,14 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         )
     if facts.ep > 1:
         lost.append(f"expert parallelism of {facts.ep}: give ep_size={facts.ep} to the MoE layers")
+    if facts.mtp:
+        lost.append(f"multi-token prediction of depth {facts.mtp}: part of the model, not of this file")
     if set(facts.flavours) != {Recompute.NONE}:
         counts = ", ".join(f"{flavour} in {count}" for flavour, count in facts.flavours.items())
         lost.append(f"recompute ({counts} layers): call deepspeed.checkpointing.checkpoint in the model")
     if any(facts.offloaded):
         lost.append(f"activations of {sum(facts.offloaded)} layers in host memory: DeepSpeed moves checkpoints only")
-    asked = frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ())
-    granted = taken_for_granted(facts, asked)
+    granted = taken_for_granted(facts, "deepspeed")
     comment = {
         "plan": facts.plan.summary,
         **({"outcome": outcome} if outcome else {}),
@@ -66,46 +67,57 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         "not expressed": lost,
         "taken for granted": granted,
     }
-    text = json.dumps({COMMENT: comment, **fields}, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps({COMMENT: comment, **nested(fields)}, indent=2, ensure_ascii=False) + "\n"
     return Exported("deepspeed.json", text.encode(), tuple(lost), granted, outcome)
-
-
-def _groups(facts: Facts) -> str:
-    """Return how DeepSpeed is told that groups share, if it can be."""
-    if facts.zero < 3:
-        return ""
-    return f": mics_shard_size {facts.sharded} with deepspeed.zero.MiCS_Init"
 
 
 def _pipeline(facts: Facts) -> str:
     """Return how the pipeline is built in code: DeepSpeed has one stage per group of devices."""
-    each = facts.interleave
-    layers = [sum(facts.layers[start : start + each]) for start in range(0, len(facts.layers), each)]
-    told = (
+    told_in_code = (
         f"the pipeline: build a PipelineModule with num_stages={facts.pp} and layers per stage "
-        f"{', '.join(map(str, layers))}; DeepSpeed runs 1F1B"
+        f"{', '.join(map(str, facts.layers_of_groups))}; DeepSpeed runs 1F1B"
     )
-    if each > 1:
-        told += f", not {facts.plan.schedule} with {each} stages per group of devices"
-    elif facts.plan.schedule != "1f1b":
-        told += f", not {facts.plan.schedule}"
-    return told
+    if facts.interleave > 1:
+        return f"{told_in_code}, not {facts.plan.schedule} with {facts.interleave} stages per group of devices"
+    return told_in_code if facts.plan.schedule == "1f1b" else f"{told_in_code}, not {facts.plan.schedule}"
 
 
 def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
-    """Return the section of ZeRO, with the optimizer on the CPU (ZeRO-Offload) where the plan offloads its state."""
-    overlap: dict[str, object] = {"overlap_comm": True} if facts.zero else {}
+    """Return the fields of ZeRO, with the optimizer on the CPU (ZeRO-Offload) where the plan offloads its state."""
+    level = max(facts.zero, int(bool(facts.hosted)))
+    fields: dict[str, object] = {"stage": level}
     if facts.bucket is not None:
         lost.append(facts.bucket.lost)
-        if facts.zero:
-            overlap["reduce_bucket_size"] = facts.bucket.elements
-        else:
+        if not facts.zero:
             lost.append("a size of buckets: DeepSpeed takes reduce_bucket_size with ZeRO")
-    if not facts.hosted:
-        return {"stage": facts.zero, **overlap}
-    lost.append(ON_CPU)
-    if not facts.zero:
-        lost.append("an optimizer that is offloaded whole: DeepSpeed offloads with ZeRO only, and 1 is exported")
-    if len(facts.hosted) < len(facts.plan.stages):
-        lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
-    return {"stage": max(1, facts.zero), **overlap, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    if facts.zero and facts.sharded < facts.dp:
+        if facts.zero == 3:
+            fields["mics_shard_size"] = facts.sharded
+            lost.append(
+                f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices: needs deepspeed.zero.MiCS_Init"
+            )
+        else:
+            lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices")
+    if facts.hosted:
+        lost.append(ON_CPU)
+        if not facts.zero:
+            lost.append("an optimizer that is offloaded whole: DeepSpeed offloads with ZeRO only, and 1 is exported")
+        if len(facts.hosted) < len(facts.plan.stages):
+            lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
+        fields |= {"offload_optimizer.device": "cpu", "offload_optimizer.pin_memory": True}
+    return {f"zero_optimization.{name}": value for name, value in fields.items()}
+
+
+def _precision(facts: Facts, lost: list[str]) -> dict[str, object]:
+    """Return the numbers of activations, of sums of gradients and of their reduction."""
+    policy = load_policy(facts.plan.job.precision)
+    if policy.format is not None:
+        lost.append(f"products of linear layers in {policy.format.name}: DeepSpeed leaves them in {policy.half}")
+    if not policy.half:
+        return {}
+    sums, wire = (policy.half if own <= _HALF_BYTES else "fp32" for own in (policy.gradient, policy.gradient_wire))
+    return {
+        f"{policy.half}.enabled": True,
+        "data_types.grad_accum_dtype": sums,
+        "communication_data_type": wire,
+    }

@@ -1,30 +1,34 @@
 """What an exported configuration comes to: read back as the framework would run it, predicted, held against the limit.
 
 A configuration says less than a plan: a schedule the framework does not run, recompute by layer, a ZeRO level it does
-not have. What is left may take longer, or not fit into memory. So every configuration that states degrees is predicted
-again, and refused where it does not fit.
+not have, an overlap it does not make. What is left may take longer, or not fit into memory. So every configuration that
+states degrees is predicted again without what the framework cannot do, and refused where it does not fit.
 """
 
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.cluster import PRESETS, cluster_from_dict
-from autopar.cost import load_policy
+from autopar.cost import Stack, load_policy
 from autopar.degrees import Degrees
 from autopar.errors import ExportError, InfeasibleError, JobError, TacticError
+from autopar.frameworks import megatron
+from autopar.frameworks.abilities import ABILITIES, Abilities, nearest, zero_levels
+from autopar.frameworks.assumptions import stack_run
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.megatron import layout
 from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.units import format_bytes, format_seconds
-from autopar.workload import Workload, job_stack
+from autopar.workload import Workload
 
-_HIGHEST_ZERO = {"megatron": 3, "torchtitan": 3, "deepspeed": 3, "nemo": 1}
-"""ZeRO level up to which a framework goes."""
+_WORTH_TELLING = 0.005
+"""Share of a step by which a framework's may differ before it is said."""
 _TRIED = 8
 """Plans that are predicted in search of one that fits."""
 
@@ -59,14 +63,17 @@ def outcome_of(
         InfeasibleError: If the configuration does not fit into memory; the hint has a plan by degrees that does.
     """
     predictor = Predictor(workload, cache, verify=False)
+    stack, missing = stack_run(facts, to)
     try:
         read = _read_back(plan, to, exported, facts)
-        found = _predict(plan, predictor, read)
+        found = _predict(plan, predictor, read, stack)
     except (ExportError, JobError, TacticError) as error:
         return Outcome(None, f"Not predicted as written: {error.args[0]}.")
     if not found.fits:
-        raise _refusal(plan, to, read, found, predictor)
-    return Outcome(found, f"{_how(to, facts)}: {_figures(found)}{_of_plan(plan)}.")
+        raise _refusal(plan, to, read, found, predictor, stack)
+    reasons = (*_changes(facts, read), *missing)
+    told = f"{_how(to, facts)}: {_figures(found)}{_of_plan(plan)}.{_difference(plan, to, found, reasons)}"
+    return Outcome(found, told)
 
 
 def _how(to: str, facts: Facts) -> str:
@@ -80,52 +87,59 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
     """Return the plan that the framework runs."""
     if to in ("megatron", "torchtitan"):
         return parse_configuration(exported.text, to, gpus=plan.job.gpus, model=plan.model.name)
-    # DeepSpeed's pipeline and recompute are built in code, and NeMo's values are not read: both by degrees.
-    flavours = facts.flavours
-    full = max(sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute)
-    mixed = full if len(flavours) > 1 else 0
-    offloads = any(facts.offloaded) and to == "nemo" and facts.pp == 1
-    highest = 1 if to == "nemo" or facts.pp > 1 else 3
-    interleaves = to == "nemo"
-    degrees = Degrees(
-        dp=facts.dp,
-        tp=facts.tp,
-        pp=facts.pp,
-        cp=facts.cp,
-        cp_kind=facts.cp_kind,
-        ep=facts.ep,
-        etp=facts.etp,
-        zero=min(highest, max(facts.zero, int(bool(facts.hosted)))),
-        sequence_parallel=facts.sequence_parallel and to == "nemo",
-        recompute="offload" if offloads else "full" if full else str(flavours.most_common(1)[0][0]),
-        offload="optimizer" if facts.hosted else "",
-        interleave=facts.interleave if interleaves else 1,
-        microbatch=facts.microbatch,
-        global_batch=plan.job.global_batch,
-        layers=_layers(facts, interleaves),
-        pp_inside=facts.pp_inside and to == "nemo",
-    )
-    return Configuration(degrees, plan.model.source, {}, plan.job.precision, (), (), first_layers=mixed)
+    if to == "nemo":  # the same arguments by other names
+        return parse_configuration(megatron.export(facts).text, "megatron", gpus=plan.job.gpus, model=plan.model.name)
+    degrees, first = nearest(facts, ABILITIES[to])
+    return Configuration(degrees, plan.model.source, {}, plan.job.precision, (), (), first_layers=first)
 
 
-def _layers(facts: Facts, interleaves: bool) -> tuple[int, ...]:
-    """Return the layers of every stage, of one stage per group of devices where the framework has no more."""
-    if facts.pp == 1:
-        return ()
-    each = 1 if interleaves else facts.interleave
-    return tuple(sum(facts.layers[start : start + each]) for start in range(0, len(facts.layers), each))
-
-
-def _predict(plan: Plan, predictor: Predictor, read: Configuration) -> Prediction:
+def _predict(plan: Plan, predictor: Predictor, read: Configuration, stack: Stack) -> Prediction:
     job = plan.job
     return predictor.predict(
         read.degrees,
         cluster_from_dict(job.cluster),
-        job_stack(job),
+        stack,
         policy=load_policy(read.precision or job.precision),
         memory_limit=job.memory_limit,
         first_layers=read.first_layers,
     )
+
+
+def _difference(plan: Plan, to: str, found: Prediction, reasons: Sequence[str]) -> str:
+    """Return how much longer the framework takes than the plan, and for what; empty if it takes about as long."""
+    if plan.simulated is None:
+        return ""
+    share = found.timeline.step_seconds / plan.simulated.step_seconds - 1.0
+    if abs(share) < _WORTH_TELLING:
+        return ""
+    why = "; ".join(reasons) or "what is not expressed"
+    return f" Under {ABILITIES[to].name} this plan takes {abs(share):.1%} {'more' if share > 0 else 'less'}: {why}."
+
+
+def _changes(facts: Facts, read: Configuration) -> Iterator[str]:
+    """Yield what a framework runs in place of what the plan says, a phrase each."""
+    plan, runs = facts.plan, read.degrees.in_mode("train")
+    if facts.pp > 1:
+        if runs.schedule != plan.schedule:
+            yield f"{runs.schedule} in place of {plan.schedule}"
+        if runs.interleave != facts.interleave:
+            yield f"{runs.interleave} in place of {facts.interleave} stages per group of devices"
+        if runs.layers and runs.interleave == facts.interleave and runs.layers != facts.layers:
+            yield f"layers per stage {', '.join(map(str, runs.layers))} in place of {', '.join(map(str, facts.layers))}"
+    if runs.zero != facts.zero:
+        yield f"ZeRO {runs.zero} in place of ZeRO {facts.zero}"
+    groups = facts.sharded if 1 < facts.sharded < facts.dp else 0
+    if runs.zero and facts.zero and groups and runs.shard * facts.ep != groups:
+        yield f"ZeRO over all {facts.dp} data-parallel devices in place of groups of {groups}"
+    if runs.sequence_parallel != facts.sequence_parallel:
+        yield f"{'with' if runs.sequence_parallel else 'without'} sequence parallelism"
+    kept = Recompute.OFFLOAD if any(facts.offloaded) else None
+    wanted = {kept} if kept is not None else set(facts.flavours)
+    if wanted != {Recompute(runs.recompute)}:
+        where = f"the first {read.first_layers} layers of every stage" if read.first_layers else "all layers"
+        yield f"recompute {runs.recompute} in {where}"
+    if bool(runs.offload) != bool(facts.hosted):
+        yield "the optimizer's state on devices" if facts.hosted else "the optimizer's state in host memory"
 
 
 def _figures(found: Prediction) -> str:
@@ -141,12 +155,14 @@ def _of_plan(plan: Plan) -> str:
     return f"; the plan: {format_seconds(plan.simulated.step_seconds)}, peak {format_bytes(peak)}"
 
 
-def _refusal(plan: Plan, to: str, read: Configuration, found: Prediction, predictor: Predictor) -> InfeasibleError:
+def _refusal(
+    plan: Plan, to: str, read: Configuration, found: Prediction, predictor: Predictor, stack: Stack
+) -> InfeasibleError:
     """Return the error of a configuration that does not fit, with the nearest one that does as its hint."""
     message = f"what {to} would run of this plan does not fit: {found.plan.summary}: {_figures(found)}{_of_plan(plan)}"
-    for degrees in _nearest(read.degrees, _HIGHEST_ZERO[to])[:_TRIED]:
+    for degrees in _nearest(read.degrees, ABILITIES[to])[:_TRIED]:
         try:
-            other = _predict(plan, predictor, replace(read, degrees=degrees, first_layers=0))
+            other = _predict(plan, predictor, replace(read, degrees=degrees, first_layers=0), stack)
         except (JobError, TacticError):
             continue
         if other.fits:
@@ -155,19 +171,21 @@ def _refusal(plan: Plan, to: str, read: Configuration, found: Prediction, predic
     return InfeasibleError(message, hint="plan for more GPUs, or with another --memory-limit")
 
 
-def _nearest(degrees: Degrees, highest_zero: int) -> list[Degrees]:
+def _nearest(degrees: Degrees, ability: Abilities) -> list[Degrees]:
     """Return plans that take less memory, the nearest first: smaller microbatches, more recompute, more ZeRO."""
-    flavours = ("none", "selective", "full")
+    flavours = [str(own) for own in ON_DEVICE if own in ability.recompute]
     now = flavours.index(degrees.recompute) if degrees.recompute in flavours else len(flavours) - 1
     sizes = [size for size in range(degrees.microbatch, 0, -1) if degrees.microbatch % size == 0]
-    highest = max(degrees.zero, 1 if degrees.pp > 1 else highest_zero)
+    levels = sorted(own for own in zero_levels(ability, pp=degrees.pp, tp=degrees.tp) if own >= degrees.zero)
+    if degrees.pp > 1:
+        levels = [own for own in levels if own <= 1] or [degrees.zero]
     found = [
         replace(degrees, microbatch=size, recompute=flavour, zero=zero, shard=degrees.shard if zero else 0)
-        for zero in range(degrees.zero, highest + 1)
+        for zero in levels or [degrees.zero]
         for flavour in flavours[now:]
         for size in (sizes[0], sizes[-1])
     ]
-    return list(dict.fromkeys(found))[1:]
+    return [own for own in dict.fromkeys(found) if own != degrees]
 
 
 def as_options(degrees: Degrees) -> str:
@@ -179,8 +197,20 @@ def as_options(degrees: Degrees) -> str:
     usual = Degrees()
     words = []
     for name in (
-        "dp", "tp", "pp", "cp", "cp_kind", "ep", "zero", "shard", "recompute", "offload", "schedule", "interleave"
-    ):  # fmt: skip
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "cp_kind",
+        "ep",
+        "etp",
+        "zero",
+        "shard",
+        "recompute",
+        "offload",
+        "schedule",
+        "interleave",
+    ):
         value = getattr(degrees, name)
         if value != getattr(usual, name) and not (name == "interleave" and degrees.predictions):
             words.append(f"--{name.replace('_', '-')} {value}")

@@ -13,10 +13,13 @@ from typing import Any, Literal
 import onnx
 
 from autopar import models
+from autopar.cost import load_policy
+from autopar.cost.attention import ATTENTION_KINDS
+from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.describe.context_kinds import context_kinds
 from autopar.errors import ExportError
-from autopar.folding.fold import Folded
+from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.frameworks.buckets import OneSize
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
@@ -28,7 +31,7 @@ from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
 from autopar.plan import ContextKind, DimSize, Plan
 from autopar.recompute import Recompute
-from autopar.sharding import Shard, parse_placements
+from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of
 from autopar.workload import HUGGING_FACE, ZOO
 
@@ -60,6 +63,7 @@ class Sizes:
         tied: Whether the head is the token embedding.
         rope_theta: Base of the rotary frequencies; 0 if it is not known or there are none.
         head_size: Width of a head; 0 for `hidden / heads`.
+        capacity: Places of an expert relative to its even share of tokens; 0 if experts drop no token.
         decoder: All that is known of a decoder that autopar builds from its configuration.
     """
 
@@ -76,6 +80,7 @@ class Sizes:
     tied: bool = False
     rope_theta: float = 0.0
     head_size: int = 0
+    capacity: float = 0.0
     decoder: DecoderConfig | None = field(default=None, compare=False)
 
 
@@ -104,6 +109,7 @@ class Facts:
         hosted: Stages whose optimizer state lies in host memory.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
+        selective: Parts of a layer that selective recompute runs again, keys of `PARTS`.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
     """
 
@@ -125,6 +131,7 @@ class Facts:
     hosted: tuple[int, ...]
     sizes: Sizes | None
     lost: tuple[str, ...]
+    selective: frozenset[str] = frozenset()
     bucket: OneSize | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
 
@@ -159,6 +166,34 @@ class Facts:
     def is_even(self) -> bool:
         """Whether all stages have as many layers."""
         return len(set(self.layers)) == 1
+
+    @property
+    def layers_of_groups(self) -> tuple[int, ...]:
+        """Layers of every group of devices, where a framework has one stage on each."""
+        found: dict[tuple[int, int], int] = {}
+        for stage, layers in zip(self.plan.stages, self.layers, strict=True):
+            found[stage.devices] = found.get(stage.devices, 0) + layers
+        return tuple(found.values())
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Bytes of a full bucket of gradients."""
+        if self.bucket is not None:
+            return self.bucket.nbytes
+        return full_bucket(Axis("dp", max(2, self.dp * self.cp), 1))
+
+    @property
+    def bucket_elements(self) -> int:
+        """Gradients of a full bucket, counted one by one."""
+        if self.bucket is not None:
+            return self.bucket.elements
+        return round(self.bucket_bytes / load_policy(self.plan.job.precision).gradient_wire)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention is latent (MLA)."""
+        decoder = None if self.sizes is None else self.sizes.decoder
+        return decoder is not None and any(isinstance(own.attention, LatentAttention) for own in decoder.blocks)
 
     @property
     def flavours(self) -> Counter[Recompute]:
@@ -257,8 +292,26 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
         sizes=_sizes(plan, model),
         lost=tuple(lost),
+        selective=_selective(plan, folded),
         cp_kinds=kinds,
     )
+
+
+PARTS = ("core_attn", "layernorm", "activation")
+"""Parts of a layer that selective recompute may run again: scores and softmax, norms, activation functions."""
+
+
+def _selective(plan: Plan, folded: Folded) -> frozenset[str]:
+    """Return the parts of layers that run again in blocks that recompute selectively."""
+    names = {name for block in plan.blocks for name in block.selective}
+    kinds = {op.kind for kind in folded.kinds for op in kind.ops if op.name in names and op.kind not in VIEW_KINDS}
+    return frozenset(_part(kind) for kind in kinds)
+
+
+def _part(kind: str) -> str:
+    if kind in ATTENTION_KINDS or kind == "Softmax":
+        return "core_attn"
+    return "layernorm" if kind.endswith("Normalization") else "activation"
 
 
 def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: list[str]) -> tuple[ContextKind, ...]:
@@ -375,6 +428,7 @@ def sizes_of(family: str, config: Config) -> Sizes | None:
             return Sizes(
                 config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
                 config.vocab, config.experts, config.top_k, family=family, rope_theta=config.rope_theta,
+                capacity=config.capacity_factor,
             )  # fmt: skip
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from autopar.plan import ContextKind
 
-MEGATRON_SOURCE = "NVIDIA/Megatron-LM megatron/training/arguments.py and docs/user-guide, read 2026-11-22"
+MEGATRON_SOURCE = "Megatron-LM core_v0.19.2 (megatron/training/arguments.py, in the wheel of megatron-core 0.19.2)"
 MEGATRON: Mapping[str, str] = {
     "--tensor-model-parallel-size": "whole",
     "--pipeline-model-parallel-size": "whole",
@@ -41,6 +41,13 @@ MEGATRON: Mapping[str, str] = {
     "--use-tp-pp-dp-mapping": "flag",
     "--ddp-bucket-size": "whole",
     "--tp-comm-overlap": "flag",
+    "--attention-backend": "text",
+    "--cross-entropy-loss-fusion": "flag",
+    "--cross-entropy-fusion-impl": "text",
+    "--cuda-graph-impl": "text",
+    "--cuda-graph-modules": "text",
+    "--no-check-for-nan-in-loss-and-grad": "flag",
+    "--recompute-modules": "text",
     "--micro-batch-size": "whole",
     "--global-batch-size": "whole",
     "--num-layers": "whole",
@@ -62,6 +69,10 @@ MEGATRON: Mapping[str, str] = {
     "--moe-ffn-hidden-size": "whole",
     "--moe-grouped-gemm": "flag",
     "--moe-token-dispatcher-type": "text",
+    "--moe-flex-dispatcher-backend": "text",
+    "--moe-expert-capacity-factor": "text",
+    "--moe-pad-expert-input-to-capacity": "flag",
+    "--moe-token-drop-policy": "text",
     "--swiglu": "flag",
     "--normalization": "text",
     "--position-embedding-type": "text",
@@ -90,16 +101,18 @@ MEGATRON_RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Arguments of Megatron-LM for formats of `autopar.cost.formats`."""
 
-TORCHTITAN_SOURCE = "pytorch/torchtitan v0.2.0, torchtitan/config/job_config.py, read 2026-11-22"
+TORCHTITAN_SOURCE = "torchtitan 0.3.0 (torchtitan/trainer.py and torchtitan/config/configs.py), read 2026-11-28"
 TORCHTITAN: Mapping[str, frozenset[str]] = {
-    "training": frozenset({"local_batch_size", "global_batch_size", "seq_len"}),
+    "training": frozenset(
+        {"local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param", "disable_cuda_graphs"}
+    ),
     "parallelism": frozenset(
         {
             "data_parallel_replicate_degree",
             "data_parallel_shard_degree",
             "fsdp_reshard_after_forward",
             "tensor_parallel_degree",
-            "enable_async_tensor_parallel",
+            "enable_sequence_parallel",
             "pipeline_parallel_degree",
             "module_fqns_per_model_part",
             "pipeline_parallel_schedule",
@@ -109,13 +122,11 @@ TORCHTITAN: Mapping[str, frozenset[str]] = {
             "expert_parallel_degree",
         }
     ),
-    "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
-    "compile": frozenset({"enable"}),
-    "model": frozenset({"converters"}),
-    "quantize.linear.float8": frozenset({"enable_fsdp_float8_all_gather", "recipe_name"}),
-    "quantize.linear.mx": frozenset({"recipe_name"}),
+    "activation_checkpoint": frozenset(),
+    "compile": frozenset({"enable", "enable_async_tensor_parallel"}),
+    "model_spec": frozenset(),
 }
-"""Fields of each section."""
+"""Fields of each section; none of those that are one value."""
 ROTATE_METHODS: Mapping[ContextKind, str] = {"ring": "alltoall", "gather": "allgather"}
 """Values of context_parallel_rotate_method by kind of context parallelism; allgather is the default."""
 TORCHTITAN_SCHEDULES: Mapping[str, str] = {
@@ -127,45 +138,23 @@ TORCHTITAN_SCHEDULES: Mapping[str, str] = {
 }
 """Schedules of torch.distributed.pipelining (PyTorch 2.13, schedules.py) by our names."""
 
-DEEPSPEED_SOURCE = "deepspeed.ai/docs/config-json and deepspeed.ai/tutorials/autotp-training, read 2026-11-22"
+DEEPSPEED_SOURCE = "DeepSpeed 0.19.8 (deepspeed/runtime/config.py), read 2026-11-28"
 DEEPSPEED: Mapping[str, frozenset[str]] = {
     "train_batch_size": frozenset(),
     "train_micro_batch_size_per_gpu": frozenset(),
     "gradient_accumulation_steps": frozenset(),
-    "zero_optimization": frozenset({"stage", "overlap_comm", "reduce_bucket_size", "offload_optimizer"}),
+    "zero_optimization": frozenset(
+        {"stage", "overlap_comm", "reduce_bucket_size", "offload_optimizer", "mics_shard_size"}
+    ),
     "bf16": frozenset({"enabled"}),
     "fp16": frozenset({"enabled"}),
+    "data_types": frozenset({"grad_accum_dtype"}),
+    "communication_data_type": frozenset(),
     "tensor_parallel": frozenset({"autotp_size"}),
 }
 """Keys, and those inside each that is an object."""
 
-NEMO_SOURCE = "NVIDIA/NeMo 2.x recipes (nemo.collections.llm.recipes) and MegatronStrategy, read 2026-11-22"
-NEMO: frozenset[str] = frozenset(
-    {
-        "trainer.num_nodes",
-        "trainer.strategy.use_tp_pp_dp_mapping",
-        "trainer.devices",
-        "trainer.strategy.tensor_model_parallel_size",
-        "trainer.strategy.pipeline_model_parallel_size",
-        "trainer.strategy.virtual_pipeline_model_parallel_size",
-        "trainer.strategy.context_parallel_size",
-        "trainer.strategy.expert_model_parallel_size",
-        "trainer.strategy.sequence_parallel",
-        "trainer.strategy.ddp.use_distributed_optimizer",
-        "trainer.strategy.ddp.bucket_size",
-        "data.micro_batch_size",
-        "data.global_batch_size",
-        "data.seq_length",
-        "model.config.num_layers_in_first_pipeline_stage",
-        "model.config.num_layers_in_last_pipeline_stage",
-        "model.config.recompute_granularity",
-        "model.config.recompute_method",
-        "model.config.recompute_num_layers",
-        "model.config.cpu_offloading",
-        "model.config.cpu_offloading_num_layers",
-        "model.config.cpu_offloading_activations",
-        "model.config.cpu_offloading_weights",
-        "optim.config.optimizer_cpu_offload",
-    }
-)
-"""Fields of a recipe."""
+NEMO_SOURCE = "Megatron-Bridge 0.6.2 (megatron/bridge/training/config.py), which took the place of NeMo's recipes"
+ACCELERATE_SOURCE = "accelerate 1.15.0 (accelerate/commands/config/config_args.py and launch.py)"
+TRAINER_SOURCE = "transformers 5.24 (TrainingArguments)"
+MAXTEXT_SOURCE = "MaxText 0.2.5 (maxtext/configs/base.yml and types.py)"

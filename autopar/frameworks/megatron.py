@@ -2,38 +2,25 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from math import prod
 
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
-from autopar.frameworks.facts import ON_CPU, Facts
-from autopar.frameworks.granted import (
-    CHUNKED_COLLECTIVES,
-    CONTEXT,
-    EXPERTS_BY_ALL_TO_ALL,
-    OVERLAPPED_GATHERS,
-    OVERLAPPED_GRADIENTS,
-    hides_tp,
-    taken_for_granted,
-)
+from autopar.frameworks.assumptions import FULL_SHARDING, TWO_LEVELS, hides_dispatch, taken_for_granted, told
+from autopar.frameworks.facts import ON_CPU, PARTS, Facts
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
-from autopar.plan import ContextKind, Exported
+from autopar.plan import Exported
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES
 from autopar.units import parse_whole
-from autopar.workload import job_stack
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
 _SCHEDULES = ("1f1b", "interleaved", "1f1b-a2a")
-CP_COMM_TYPES: Mapping[ContextKind, str] = {"ring": "p2p", "gather": "all_gather", "ulysses": "a2a"}
-"""Values of --cp-comm-type; p2p is the default."""
 _SHOWN = 60
 """Characters of a layout that a message shows."""
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
@@ -52,41 +39,61 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
     """
     lost = list(facts.lost)
-    arguments = [
-        *_degrees(facts, lost),
-        *_zero(facts, lost),
-        *_overlap(facts, lost),
-        *_hidden_dispatch(facts, lost),
-        *_recompute(facts, lost),
-        *_offload(facts, lost),
-        ("--micro-batch-size", facts.microbatch),
-        ("--global-batch-size", facts.plan.job.global_batch),
-        *_precision(facts, lost),
-        *_sizes(facts, lost),
-    ]
-    if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
-        lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
-    lines = [name if value is True else f"{name} {value}" for name, value in arguments]
-    asked = frozenset(sentence for name, sentence in _ASKED.items() if name in dict(arguments))
-    asked |= frozenset(CONTEXT.values() if "--cp-comm-type" in dict(arguments) else ())
-    granted = taken_for_granted(facts, asked)
-    remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, _environment(facts))
+    lines = [_line(name, value) for name, value in arguments_of(facts, lost).items()]
+    granted = taken_for_granted(facts, "megatron")
+    remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, environment(facts))
     text = header(facts.plan, "Arguments for Megatron-LM", remarks) + "\n".join(lines) + "\n"
     return Exported("megatron.args", text.encode(), tuple(lost), granted, outcome)
 
 
-_ASKED = {
-    "--overlap-grad-reduce": OVERLAPPED_GRADIENTS,
-    "--overlap-param-gather": OVERLAPPED_GATHERS,
-    "--tp-comm-overlap": CHUNKED_COLLECTIVES,
-    "--moe-token-dispatcher-type": EXPERTS_BY_ALL_TO_ALL,
-}
-"""What arguments ask for that the simulator assumes."""
+def arguments_of(facts: Facts, lost: list[str], target: str = "megatron") -> dict[str, object]:
+    """Return the arguments of a plan by name: True for a flag, a tuple for several values.
+
+    Args:
+        facts: The plan.
+        lost: Added to: what of the plan has no argument.
+        target: What the arguments are for, a column of the table of assumptions.
+    """
+    arguments: dict[str, object] = dict(
+        [
+            *_degrees(facts, lost),
+            *_zero(facts, lost),
+            *told(facts, target).items(),
+            *_recompute(facts, lost),
+            *_offload(facts, lost),
+            ("--micro-batch-size", facts.microbatch),
+            ("--global-batch-size", facts.plan.job.global_batch),
+            *_precision(facts, lost),
+            *_sizes(facts, lost),
+        ]
+    )
+    if facts.bucket is not None:
+        lost.append(facts.bucket.lost)
+    if len(facts.cp_kinds) > 1 and facts.cp_kinds != TWO_LEVELS:
+        lost.append(
+            f"context parallelism of two levels ({' inside of '.join(facts.cp_kinds)}); {facts.cp_kind} for all"
+        )
+    if hides_dispatch(facts):
+        if facts.pp > 1 and facts.interleave == 1:
+            lost.append("Megatron-LM overlaps the all-to-all of experts in a pipeline with virtual stages only")
+        if Recompute.FULL in facts.flavours:
+            lost.append("Megatron-LM overlaps the all-to-all of experts without full recompute only")
+    if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
+        lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
+    return arguments
 
 
-def _environment(facts: Facts) -> list[str]:
+def _line(name: str, value: object) -> str:
+    """Return an argument as a line that a shell reads as it is meant."""
+    if value is True:
+        return name
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([name, *(shlex.quote(str(own)) for own in values)])
+
+
+def environment(facts: Facts) -> list[str]:
     """Return what Megatron-LM checks in the environment (`validate_args`)."""
-    if facts.zero in _SHARDING:
+    if facts.zero in FULL_SHARDING:
         return ["CUDA_DEVICE_MAX_CONNECTIONS other than 1: Megatron's FSDP refuses 1"]
     if facts.tp > 1 or facts.cp > 1:
         return ["CUDA_DEVICE_MAX_CONNECTIONS=1, for tensor and context parallelism before Blackwell"]
@@ -101,7 +108,6 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     yield "--pipeline-model-parallel-size", facts.pp
     if facts.cp > 1:
         yield "--context-parallel-size", facts.cp
-        yield from _context(facts, lost)
     if facts.ep > 1:
         yield "--expert-model-parallel-size", facts.ep
     if facts.etp and facts.ep > 1:
@@ -121,7 +127,7 @@ def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         if facts.interleave > 1:
             yield "--num-virtual-stages-per-pipeline-rank", facts.interleave
         return
-    yield "--pipeline-model-parallel-layout", shlex.quote(layout(facts.layers, predictions))
+    yield "--pipeline-model-parallel-layout", layout(facts.layers, predictions)
 
 
 def layout(layers: tuple[int, ...], predictions: tuple[int, ...] = ()) -> str:
@@ -176,7 +182,7 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if facts.zero == 0:
         return
     yield "--use-distributed-optimizer", True
-    if facts.zero in _SHARDING:
+    if facts.zero in FULL_SHARDING:
         yield "--use-megatron-fsdp", True
         yield "--data-parallel-sharding-strategy", _SHARDING[facts.zero]
         yield "--ckpt-format", "fsdp_dtensor"
@@ -189,54 +195,12 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
             lost.append("devices that share are no neighbours here; Megatron-LM puts shards inside copies")
 
 
-def _context(facts: Facts, lost: list[str]) -> Iterable[Argument]:
-    """Return how attention gets at positions of other devices; two levels exchange heads inside of rings."""
-    if facts.cp_kinds == ("ulysses", "ring"):
-        inner = prod(found.axis.size for found in facts.axes if found.role == "cp" and found.axis.stride == facts.tp)
-        yield "--cp-comm-type", "a2a+p2p"
-        yield "--hierarchical-context-parallel-sizes", f"{inner} {facts.cp // inner}"
-        return
-    if len(facts.cp_kinds) > 1:
-        lost.append(
-            f"context parallelism of two levels ({' inside of '.join(facts.cp_kinds)}); {facts.cp_kind} for all"
-        )
-    if facts.cp_kind:
-        yield "--cp-comm-type", CP_COMM_TYPES[facts.cp_kind]
-
-
-def _overlap(facts: Facts, lost: list[str]) -> Iterable[Argument]:
-    """Return the overlap of communication with compute that the simulator assumes."""
-    if facts.dp * facts.cp > 1:
-        yield "--overlap-grad-reduce", True
-        if facts.zero:
-            yield "--overlap-param-gather", True
-    if facts.bucket is not None:
-        lost.append(facts.bucket.lost)
-        if facts.zero not in _SHARDING:  # its FSDP reduces by units of its own
-            yield "--ddp-bucket-size", facts.bucket.elements
-    if hides_tp(facts):
-        yield "--tp-comm-overlap", True
-
-
-def _hidden_dispatch(facts: Facts, lost: list[str]) -> Iterable[Argument]:
-    """Return the overlap of the all-to-all of one microbatch with the compute of another, if the plan has it."""
-    hides = SCHEDULES[facts.plan.schedule].hides_dispatch or job_stack(facts.plan.job).hides_dispatch
-    if facts.ep == 1 or not hides:
-        return
-    yield "--overlap-moe-expert-parallel-comm", True
-    if facts.pp > 1 and facts.interleave == 1:
-        lost.append("Megatron-LM overlaps the all-to-all of experts in a pipeline with virtual stages only")
-    if Recompute.FULL in facts.flavours:
-        lost.append("Megatron-LM overlaps the all-to-all of experts without full recompute only")
-
-
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     found = facts.flavours
     if set(found) == {Recompute.NONE}:
         return
     if set(found) == {Recompute.SELECTIVE}:
-        yield "--recompute-granularity", "selective"
-        lost.append("selective recompute by op: Megatron-LM recomputes its core attention")
+        yield from _modules(facts, lost)
         return
     if set(found) == {Recompute.FULL}:
         yield "--recompute-granularity", "full"
@@ -246,7 +210,7 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     # The block method recomputes the first layers of every stage, the same number in each.
     counts = [sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute]
     if not any(counts):
-        yield "--recompute-granularity", "selective"
+        yield from _modules(facts, lost)
         lost.append(f"selective recompute in {found[Recompute.SELECTIVE]} of {found.total()} layers; exported for all")
         return
     yield "--recompute-granularity", "full"
@@ -258,6 +222,18 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     lost.append(
         f"recompute by layer ({by_stage} per stage); the first {max(counts)} layers of every stage are recomputed"
     )
+
+
+def _modules(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    """Return the modules that selective recompute runs again; unset, Megatron-LM takes the core of attention alone."""
+    grouped = facts.sizes is not None and facts.sizes.experts and load_policy(facts.plan.job.precision).half == "bf16"
+    known = {"core_attn": "core_attn", "layernorm": "layernorm", "activation": "moe_act" if grouped else ""}
+    modules = tuple(known[part] for part in PARTS if part in facts.selective and known[part])
+    if "activation" in facts.selective and not grouped:
+        lost.append("activation functions of MLPs that run again: Megatron-LM runs an MLP again whole or not at all")
+    if modules:
+        yield "--recompute-granularity", "selective"
+        yield "--recompute-modules", modules
 
 
 def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
@@ -346,10 +322,6 @@ def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--moe-router-topk", sizes.top_k
         if decoder is None:
             yield "--moe-ffn-hidden-size", sizes.ffn
-        if load_policy(facts.plan.job.precision).half == "bf16":
-            yield "--moe-grouped-gemm", True  # of bfloat16 only
-        if facts.ep > 1:
-            yield "--moe-token-dispatcher-type", "alltoall"
 
 
 def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
@@ -361,6 +333,10 @@ def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
         lost.append(
             f"a vocabulary of {vocab}: Megatron-LM pads it to {-(-vocab // tp) * tp}, which {tp} devices divide"
         )
+
+
+LISTS = frozenset({"--recompute-modules", "--cp-comm-type", "--cuda-graph-modules"})
+"""Arguments that take several values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +387,8 @@ def parse(text: str) -> Arguments:
                 values[name] = value if separator else True
             elif name and values[name] is True:
                 values[name] = part
+            elif name in LISTS and re.fullmatch(r"[\w+]+", part):
+                values[name] = f"{values[name]} {part}"
     if not values:
         raise ExportError("there are no arguments", hint="give a file with --tensor-model-parallel-size and the like")
     return Arguments(values)

@@ -7,13 +7,17 @@ refused here, and a default of its own is never replaced by one of ours without 
 from math import gcd
 from typing import Literal
 
+from autopar.cost import load_policy
+from autopar.cost.overlap import full_bucket
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
+from autopar.frameworks.assumptions import CP_COMM_TYPES
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.known import MEGATRON_RECIPES
-from autopar.frameworks.megatron import CP_COMM_TYPES, Arguments, parse, parse_layout
+from autopar.frameworks.megatron import Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
 from autopar.plan import ContextKind
+from autopar.sharding import Axis
 from autopar.units import parse_whole
 
 _WORLD = (("--nproc-per-node", "--nproc_per_node"), ("--nnodes",))
@@ -85,9 +89,9 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         if model is not None
         else read_model(arguments, vocabulary_multiple(arguments, tp), assumed)
     )
-    _communication(arguments, degrees, assumed)
     precision = _stated_precision(arguments)
-    hides_tp = arguments.flag("--tp-comm-overlap") and degrees.sequence_parallel
+    _communication(arguments, degrees, precision, assumed)
+    software = tuple(_software(arguments, degrees).items())
     return Configuration(
         degrees,
         source,
@@ -97,7 +101,7 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         tuple(arguments.ignored()),
         tuple(assumed),
         first_layers,
-        hides_tp,
+        software,
     )
 
 
@@ -261,6 +265,7 @@ def _recompute(arguments: Taken, layers: tuple[int, ...], stages: int) -> tuple[
     if granularity is None:
         return "selective" if arguments.flag("--recompute-activations") else "none", 0
     if granularity == "selective":
+        arguments.text("--recompute-modules")
         return "selective", 0
     method, number = arguments.text("--recompute-method"), arguments.whole("--recompute-num-layers")
     if method not in ("uniform", "block") or number is None:
@@ -385,6 +390,38 @@ def _check_sequence(arguments: Taken, cp: int) -> None:
         )
 
 
+_ATTENTION = {"unfused": "unfused", "flash": "fused", "fused": "fused"}
+"""What `--attention-backend` makes of attention."""
+_GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial", "full_iteration": "full"}
+"""What `--cuda-graph-impl` launches."""
+
+
+def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
+    """Return the fields of the software stack that are stated; what is not stated is left to the stack."""
+    found: dict[str, object] = {}
+    if arguments.flag("--tp-comm-overlap") and degrees.sequence_parallel:
+        found["hides_tp"] = True
+    if degrees.ep > 1:
+        dispatcher = arguments.peek("--moe-token-dispatcher-type")
+        if dispatcher == "flex":
+            arguments.text("--moe-token-dispatcher-type")
+            arguments.text("--moe-flex-dispatcher-backend")
+        if dispatcher in ("flex", "alltoall"):
+            found["dispatch"] = "per-node" if dispatcher == "flex" else "all-to-all"
+    for name, field, values in (
+        ("--attention-backend", "attention", _ATTENTION),
+        ("--cuda-graph-impl", "graphs", _GRAPHS),
+    ):
+        if (value := values.get(str(arguments.peek(name)))) is not None:
+            arguments.text(name)
+            found[field] = value
+    arguments.text("--cuda-graph-modules")
+    arguments.flag("--no-check-for-nan-in-loss-and-grad")
+    if arguments.flag("--cross-entropy-loss-fusion"):
+        found["loss"] = "fused" if arguments.text("--cross-entropy-fusion-impl") == "te" else "float32"
+    return found
+
+
 def _schedule(arguments: Taken, pp: int, ep: int, interleave: int) -> str:
     """Return the schedule of a pipeline: the usual one, or the one that overlaps the all-to-all of experts.
 
@@ -407,10 +444,11 @@ def _context(arguments: Taken, cp: int) -> ContextKind | Literal[""]:
     kinds = {name: kind for kind, name in CP_COMM_TYPES.items()} | {_TWO_LEVELS: "ring"}
     if given not in kinds:
         raise ExportError(f"--cp-comm-type is {given!r}", hint=f"Megatron-LM takes {', '.join(kinds)}")
+    arguments.text("--hierarchical-context-parallel-sizes")
     return kinds[given] if cp > 1 else ""
 
 
-def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> None:
+def _communication(arguments: Taken, degrees: Degrees, precision: str, assumed: list[str]) -> None:
     """Add what the simulator takes for granted of communication and Megatron-LM does only if it is told to."""
     if degrees.dp * degrees.cp > 1 and not arguments.flag("--overlap-grad-reduce"):
         assumed.append(
@@ -421,9 +459,13 @@ def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> No
     dispatcher = arguments.peek("--moe-token-dispatcher-type")
     if degrees.ep > 1 and dispatcher == "alltoall":
         arguments.text("--moe-token-dispatcher-type")
-    elif degrees.ep > 1:
+    elif degrees.ep > 1 and dispatcher != "flex":
         assumed.append(
             "tokens go to experts by all-to-all; Megatron-LM's default is --moe-token-dispatcher-type allgather"
         )
     if degrees.cp > 1 and arguments.peek("--cp-comm-type") == _TWO_LEVELS:
         assumed.append(f"context parallelism is a ring over all its devices; Megatron-LM runs {_TWO_LEVELS}")
+    size = arguments.whole("--ddp-bucket-size")
+    usual = full_bucket(Axis("dp", max(2, degrees.dp * degrees.cp), 1)) / load_policy(precision).gradient_wire
+    if size is not None and not 0.5 < size / usual < 2.0:
+        assumed.append(f"gradients are reduced in buckets of {usual:,.0f}; --ddp-bucket-size is {size:,}")

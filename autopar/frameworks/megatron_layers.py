@@ -1,6 +1,5 @@
 """What the layers of a decoder are, in the arguments of Megatron-LM; and what of them it has no argument for."""
 
-import shlex
 from collections.abc import Iterable, Iterator
 
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention
@@ -99,10 +98,10 @@ def _mlps(decoder: DecoderConfig) -> Iterator[Argument]:
 
 
 def _pattern(layers: list[int]) -> str:
-    """Return runs of equal layers in the form that is evaluated there, quoted for a shell.
+    """Return runs of equal layers in the form that is evaluated there.
 
     >>> _pattern([0, 1, 1])
-    "'([0]*1+[1]*2)'"
+    '([0]*1+[1]*2)'
     """
     runs: list[list[int]] = []
     for layer in layers:
@@ -110,7 +109,7 @@ def _pattern(layers: list[int]) -> str:
             runs[-1][1] += 1
         else:
             runs.append([layer, 1])
-    return shlex.quote(f"({'+'.join(f'[{kind}]*{count}' for kind, count in runs)})")
+    return f"({'+'.join(f'[{kind}]*{count}' for kind, count in runs)})"
 
 
 def _special(decoder: DecoderConfig) -> Iterator[str]:

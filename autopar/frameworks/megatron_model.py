@@ -7,6 +7,7 @@ from typing import Protocol
 from autopar import models
 from autopar.errors import ExportError
 from autopar.frameworks.megatron import DIVISIBLE_BY
+from autopar.models.mixtral import MixtralConfig
 from autopar.models.spec import Config, ModelSpec
 
 _BASES = {"gpt": "gpt3-175b", "llama": "llama3-8b", "mixtral": "mixtral-8x7b"}
@@ -101,11 +102,27 @@ def read_model(arguments: Stated, multiple: int, assumed: list[str]) -> tuple[st
     if experts:
         arguments.flag("--moe-grouped-gemm")  # as experts are a batched product here
         dims |= {"experts": experts, "top_k": arguments.whole("--moe-router-topk") or 2}
-        assumed.append("an expert takes 1.25 times an even share of tokens; Megatron-LM drops none unless told to")
+        _capacity(arguments, assumed)
     _layers(arguments, family, assumed)
     entry, config = models.configured(_BASES[family], dims)
     entry = models.published(family, config) or entry
     return f"zoo:{entry.name}", _changed(entry, config)
+
+
+def _capacity(arguments: Stated, assumed: list[str]) -> None:
+    """Add that experts take more or fewer tokens than the arguments say."""
+    stated = arguments.text("--moe-expert-capacity-factor")
+    arguments.flag("--moe-pad-expert-input-to-capacity")
+    arguments.text("--moe-token-drop-policy")
+    config = models.spec(_BASES["mixtral"]).config
+    assert isinstance(config, MixtralConfig), "it is the family's base"
+    usual = config.capacity_factor
+    if stated is None:
+        assumed.append(
+            f"an expert takes {usual:g} times an even share of tokens; Megatron-LM drops none unless told to"
+        )
+    elif str(stated) != f"{usual:g}":
+        assumed.append(f"an expert takes {usual:g} times an even share of tokens, not {stated}")
 
 
 def _check_kind(arguments: Stated, hidden: int, heads: int) -> None:

@@ -1,32 +1,57 @@
-"""torchtitan: a plan as the sections of a job configuration (TOML)."""
+"""torchtitan: a plan as a Python function that sets the fields of a job configuration."""
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from autopar.cost import load_policy
 from autopar.errors import ExportError
+from autopar.frameworks.assumptions import taken_for_granted, told
 from autopar.frameworks.facts import Facts, offloads_lost
-from autopar.frameworks.granted import (
-    CHUNKED_COLLECTIVES,
-    CONTEXT,
-    OVERLAPPED_GATHERS,
-    OVERLAPPED_GRADIENTS,
-    hides_tp,
-    taken_for_granted,
-)
 from autopar.frameworks.header import Remarks, header
-from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
+from autopar.frameworks.known import TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
+from autopar.frameworks.python_file import Expression, apply_function
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
-_NAMES = (
-    f"Fields are those of {TORCHTITAN_SOURCE}. torchtitan 0.3.0 reads no TOML: there a configuration is a function in "
-    "Python (--module, --config), activation_checkpoint.mode and the module output have other names, and "
-    "enable_sequence_parallel is a field."
-)
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A model that torchtitan has a configuration of.
+
+    Attributes:
+        module: Package of the model.
+        function: The function that returns its configuration.
+        flavor: Its name in the registry of the model.
+    """
+
+    module: str
+    function: str
+    flavor: str
+
+
+MODELS: Mapping[str, Registered] = {
+    "llama3-8b": Registered("llama3", "llama3_8b", "8B"),
+    "llama3-70b": Registered("llama3", "llama3_70b", "70B"),
+    "llama3-405b": Registered("llama3", "llama3_405b", "405B"),
+    "qwen3-30b-a3b": Registered("qwen3", "qwen3_30b_a3b", "30B-A3B"),
+    "deepseek-v3": Registered("deepseek_v3", "deepseek_v3_671b", "671B"),
+    "gpt-oss-20b": Registered("gpt_oss", "gpt_oss_20b", "20b"),
+    "gpt-oss-120b": Registered("gpt_oss", "gpt_oss_120b", "120b"),
+}
+"""Models by our names; those of `torchtitan/models/*/config_registry.py` (`TORCHTITAN_SOURCE`)."""
+
+_SCALED: Mapping[str, str] = {
+    "fp8-current": "Float8LinearConverter",
+    "mxfp8": "MXFP8LinearConverter",
+    "nvfp4": "NVFP4LinearConverter",
+}
+"""Converters of linear layers by formats of `autopar.cost.formats`."""
+_RECOMPUTE: Mapping[Recompute, str] = {Recompute.FULL: "FullAC", Recompute.SELECTIVE: "SelectiveAC"}
+"""Policies of activation checkpointing."""
 
 
 def export(facts: Facts, outcome: str = "") -> Exported:
-    """Return a plan as TOML that goes into a job configuration.
+    """Return a plan as a Python file whose function sets the fields of a job configuration.
 
     Args:
         facts: The plan.
@@ -35,32 +60,36 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     Raises:
         ExportError: If torchtitan refuses such a plan.
     """
-    _check_heads(facts)
+    check_heads(facts)
     lost = [*facts.lost, *offloads_lost(facts.plan)]
     if facts.mtp:
         lost.append(f"multi-token prediction of depth {facts.mtp}, which models of torchtitan have none of")
-    sections: dict[str, dict[str, object]] = {
-        "training": _training(facts, lost),
-        "parallelism": _parallelism(facts, lost),
-        "activation_checkpoint": _recompute(facts, lost),
+    registered = _registered(facts)
+    imports: list[str] = []
+    fields: dict[str, object] = {
+        **_training(facts, lost),
+        **_parallelism(facts, lost),
+        **_recompute(facts, lost, imports),
+        **told(facts, "torchtitan"),
+        **_quantized(facts, registered, lost, imports),
     }
-    if hides_tp(facts):  # async tensor parallelism is a pass of torch.compile
-        sections["compile"] = {"enable": True}
-    sections |= _quantized(facts, lost)
-    # FSDP reduces and gathers beside compute by itself.
     if facts.plan.fusion is not None:
         lost.append("buckets cut for this plan: torchtitan reduces block by block and has no field for them")
-    asked = {OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else set()
-    asked |= {CONTEXT[kind] for kind in ROTATE_METHODS}
-    granted = taken_for_granted(facts, frozenset(asked | {CHUNKED_COLLECTIVES}))
-    remarks = Remarks(lost, granted, _NAMES, outcome)
-    text = header(facts.plan, "Sections for a torchtitan job configuration", remarks)
-    for name, fields in sections.items():
-        text += f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
-    return Exported("torchtitan.toml", text.encode(), tuple(lost), granted, outcome)
+    if registered is not None:
+        imports.append(f"from torchtitan.models.{registered.module}.config_registry import {registered.function}")
+    else:
+        lost.append("the model: torchtitan has no configuration of it that is known here; give one to apply()")
+    granted = taken_for_granted(facts, "torchtitan")
+    remarks = Remarks(lost, granted, f"Fields are those of {TORCHTITAN_SOURCE}.", outcome, _how_to_run(registered))
+    text = header(facts.plan, "Configuration for torchtitan", remarks)
+    text += "\n" + "".join(f"{line}\n" for line in sorted(imports)) + ("\n\n" if imports else "")
+    text += apply_function(fields, "Set what the plan decides on a Trainer.Config, and return it.")
+    if registered is not None:
+        text += f'\n\ndef planned():\n    """Return the configuration."""\n    return apply({registered.function}())\n'
+    return Exported("torchtitan_config.py", text.encode(), tuple(lost), granted, outcome)
 
 
-def _check_heads(facts: Facts) -> None:
+def check_heads(facts: Facts) -> None:
     """Refuse tensor parallelism over more devices than divide the key-value heads.
 
     Raises:
@@ -74,25 +103,33 @@ def _check_heads(facts: Facts) -> None:
         )
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value)
+def _registered(facts: Facts) -> Registered | None:
+    """Return the configuration of the model, None if there is none or other sizes than the sequence are set."""
+    changed = {name for name, _ in facts.plan.model.dims} - {"seq"}
+    return None if changed else MODELS.get(facts.plan.model.name)
+
+
+def _how_to_run(registered: Registered | None) -> list[str]:
+    if registered is None:
+        return ["a configuration function of your own that returns apply(Trainer.Config(...))"]
+    return ["PYTHONPATH with the folder of this file, and --module torchtitan_config --config planned for run_train.sh"]
 
 
 def _training(facts: Facts, lost: list[str]) -> dict[str, object]:
     # In a pipeline a local batch is run as microbatches; without one it is a microbatch, and gradients are accumulated.
     local = facts.microbatch * (facts.plan.num_microbatches if facts.pp > 1 else 1)
-    fields: dict[str, object] = {"local_batch_size": local, "global_batch_size": facts.plan.job.global_batch}
+    half = load_policy(facts.plan.job.precision).half
+    fields: dict[str, object] = {
+        "training.local_batch_size": local,
+        "training.global_batch_size": facts.plan.job.global_batch,
+        "training.mixed_precision_param": "bfloat16" if half == "bf16" else "float32",
+    }
+    if half not in ("bf16", ""):
+        lost.append(f"{half} parameters: torchtitan computes in bfloat16 or float32, and float32 is exported")
     if facts.sizes is None:
         lost.append("the sequence length: set training.seq_len")
     else:
-        fields["seq_len"] = facts.sizes.seq
-    lost.append("the model: choose model.name and model.flavor")
+        fields["training.seq_len"] = facts.sizes.seq
     return fields
 
 
@@ -111,10 +148,7 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
     if facts.shards_apart:
         lost.append("devices that share parameters are no neighbours here; torchtitan puts shards inside replicas")
     fields["tensor_parallel_degree"] = facts.tp
-    if hides_tp(facts):
-        fields["enable_async_tensor_parallel"] = True
-    if facts.tp > 1 and not facts.sequence_parallel:
-        lost.append("tensor parallelism without sequence parallelism; torchtitan always combines the two")
+    fields["enable_sequence_parallel"] = facts.sequence_parallel
     fields["pipeline_parallel_degree"] = facts.pp
     if facts.pp > 1:
         schedule = TORCHTITAN_SCHEDULES.get(facts.plan.schedule)
@@ -123,31 +157,17 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
             lost.append(f"schedule {facts.plan.schedule!r}; 1F1B is exported")
         fields["pipeline_parallel_schedule"] = schedule
         fields["pipeline_parallel_microbatch_size"] = facts.microbatch
-        fields["module_fqns_per_model_part"] = _parts(facts.layers)
+        runs_stages = facts.interleave == 1 or schedule != "1F1B"
+        fields["module_fqns_per_model_part"] = _parts(facts.layers if runs_stages else facts.layers_of_groups)
     fields["context_parallel_degree"] = facts.cp
-    if facts.cp_kind and facts.cp_kind in ROTATE_METHODS:
-        fields["context_parallel_rotate_method"] = ROTATE_METHODS[facts.cp_kind]
-    if facts.cp_kinds and (len(facts.cp_kinds) > 1 or facts.cp_kind not in ROTATE_METHODS):
-        kinds = " inside of ".join(facts.cp_kinds)
-        lost.append(f"context parallelism by {kinds}: torchtitan passes keys and values round or gathers them")
+    if facts.cp_kinds not in ((), ("gather",)):
+        lost.append(
+            f"context parallelism by {' inside of '.join(facts.cp_kinds)}: torchtitan 0.3 gathers keys and values"
+        )
     fields["expert_parallel_degree"] = facts.ep
-    return fields
-
-
-def _quantized(facts: Facts, lost: list[str]) -> dict[str, dict[str, object]]:
-    """Return the sections that have linear layers run in 8 bits: of scales per tensor and per 32 numbers."""
-    policy = load_policy(facts.plan.job.precision)
-    if policy.format is None:
-        return {}
-    if policy.format.name == "mxfp8":
-        return {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
-    if policy.format.name == "fp8-current":
-        return {
-            "model": {"converters": ["quantize.linear.float8"]},
-            "quantize.linear.float8": {"enable_fsdp_float8_all_gather": policy.low_weights},
-        }
-    lost.append(f"products of linear layers in {policy.format.name}: torchtitan has fp8-current and mxfp8")
-    return {}
+    if facts.ep > 1 and facts.tp > 1 and not facts.etp:
+        lost.append("experts split over tensor-parallel devices: torchtitan gives each device whole experts")
+    return {f"parallelism.{name}": value for name, value in fields.items()}
 
 
 def _parts(layers: tuple[int, ...]) -> list[list[str]]:
@@ -157,18 +177,40 @@ def _parts(layers: tuple[int, ...]) -> list[list[str]]:
         parts.append([f"layers.{index}" for index in range(start, start + count)])
         start += count
     parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
+    parts[-1] += ["norm", "lm_head"]
     return parts
 
 
-def _recompute(facts: Facts, lost: list[str]) -> dict[str, object]:
+def _recompute(facts: Facts, lost: list[str], imports: list[str]) -> dict[str, object]:
     found = facts.flavours
     (most, _), *others = found.most_common()
     if others:
         mixed = ", ".join(f"{flavour} in {count}" for flavour, count in found.items())
         lost.append(f"recompute by layer ({mixed} layers); {most} is exported for all")
-    fields: dict[str, object] = {"mode": str(most)}
     if most is Recompute.SELECTIVE:
-        fields["selective_ac_option"] = "op"
         lost.append("selective recompute by op of the plan; torchtitan's own list of ops decides")
-    return fields
+    policy = _RECOMPUTE.get(most)
+    if policy is None:
+        return {"activation_checkpoint": None}
+    imports.append(f"from torchtitan.distributed.activation_checkpoint import {policy}")
+    return {"activation_checkpoint": Expression(f"{policy}.Config()")}
+
+
+def _quantized(facts: Facts, registered: Registered | None, lost: list[str], imports: list[str]) -> dict[str, object]:
+    """Return the field that has linear layers run in fewer bits, where torchtitan has a converter for the format."""
+    policy = load_policy(facts.plan.job.precision)
+    if policy.format is None:
+        return {}
+    converter = _SCALED.get(policy.format.name)
+    if converter is None:
+        lost.append(f"products of linear layers in {policy.format.name}: torchtitan has {', '.join(_SCALED)}")
+        return {}
+    if registered is None:
+        lost.append(f"products of linear layers in {policy.format.name}: give {converter} to the model's registry")
+        return {}
+    if converter == "Float8LinearConverter":
+        lost.append("scales per tensor of 8-bit products: torchtitan scales by rows")
+    imports.append(f"from torchtitan.components.quantization import {converter}")
+    imports.append(f"from torchtitan.models.{registered.module} import model_registry")
+    made = f"model_registry({registered.flavor!r}, converters=[{converter}.Config(model_compile_enabled=True)])"
+    return {"model_spec": Expression(made)}

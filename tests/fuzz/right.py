@@ -31,7 +31,7 @@ PLAN_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("diff", "other.json", "plan.json"),
     ("report", "plan.json", "-o", "report.html"),
     ("export", "plan.json", "--to", "megatron", "-o", "megatron.args"),
-    ("export", "plan.json", "--to", "torchtitan", "-o", "torchtitan.toml"),
+    ("export", "plan.json", "--to", "torchtitan", "-o", "torchtitan_config.py"),
     ("export", "plan.json", "--to", "deepspeed", "-o", "deepspeed.json"),
     ("export", "plan.json", "--to", "nemo", "-o", "nemo.values"),
     ("export", "plan.json", "--to", "jax", "-o", "jax.py"),

@@ -1,0 +1,210 @@
+"""What each framework can run, as restrictions of the space of plans: one row per framework.
+
+The rows have two uses. A plan that a framework cannot run is brought to the nearest one that it can (`nearest`), which
+is predicted before it is exported. And a search for one framework only (`autopar solve --for NAME`) is kept to the rows
+as pins (`autopar.frameworks.restriction`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autopar.degrees import Degrees
+from autopar.frameworks.facts import Facts
+from autopar.recompute import Hosted, Recompute
+
+_ON_DEVICE = frozenset({Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL})
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a framework can run.
+
+    Attributes:
+        name: Its name in sentences.
+        schedules: Pipeline schedules, keys of `autopar.schedule.SCHEDULES`, the one that stands in for others first;
+            none if there are no pipelines.
+        zero: ZeRO levels without a pipeline.
+        zero_in_pipeline: ZeRO levels in a pipeline.
+        recompute: What layers may keep of their forward.
+        recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
+        hosted: What may lie in host memory.
+        roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
+        sequence_parallel: Whether what tensor-parallel devices would copy may be split along the sequence, or must be.
+        even: Whether all stages need as many layers.
+        copies_heads: Whether tensor parallelism may have more devices than there are key-value heads.
+        zero_beside_tp: ZeRO levels beside tensor parallelism.
+        hybrid: ZeRO levels that may share over some of the data-parallel devices and copy over the others.
+    """
+
+    name: str
+    schedules: tuple[str, ...]
+    zero: frozenset[int]
+    zero_in_pipeline: frozenset[int]
+    recompute: frozenset[Recompute]
+    recomputes_by_stage: bool
+    hosted: frozenset[Hosted]
+    roles: frozenset[str]
+    sequence_parallel: frozenset[bool]
+    even: bool = False
+    copies_heads: bool = False
+    zero_beside_tp: frozenset[int] = frozenset(range(4))
+    hybrid: frozenset[int] = frozenset(range(1, 4))
+
+
+_MEGATRON = Abilities(
+    "Megatron-LM",
+    schedules=("1f1b", "interleaved", "1f1b-a2a"),
+    zero=frozenset({0, 1, 2, 3}),
+    zero_in_pipeline=frozenset({0, 1, 2, 3}),
+    recompute=_ON_DEVICE | {Recompute.OFFLOAD},
+    recomputes_by_stage=True,
+    hosted=frozenset(Hosted),
+    roles=frozenset({"tp", "cp", "ep"}),
+    sequence_parallel=frozenset({True, False}),
+    copies_heads=True,
+)
+
+ABILITIES: Mapping[str, Abilities] = {
+    "megatron": _MEGATRON,
+    "nemo": replace(_MEGATRON, name="Megatron-Bridge"),
+    "torchtitan": Abilities(
+        "torchtitan",
+        schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
+        # Its FSDP keeps parameters split between steps: without resharding after the forward that is ZeRO 2.
+        zero=frozenset({0, 2, 3}),
+        zero_in_pipeline=frozenset({0, 2, 3}),
+        recompute=_ON_DEVICE,
+        recomputes_by_stage=False,
+        hosted=frozenset(),
+        roles=frozenset({"tp", "cp", "ep"}),
+        sequence_parallel=frozenset({True, False}),
+    ),
+    "deepspeed": Abilities(
+        "DeepSpeed",
+        schedules=("1f1b",),
+        zero=frozenset({0, 1, 2, 3}),
+        zero_in_pipeline=frozenset({0, 1}),
+        recompute=_ON_DEVICE,
+        recomputes_by_stage=True,
+        hosted=frozenset({Hosted.OPTIMIZER}),
+        roles=frozenset({"tp", "ep"}),
+        sequence_parallel=frozenset({False}),
+        zero_beside_tp=frozenset({0, 1, 2}),
+        hybrid=frozenset({3}),  # MiCS
+    ),
+    "accelerate": Abilities(
+        "accelerate",
+        schedules=(),
+        zero=frozenset({0, 2, 3}),
+        zero_in_pipeline=frozenset(),
+        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+        recomputes_by_stage=False,
+        hosted=frozenset(),
+        roles=frozenset({"tp", "cp"}),
+        sequence_parallel=frozenset({False}),
+        zero_beside_tp=frozenset({2, 3}),
+    ),
+    "trainer": Abilities(
+        "the Trainer of transformers",
+        schedules=(),
+        zero=frozenset({0, 2, 3}),
+        zero_in_pipeline=frozenset(),
+        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+        recomputes_by_stage=False,
+        hosted=frozenset(),
+        roles=frozenset(),
+        sequence_parallel=frozenset({False}),
+        hybrid=frozenset(),
+    ),
+    "maxtext": Abilities(
+        "MaxText",
+        # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
+        schedules=("gpipe",),
+        zero=frozenset({0, 3}),
+        zero_in_pipeline=frozenset({0, 3}),
+        recompute=_ON_DEVICE - {Recompute.NONE},
+        recomputes_by_stage=False,
+        hosted=frozenset({Hosted.OPTIMIZER}),
+        roles=frozenset({"tp", "cp", "ep"}),
+        sequence_parallel=frozenset({True, False}),
+        even=True,
+    ),
+}
+"""What each framework that takes degrees can run."""
+
+FSDP = "trainer"
+"""The row of PyTorch's FSDP2 alone, data parallelism by blocks."""
+
+
+def nearest_zero(level: int, levels: frozenset[int]) -> int:
+    """Return the least level that shares as much, or the highest there is.
+
+    >>> nearest_zero(1, frozenset({0, 2, 3})), nearest_zero(3, frozenset({0, 1})), nearest_zero(0, frozenset({0, 3}))
+    (2, 1, 0)
+    """
+    return min((own for own in levels if own >= level), default=max(levels))
+
+
+def zero_levels(ability: Abilities, *, pp: int, tp: int) -> frozenset[int]:
+    """Return the ZeRO levels of a framework beside a pipeline and tensor parallelism of these degrees."""
+    levels = ability.zero_in_pipeline if pp > 1 else ability.zero
+    return levels & ability.zero_beside_tp if tp > 1 else levels
+
+
+def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
+    """Return what a framework runs in place of a plan, and how many layers of every stage recompute (0 for all).
+
+    Args:
+        facts: The plan.
+        ability: What the framework can run.
+    """
+    has_schedule = facts.plan.schedule in ability.schedules
+    interleave = facts.interleave if has_schedule else 1
+    schedule = facts.plan.schedule if has_schedule else next(iter(ability.schedules), "")
+    hosts = bool(facts.hosted) and Hosted.OPTIMIZER in ability.hosted
+    recompute, first = nearest_recompute(facts, ability)
+    sequence = facts.sequence_parallel if facts.sequence_parallel in ability.sequence_parallel else True
+    levels = zero_levels(ability, pp=facts.pp, tp=facts.tp)
+    zero = nearest_zero(max(facts.zero, int(hosts)), levels) if facts.dp * facts.cp > 1 else 0
+    degrees = Degrees(
+        dp=facts.dp,
+        tp=facts.tp,
+        pp=facts.pp,
+        cp=facts.cp,
+        cp_kind=facts.cp_kind,
+        ep=facts.ep,
+        etp=facts.etp,
+        zero=zero,
+        sequence_parallel=facts.tp > 1 and sequence and True in ability.sequence_parallel,
+        recompute=recompute,
+        offload="optimizer" if hosts else "",
+        schedule=schedule if facts.pp > 1 else "",
+        interleave=interleave if facts.pp > 1 else 1,
+        microbatch=facts.microbatch,
+        global_batch=facts.plan.job.global_batch,
+        layers=_layers(facts, interleave, even=ability.even),
+    )
+    if zero and facts.zero and zero in ability.hybrid and 1 < facts.sharded < facts.dp and degrees.may_share_apart:
+        degrees = replace(degrees, shard=facts.sharded // facts.ep if facts.sharded % facts.ep == 0 else 0)
+    return degrees, first
+
+
+def nearest_recompute(facts: Facts, ability: Abilities) -> tuple[str, int]:
+    """Return what all layers recompute, or the first ones of every stage and how many those are (0 for all)."""
+    if any(facts.offloaded) and Recompute.OFFLOAD in ability.recompute and facts.pp == 1:
+        return "offload", 0
+    flavours = facts.flavours
+    full = max(sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute)
+    if ability.recomputes_by_stage and full:
+        return "full", full if len(flavours) > 1 else 0
+    most = flavours.most_common(1)[0][0]
+    if most not in ability.recompute:
+        most = Recompute.SELECTIVE if Recompute.SELECTIVE in ability.recompute else Recompute.FULL
+    return str(most), 0
+
+
+def _layers(facts: Facts, interleave: int, *, even: bool) -> tuple[int, ...]:
+    """Return the layers of every stage, those of one group of devices together where the framework does not."""
+    if facts.pp == 1 or even:
+        return ()
+    return facts.layers if interleave == facts.interleave else facts.layers_of_groups

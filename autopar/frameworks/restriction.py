@@ -1,0 +1,133 @@
+"""A search kept to what one framework runs: the abilities of a framework as pins.
+
+Meshes are pinned with axes named for what they do, so that every plan is one by degrees. What pins cannot say together
+is left out: pipelines where they take other ZeRO levels or need equal stages, and tensor parallelism where it excludes
+the highest ZeRO level.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from autopar import models
+from autopar.cluster import Cluster, load_cluster
+from autopar.configuration import divisors
+from autopar.errors import ExportError
+from autopar.frameworks.abilities import ABILITIES, FSDP, Abilities
+from autopar.frameworks.facts import Sizes, config_sizes, sizes_of
+from autopar.huggingface import read_config
+from autopar.pins import BlockOffload, BlockRecompute, Choices, Pins
+from autopar.plan import DimSize
+from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.workload import HUGGING_FACE, ZOO
+
+RESTRICTED = (*ABILITIES, "fsdp")
+"""Frameworks that a search can be kept to; "fsdp" is PyTorch's FSDP2 alone."""
+_WIDEST = 8
+"""Devices of a tensor- or context-parallel group at most where nodes have fewer, as in the space without pins."""
+_LONG = 16_384
+"""Tokens of a sequence from which on context parallelism is searched."""
+_INFERENCE = "forward-only"
+
+
+def kept_to(
+    framework: str,
+    wanted: Pins,
+    *,
+    model: str | Path,
+    gpus: int,
+    cluster: str | Path | Cluster,
+    dims: Mapping[str, DimSize] | None = None,
+) -> Pins:
+    """Return pins that leave what a framework runs, beside those that the user has.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        wanted: The user's pins, which take the place of those of the framework about the same decision.
+        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`.
+        gpus: Number of devices.
+        cluster: What the devices are taken from: preset name, YAML file or record.
+        dims: Sizes of the model that are set, by name.
+
+    Raises:
+        ExportError: If there is no such framework.
+        ClusterError: If there is no such cluster.
+    """
+    if framework not in RESTRICTED:
+        raise ExportError(f"no search is kept to {framework!r}", hint=f"choose {', '.join(RESTRICTED)}")
+    ability = ABILITIES.get(framework, ABILITIES[FSDP])
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    sizes = _sizes_of_model(str(model))
+    seq = (dims or {}).get("seq", 0 if sizes is None else sizes.seq)
+    is_long = isinstance(seq, int) and seq >= _LONG
+    piped = bool(ability.schedules) and not ability.even and ability.zero_in_pipeline == ability.zero
+    splits = "tp" in ability.roles and max(ability.zero) in ability.zero_beside_tp
+    levels = ability.zero & ability.zero_beside_tp if splits else ability.zero
+    stages = [own for own in divisors(gpus) if own == 1 or (piped and sizes is not None and own <= sizes.layers)]
+    meshes = tuple(
+        mesh
+        for count in stages
+        for mesh in _meshes(gpus // count, ability, sizes, machine, splits=splits, is_long=is_long)
+    )
+    flavours = tuple(str(own) for own in BY_SECONDS if own in ability.recompute and own is not Recompute.OFFLOAD)
+    pin = Choices(
+        stages=tuple(stages),
+        mesh=meshes,
+        unequal=(False,),
+        sequence_parallel=(False,) if ability.sequence_parallel == {False} else (),
+        recompute=(BlockRecompute(flavours),),
+        zero=tuple(sorted(levels)),
+    )
+    hosted = tuple(str(own) for own in Hosted if own not in ability.hosted)
+    forbid = Choices(
+        schedule=tuple(own for own in SCHEDULES if own not in (*ability.schedules, "1f1b", _INFERENCE)),
+        offload=(BlockOffload(hosted),) if hosted else (),
+    )
+    return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
+
+
+def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:
+    """Return choices with those of others where the user says nothing of the decision, in either section."""
+    said = {*wanted.pin.named, *wanted.forbid.named}
+    if wanted.roles:
+        said.add("mesh")
+    return replace(
+        own, **{field.name: getattr(others, field.name) for field in fields(Choices) if field.name not in said}
+    )
+
+
+def _meshes(
+    devices: int, ability: Abilities, sizes: Sizes | None, cluster: Cluster, *, splits: bool, is_long: bool
+) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Yield the meshes of a stage whose axes are data, expert, context and tensor parallel, the last one innermost."""
+    widest = max(cluster.devices_per_node, _WIDEST)
+    degrees = divisors(devices)
+    tps = [own for own in degrees if own == 1 or (splits and own <= widest and _divides_heads(own, ability, sizes))]
+    cps = [own for own in degrees if own == 1 or ("cp" in ability.roles and is_long and own <= widest)]
+    experts = 0 if sizes is None else sizes.experts
+    eps = [own for own in degrees if own == 1 or ("ep" in ability.roles and experts and experts % own == 0)]
+    for tp, cp, ep in product(tps, cps, eps):
+        if devices % (tp * cp * ep) == 0:
+            axes = {"dp": devices // (tp * cp * ep), "ep": ep, "cp": cp, "tp": tp}
+            used = tuple((name, size) for name, size in axes.items() if size > 1)
+            assert prod(size for _, size in used) == devices, "the axes are all devices"
+            yield used or (("dp", 1),)
+
+
+def _divides_heads(tp: int, ability: Abilities, sizes: Sizes | None) -> bool:
+    if sizes is None:
+        return True
+    return sizes.heads % tp == 0 and (ability.copies_heads or sizes.kv_heads % tp == 0)
+
+
+def _sizes_of_model(model: str) -> Sizes | None:
+    """Return the sizes of a decoder of the zoo or of a local configuration; None for other models."""
+    if model.startswith(ZOO):
+        entry = models.spec(model.removeprefix(ZOO))
+        return sizes_of(entry.family, entry.config)
+    if model.startswith(HUGGING_FACE):
+        return config_sizes(read_config(model.removeprefix(HUGGING_FACE)), {})
+    return None

@@ -1,0 +1,200 @@
+"""What frameworks do and can, as tables: of what the simulator assumes, and of what a search for one is kept to."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar.cli import main
+from autopar.configuration import divisors
+from autopar.cost import Stack
+from autopar.degrees import Degrees
+from autopar.errors import ExportError
+from autopar.frameworks import facts
+from autopar.frameworks.abilities import ABILITIES, nearest
+from autopar.frameworks.assumptions import (
+    ASSUMPTIONS,
+    COLUMN_OF,
+    COLUMNS,
+    Inherent,
+    Otherwise,
+    Told,
+    answers_of,
+    stack_run,
+    taken_for_granted,
+    told,
+)
+from autopar.frameworks.configurations import parse_configuration
+from autopar.frameworks.facts import Facts
+from autopar.frameworks.python_file import apply_function, read_fields
+from autopar.frameworks.restriction import RESTRICTED, kept_to
+from autopar.pins import Choices, Pins
+from autopar.plan import Plan
+from autopar.workload import open_plan
+
+DOCS = Path(__file__).parent.parent / "docs" / "export.md"
+SIZES = {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "seq": 64, "vocab": 256}
+RICH = Stack("mine", dispatch="per-node", hides_dispatch=True, hides_tp=True, graphs="partial", attention="unfused")
+
+
+@pytest.fixture(scope="module")
+def plan(cache_dir: Path) -> Plan:
+    """A small plan with data and tensor parallelism."""
+    stated = Degrees(dp=2, tp=2, zero=1, sequence_parallel=True, global_batch=8)
+    return autopar.predict("zoo:llama3-8b", stated, dims=SIZES, cache_dir=cache_dir).plan
+
+
+def facts_of(plan: Plan, **changes: Any) -> Facts:
+    """Return a plan in degrees, with some of them as stated."""
+    found = facts.read(plan, open_plan(plan).folded(plan.microbatch))
+    sizes = replace(found.sizes, **changes.pop("sizes", {})) if found.sizes is not None else None
+    return replace(found, sizes=sizes, **changes)
+
+
+@pytest.fixture(scope="module")
+def everything(plan: Plan) -> Facts:
+    """A plan of which everything is assumed: pipeline, experts, context parallelism, a stack with all it can have."""
+    rich = replace(plan, job=replace(plan.job, stack=RICH.to_dict()))
+    return facts_of(rich, pp=2, cp=2, cp_kinds=("gather",), ep=2, sizes={"experts": 8, "top_k": 2, "capacity": 1.25})
+
+
+def test_every_framework_answers_every_assumption() -> None:
+    for row in ASSUMPTIONS:
+        assert row.answers.keys() >= set(COLUMNS), row.name
+        assert row.answers.keys() <= {*COLUMNS, *COLUMN_OF}, row.name
+    assert COLUMN_OF.keys() == ABILITIES.keys()
+
+
+@pytest.mark.parametrize("target", COLUMN_OF)
+def test_the_table_of_the_docs_has_the_rows_and_the_arguments(target: str, everything: Facts) -> None:
+    """Every row by its name, and in it every argument that asks for it."""
+    rows = {line.split("|")[1].strip(): line for line in DOCS.read_text().splitlines() if line.startswith("| ")}
+
+    for row, answer in answers_of(everything, target):
+        line = rows[row.name]
+        for name in {} if isinstance(answer, Inherent) else answer.arguments:
+            known = {"compile": "dynamo_backend", "parallelism.cp_comm_strategy": "cp_comm_strategy"}
+            short = name.removeprefix("zero_optimization.")
+            assert known.get(name, short) in line, (row.name, name)
+
+
+def test_what_is_asked_for_is_not_taken_for_granted(everything: Facts) -> None:
+    """Each assumption is asked for, done by itself, or listed with what the framework does."""
+    for target in COLUMN_OF:
+        answers = answers_of(everything, target)
+        listed = taken_for_granted(everything, target)
+
+        assert len(listed) == sum(isinstance(answer, Otherwise) for _, answer in answers)
+        asked = {name for _, answer in answers if isinstance(answer, Told) for name in answer.arguments}
+        assert asked <= told(everything, target).keys()
+
+
+def test_a_plan_is_simulated_without_what_a_framework_cannot_do(everything: Facts) -> None:
+    stack, missing = stack_run(everything, "torchtitan")
+
+    assert (stack.dispatch, stack.hides_dispatch, stack.graphs, stack.hides_tp) == ("all-to-all", False, "none", True)
+    assert len(missing) == 3
+    assert stack_run(everything, "megatron")[0] == replace(RICH, loss="float32")
+    assert stack_run(everything, "deepspeed")[0].hides_tp is False
+
+
+def test_what_differs_is_said_with_the_step_time(plan: Plan, cache_dir: Path) -> None:
+    """MaxText shares parameters, too, and torchtitan gradients."""
+    slower = replace(plan, simulated=replace(plan.simulated, step_seconds=plan.simulated.step_seconds / 2))  # type: ignore[type-var, union-attr]
+
+    outcome = slower.export("maxtext", cache_dir=cache_dir).outcome
+
+    assert "Under MaxText this plan takes " in outcome
+    assert "% more: ZeRO 3 in place of ZeRO 1" in outcome
+
+
+def test_the_nearest_plan_is_the_plan_where_it_can_be_run(plan: Plan) -> None:
+    found = facts_of(plan)
+
+    assert nearest(found, ABILITIES["megatron"])[0].in_mode("train") == Degrees(
+        dp=2, tp=2, zero=1, sequence_parallel=True, global_batch=8, schedule="1f1b"
+    )
+    deepspeed = nearest(found, ABILITIES["deepspeed"])[0]
+    assert (deepspeed.zero, deepspeed.sequence_parallel) == (1, False)
+    assert nearest(found, ABILITIES["accelerate"])[0].zero == 2
+
+
+@pytest.mark.parametrize("framework", RESTRICTED)
+def test_a_search_is_kept_to_what_a_framework_runs(framework: str) -> None:
+    """Meshes with an axis per degree whose sizes are the devices of a stage; heads divide where they must."""
+    pins = kept_to(framework, Pins(), model="zoo:qwen3-30b-a3b", gpus=16, cluster="h100")
+
+    assert all({name for name, _ in mesh} <= {"dp", "ep", "cp", "tp"} for mesh in pins.pin.mesh)
+    tps = {dict(mesh).get("tp", 1) for mesh in pins.pin.mesh}
+    widest = {"megatron": 8, "nemo": 8, "torchtitan": 4, "accelerate": 4}.get(framework, 1)
+    assert max(tps) == (4 if framework == "maxtext" else widest)
+    assert set(pins.pin.stages) == (set(divisors(16)) if framework in ("megatron", "nemo", "torchtitan") else {1})
+    assert "zb-h1" in pins.forbid.schedule
+    assert "1f1b" not in pins.forbid.schedule
+
+
+def test_pins_of_the_user_take_the_place_of_those_of_the_framework() -> None:
+    own = Pins(Choices(tp=(2,), zero=(3,)))
+
+    pins = kept_to("torchtitan", own, model="zoo:llama3-8b", gpus=8, cluster="h100")
+
+    assert (pins.pin.mesh, pins.pin.tp, pins.pin.zero) == ((), (2,), (3,))
+    assert pins.pin.recompute
+    with pytest.raises(ExportError, match="no search is kept to 'keras'"):
+        kept_to("keras", own, model="zoo:llama3-8b", gpus=8, cluster="h100")
+
+
+@pytest.mark.slow
+def test_a_plan_for_one_framework_is_one_that_it_runs(
+    tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Solved for FSDP2 alone, it is exported without a difference."""
+    job = ["zoo:mlp-xs", "--gpus", "4", "--global-batch", "64", "--for", "fsdp", "--grid", "0"]
+
+    assert main(["solve", *job, "--cache-dir", str(cache_dir), "-o", str(tmp_path)]) == 0
+
+    capsys.readouterr()
+    found = Plan.load(tmp_path / "plan.json")
+    assert (len(found.stages), [axis.name for axis in found.mesh]) == (1, ["dp"])
+    assert main(["export", str(tmp_path / "plan.json"), "--to", "accelerate", "--cache-dir", str(cache_dir)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import os\n", "no function 'apply' sets fields"),
+        ("def apply(config):\n    os.system('x')\n    other.a = 1\n", "sets no field of config"),
+        ("def apply(config:\n", "no Python"),
+        ("def apply(config):\n    config.a = 1\n    config.a.b = 2\n", "set inside a value"),
+    ],
+)
+def test_python_that_sets_no_fields_is_refused(text: str, message: str) -> None:
+    """Nothing of it is run."""
+    with pytest.raises(ExportError, match=message):
+        read_fields(text)
+
+
+@pytest.mark.parametrize("name", ["'", '"""', "\\", "a\nb", "$(touch x)", "`x`", "é\u202e"])
+def test_texts_come_back_from_python_as_they_were(name: str) -> None:
+    fields = {"a.name": name, "a.names": [name, name], "b": 0.5}
+
+    assert read_fields(apply_function(fields, "Set fields.")) == {"a": {"name": name, "names": [name, name]}, "b": 0.5}
+
+
+def test_layers_that_no_stage_has_are_refused() -> None:
+    """What is listed is built; its tensor parallelism splits key-value heads, which Megatron-LM copies."""
+    parts = "def apply(config):\n    config.parallelism.pipeline_parallel_degree = 2\n"
+    parts += "    config.parallelism.data_parallel_shard_degree = 1\n"
+
+    for names, message in (
+        ([["layers.0"], ["layers.2"]], "has no layers.1: torchtitan builds"),
+        ([["layers.0"], ["layers.0"]], "has layers.0 twice"),
+    ):
+        text = f"{parts}    config.parallelism.module_fqns_per_model_part = {names}\n    return config\n"
+        with pytest.raises(ExportError, match=message):
+            parse_configuration(text, "torchtitan", gpus=2, model="zoo:llama3-8b")
+    heads = "def apply(config):\n    config.parallelism.tensor_parallel_degree = 8\n    return config\n"
+    with pytest.raises(ExportError, match="4 key-value heads do not divide over tensor_parallel_degree 8"):
+        parse_configuration(heads, "torchtitan", gpus=8, model="zoo:qwen3-30b-a3b")
