@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
 
 def test_schedules_that_hide_the_dispatch_are_listed_for_models_that_route_tokens() -> None:
     """1F1B with virtual stages in a pipeline, DualPipeV with two microbatches per stage of a group."""
-    size = {"gpus": 4, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    size: dict[str, Any] = {"gpus": 4, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
     space = configurations(**size, batch_of_model=None, mode="train", routes=True)
 
     found = {(c.num_stages, c.num_microbatches, c.schedule, c.num_chunks) for c in space if c.hides_dispatch}
@@ -169,7 +170,7 @@ def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
 
 def test_data_parallelism_around_pipelines_is_listed_where_stages_get_other_devices() -> None:
     """With the minor axis of two in a node, and not where that fills one; under the schedules of Megatron-LM."""
-    size = {"gpus": 32, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
+    size: dict[str, Any] = {"gpus": 32, "devices_per_node": 8, "num_blocks": 9, "global_batch": 8}
     space = configurations(**size, batch_of_model=None, mode="train", orders=True)
 
     inside = {(c.num_stages, str(c.mesh), c.block) for c in space if c.block}
