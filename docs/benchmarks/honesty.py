@@ -35,7 +35,7 @@ HEAD = (
     "The last column has plans on numbers of devices, on meshes or with stages per group that the space does not name.",
     "The gradients of these models fill no bucket: when simulated they are reduced as one after the last backward.",
     "The formula, and with it the objective, has them beside the backward, at their share of the latency of a full "
-    "bucket of 25 MB, and is below the simulator by what that makes of a step (jobs 1 and 27).",
+    "bucket of 25 MB, and is below the simulator by what that makes of a step (job 1).",
     "Devices are a millionth as fast as an H100, so that tiny models are worth splitting.",
     "Memory is ample, or so far from the least peak of all plans by degrees (0 %) to that of the fastest (100 %).",
     "",
