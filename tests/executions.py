@@ -157,7 +157,7 @@ def random_plan(
     train: bool = True,
     constraints: Constraints = FREE,
 ) -> Plan:
-    """Return a plan with random placements, stage boundaries and recompute; two stages per group with "zb-v"."""
+    """Return a plan with random placements, stage boundaries and recompute; two stages per group in a V."""
     rng = np.random.default_rng(seed)
     tables = constraints.tables(folded, rules, configuration.mesh, COSTS)
     assert tables is not None, "the mesh can do it"
@@ -171,7 +171,8 @@ def random_plan(
     candidate = Candidate(configuration, tables, choice, split, seconds)
     plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
     plan = any_offload(plan, np.random.default_rng([seed, 1])) if train else plan
-    return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
+    schedule = configuration.schedule
+    return interleave(plan, count // 2, schedule) if schedule in ("zb-v", "dualpipe-v") else plan
 
 
 def any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:

@@ -103,6 +103,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "lora": None,
         "stack": "mine.yaml",
         "precision": "mixed",
+        "framework": None,
         "cache_dir": None,
         "dump_problem": None,
         "seed": 7,

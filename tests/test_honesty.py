@@ -51,9 +51,9 @@ SPACES: dict[str, tuple[SmallJob, set[str]]] = {
         SmallJob(0, "mixtral-8x7b", TINY["mixtral-8x7b"], 8, slow_nodes(8, 1e8, 1e8), "infer", 4, 2.0),
         {"mesh of three axes without data parallelism"},
     ),
-    "three stages per group": (
+    "fewer stages per group than blocks": (
         SmallJob(0, "mlp-xs", {**MLP, "num_layers": 6}, 2, slow_nodes(2, 1e8, 1e8), "train", 4, 2.0),
-        {"interleaved of 3 stages per group"},
+        {"interleaved of 2 stages per group"},
     ),
 }
 """Jobs, and what their spaces leave out of the plans by degrees on all devices."""

@@ -37,8 +37,10 @@ SPACE = (
     Configuration(3, Mesh.of(inner=2), 4, "zb-h1"),
     Configuration(2, Mesh.of(outer=2, inner=2), 3, "zb-h2"),
     Configuration(4, Mesh.of(inner=2), 3, "zb-v"),
+    Configuration(4, Mesh.of(inner=2), 4, "dualpipe-v"),
+    Configuration(2, Mesh.of(outer=2), 2, "1f1b-a2a"),
 )
-"""1 to 4 stages, 4 to 8 devices, one axis and two, 1 to 4 microbatches."""
+"""1 to 4 stages, 2 to 12 devices, one axis and two, 1 to 4 microbatches."""
 
 
 @pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("unet-sd1", "deepseek-moe-16b", "resnet50")))
