@@ -49,7 +49,7 @@ class Degrees:
         predictions: Modules of multi-token prediction per stage, where `layers` are given; empty if the last stage has
             all of them.
         pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
-            neighbours over tp, ep and cp first, then over pp, then over what is left of dp. Else pp is outermost.
+            numbered along tp, ep and cp first, then along pp, then along the rest of dp. Otherwise pp comes last.
         cp_kind: How attention gets at positions of other devices, one of `CONTEXT_KINDS`; "" for what the software
             stack runs by default.
 

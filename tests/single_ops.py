@@ -227,7 +227,7 @@ def _in_ring(
 
 
 def _check_parts(op: Op, strategy: Strategy, parts: Sequence[tuple[Array, ...]], whole: Sequence[Array]) -> None:
-    """Assert that what the devices have computed is what one device computes."""
+    """Assert that the parts of all devices make the result of one device."""
     for index, placement in enumerate(strategy.outputs):
         if op.outputs[index]:
             together = _gather([part[index] for part in parts], placement)

@@ -122,7 +122,7 @@ def test_further_plans_add_few_events(cache_dir: Path) -> None:
 
 
 def test_ops_of_pieces_are_events(cache_dir: Path) -> None:
-    """So that what a piece takes can be shared out."""
+    """The seconds of a piece can then be divided among its ops."""
     found = _extracted(_setting(cache_dir), Degrees(tp=2, global_batch=2))
     pieces = [task.event for task in found.tasks.values() if isinstance(task.event, PieceEvent)]
 
