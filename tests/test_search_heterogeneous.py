@@ -28,10 +28,10 @@ from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_nodes import UnequalSearch, promising_counts, unequal_roofline
 from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.mesh_placements import MeshPlacement, block_seconds_bound, fastest_op_seconds
-from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings, UnequalSettings
 from autopar.search.stage_chains import StageOptions, stage_options
 from autopar.search.submesh_space import nearest_submeshes, submeshes, unequal
+from autopar.search.workbench import Workbench
 from autopar.simulate import simulate
 from autopar.solvers.staging import dynamic_program as dynamic
 from autopar.staging import Leg, Route
@@ -90,9 +90,7 @@ def _space(num_blocks: int) -> list[Configuration]:
 
 def _solver(search: SearchContext) -> UnequalNodeSolver:
     assert search.unequal is not None
-    return UnequalNodeSolver(
-        search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: float("inf")
-    )
+    return UnequalNodeSolver(search, search.unequal.submeshes, search.unequal, COUNT)
 
 
 @cache
@@ -209,9 +207,8 @@ def test_the_value_of_a_route_is_the_formula_where_hand_overs_take_no_time(cache
 def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path) -> None:
     """Loss, gradients and updated states of the best plan of six devices, and of plans whose stages must differ."""
     search, solver, options = _options(cache_dir)
-    outcome = Outcome()
-    solver.bound_and_improve(outcome)
-    best = outcome.candidates[0]
+    best = solver.solve().best
+    assert best is not None
     rng = np.random.default_rng(5)
     mixed = [
         route
@@ -232,10 +229,11 @@ def _size(options: StageOptions, leg: Leg) -> int:
 def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     """Six devices and a batch that three do not divide: the best plan has unequal stages, and the bound is below it."""
     reports: list[Progress] = []
-    search = replace(_search(cache_dir), progress=reports.append)
+    search = _search(cache_dir)
     space = _space(_execution().folded.num_blocks)
 
-    found, equal = run_search(space, search), run_search(space, replace(search, unequal=None))
+    found = run_search(space, replace(search, progress=reports.append))
+    equal = run_search(space, replace(search, unequal=None))
 
     assert found.unequal is not None
     assert found.unequal.opened == (COUNT,)
@@ -255,8 +253,8 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     search = _search(cache_dir)
     outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
 
-    found = UnequalSearch(search, outcome, lambda: True, lambda: 0.0)
-    found.bound_and_improve()
+    found = UnequalSearch(search, outcome)
+    assert found.open_nodes(late=True) == 0
     bound = found.bound
 
     assert outcome.unequal is not None
@@ -264,30 +262,28 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     assert bound == outcome.unequal.floor < outcome.best / DEFAULT_SETTINGS.unequal.opening_ratio
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
     near = SimpleNamespace(best=bound, candidates=[], unequal=None, unequal_bound=0.0)
-    other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
-    other.bound_and_improve()
+    other = UnequalSearch(search, near)  # type: ignore[arg-type]
+    assert other.open_nodes(late=False) == 0
     assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for
 
 
-def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) -> None:
-    """They are bounded, the more closely the later, and looked for when they are asked for again."""
+def test_unequal_stages_that_are_stopped_stay_open(cache_dir: Path) -> None:
+    """A task that is stopped closes no node, and one that may end finds a better plan."""
     search = _search(cache_dir)
     outcome = run_search(_space(_execution().folded.num_blocks), replace(search, unequal=None))
     equal, solved = outcome.best, outcome.solved
-    found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
-    assert search.unequal is not None
-    floor = unequal_roofline(search, search.unequal, COUNT)
+    found = UnequalSearch(search, outcome)
+    assert found.open_nodes(late=False) == 1
+    task = found.next_task(0)
 
-    found.bound_and_improve(near=0.99)
-    bound = found.bound
+    for should_stop, left in ((lambda: True, 1), (lambda: False, 0)):
+        own = Workbench(replace(search, should_stop=should_stop), portable=False)
+        found.record_finding(0, own.execute(task, math.inf))
+        assert found.left == left
 
-    assert floor < bound < equal == outcome.best
-    assert (found.left, outcome.solved) == (1, solved)
-    found.bound_and_improve()
-    assert outcome.best < 0.9 * equal
-    assert (found.left, found.bound, outcome.solved) == (0, bound, solved + 1)
-    found.bound_and_improve()  # there is nothing more to be done
+    assert task.bound < found.bound <= outcome.best < 0.9 * equal
     assert outcome.solved == solved + 1
+    assert found.is_over(1)
 
 
 def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(cache_dir: Path) -> None:
@@ -455,18 +451,13 @@ def test_nothing_is_opened_near_the_floor() -> None:
 def test_work_is_counted_and_cuts_the_search_at_the_same_point(cache_dir: Path) -> None:
     """With half of the work the bound is no higher, still one of the same plans, and the same every time."""
     search = _search(cache_dir)
-    whole, solver = Outcome(), _solver(search)
-    bound = solver.bound_and_improve(whole)
-    assert whole.work == pytest.approx(solver.work)
-    assert 0 < bound <= whole.best
+    whole = _solver(search).solve()
+    assert whole.best is not None
+    assert 0 < whole.bound <= whole.best.objective
 
-    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=solver.work / 2)))
-    cut = []
-    for _ in range(2):
-        outcome, solver = Outcome(), _solver(search)
-        cut.append((solver.bound_and_improve(outcome), solver.work, outcome.best))
-        assert outcome.work == pytest.approx(solver.work)
+    search = replace(search, settings=SearchSettings(unequal=UnequalSettings(most_work=whole.work / 2)))
+    cut = [_solver(search).solve() for _ in range(2)]
 
-    assert cut[0] == cut[1]
-    assert cut[0][0] <= bound
-    assert cut[0][1] < whole.work
+    assert len({(own.bound, own.work, own.best and own.best.objective) for own in cut}) == 1
+    assert cut[0].bound <= whole.bound
+    assert cut[0].work < whole.work

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import autopar
-from autopar.configuration import families
+from autopar.cluster import Cluster, NodeGroup
+from autopar.configuration import Configuration, families
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
 from autopar.request import JobRequest
@@ -35,7 +36,9 @@ from autopar.search.outcome import Outcome
 from autopar.search.process_executor import ProcessExecutor
 from autopar.search.settings import NodeSettings, SearchSettings
 from autopar.search.tasks import Finding, SearchTask, TaskKind
+from autopar.sharding import Axis, Mesh
 from autopar.task import Effort, Task, prepare
+from tests.enumeration import slow_nodes
 from tests.formulations import DIMS
 
 FAR = float("inf")
@@ -71,9 +74,18 @@ def _answer(outcome: Outcome) -> tuple[object, ...]:
     return found, outcome.bound, outcome.complete, outcome.solved, outcome.pruned, outcome.stopped
 
 
-@pytest.mark.parametrize("job", [_task, _tight])
+@cache
+def _mixed() -> Task:
+    """Return a job on two different devices, where stages may have different meshes."""
+    slow, fast = (slow_nodes(1, 1e8, 1e8, speed=speed) for speed in (0.5, 1.0))
+    cluster = Cluster.mixed("mixed", (NodeGroup(1, slow), NodeGroup(1, fast)), fast.inter)
+    dims = {"num_layers": 6, "hidden": 16}
+    return prepare(JobRequest("zoo:mlp-xs", gpus=2, cluster=cluster, global_batch=4, dims=dims))
+
+
+@pytest.mark.parametrize("job", [_task, _tight, _mixed])
 def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
-    """Candidates, choices, splits, bound and counts; with room, and where memory binds."""
+    """Candidates, choices, splits, bound and counts; with room, where memory binds, and with different devices."""
     task = job()
 
     alone, together = _run(task), _run(task, lambda search: ProcessExecutor(search, 2))
@@ -81,6 +93,17 @@ def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
     assert alone.candidates
     assert alone.cut == together.cut == 0
     assert _answer(together) == _answer(alone)
+    assert bool(alone.unequal and alone.unequal.opened) == (task is _mixed())
+
+
+def test_tasks_that_stand_alone_leave_cells_alone() -> None:
+    """A bound on a submesh has the name of a plan on fewer devices, whose solver it must not replace."""
+    family = (Configuration(1, Mesh((Axis("inner", 2, 1),)), 4, "1f1b"),)
+
+    keys = [SearchTask(kind, family, 0.0, FAR).solver_key for kind in TaskKind]
+
+    assert len(set(keys)) == len(TaskKind) - 1
+    assert keys[list(TaskKind).index(TaskKind.BOUND)] == keys[list(TaskKind).index(TaskKind.ADVANCE)]
 
 
 def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from contextlib import closing
 from autopar.bounds.transfer import TransferBounds
 from autopar.configuration import PLAIN, Configuration, Family, families
 from autopar.formulate.data_major import is_data_major
-from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.clock import Clock
 from autopar.search.configuration_descent import ConfigurationDescent
 from autopar.search.construction import Construction, ImproveConstructed
@@ -90,7 +89,7 @@ class _Phases:
         self._transfer_bounds, self._executor = transfer_bounds, executor
         self._plain = [own for own in nodes if own[0].schedule in PLAIN and not is_data_major(own[0].mesh)]
         self._frontier = Frontier(context, outcome, nodes, transfer_bounds)
-        self._unequal = UnequalSearch(context, outcome, clock.must_stop, clock.end)
+        self._unequal = UnequalSearch(context, outcome)
 
     @property
     def bound(self) -> float:
@@ -124,7 +123,7 @@ class _Phases:
 
     def search_unequal_stages(self) -> None:
         """Bound pipelines whose stages have different meshes, and look for better ones."""
-        self._unequal.bound_and_improve(OPTIMALITY_TOLERANCE)
+        self._run(self._unequal, self._unequal.open_nodes(late=self._clock.must_stop()))
         self._outcome.left += self._unequal.left
 
     def find_runners_up(self) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 
 from autopar.errors import WorkerError
 from autopar.search.context import SearchContext
-from autopar.search.tasks import Cell, Finding, SearchTask
+from autopar.search.tasks import Finding, SearchTask, SolverKey
 from autopar.search.workbench import Workbench
 
 MAX_DEATHS = 3
@@ -137,8 +137,8 @@ class WorkerPool(Executor):
 
     def __init__(self, size: int) -> None:
         self._assignments: dict[int, deque[Assignment]] = {worker: deque() for worker in range(size)}
-        self._owners: dict[Cell, int] = {}
-        self._states: dict[Cell, bytes] = {}
+        self._owners: dict[SolverKey, int] = {}
+        self._states: dict[SolverKey, bytes] = {}
         self._peaks: dict[int, float] = {}
 
     @property
@@ -153,12 +153,12 @@ class WorkerPool(Executor):
 
     def is_preferred(self, task: SearchTask) -> bool:
         """See `Executor.is_preferred`."""
-        owner = self._owners.get(task.cell)
+        owner = self._owners.get(task.solver_key)
         return owner is None or len(self._assignments[owner]) == self._fewest_tasks
 
     def start(self, number: int, task: SearchTask, end: float) -> None:
         """See `Executor.start`."""
-        owner, fewest = self._owners.get(task.cell), self._fewest_tasks
+        owner, fewest = self._owners.get(task.solver_key), self._fewest_tasks
         free = [worker for worker, assignments in self._assignments.items() if len(assignments) == fewest]
         self._assign(owner if owner is not None and owner in free else free[0], Assignment(number, task, end))
 
@@ -169,19 +169,19 @@ class WorkerPool(Executor):
 
     def _assign(self, worker: int, assignment: Assignment) -> None:
         self._assignments[worker].append(assignment)
-        cell = assignment.task.cell
-        is_known = self._owners.get(cell) == worker
-        self._owners[cell] = worker
-        self._send(worker, assignment, None if is_known else self._states.get(cell))
+        key = assignment.task.solver_key
+        is_known = self._owners.get(key) == worker
+        self._owners[key] = worker
+        self._send(worker, assignment, None if is_known else self._states.get(key))
 
     def _record_finding(self, worker: int, finding: Finding) -> tuple[int, Finding]:
         """Record the finding of a worker's first task, and return it with the number of the task."""
         assignment = self._assignments[worker].popleft()
         self._peaks[worker] = max(self._peaks.get(worker, 0.0), finding.peak_bytes)
         if finding.is_final:
-            self._states.pop(assignment.task.cell, None)
+            self._states.pop(assignment.task.solver_key, None)
         elif finding.state is not None:
-            self._states[assignment.task.cell] = finding.state
+            self._states[assignment.task.solver_key] = finding.state
         return assignment.number, finding
 
     def _reassign(self, worker: int, why: str) -> None:

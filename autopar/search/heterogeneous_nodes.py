@@ -1,43 +1,44 @@
-"""Node selection among pipelines with unequal stages, whose meshes differ: one node per number of microbatches.
+"""Nodes of pipelines with unequal stages, whose meshes differ: one node per number of microbatches.
 
-Nodes are opened where the incumbent is `UnequalSettings.weak` times their floor, or above the floor if devices differ;
-those with the least floors are solved (`heterogeneous_stages.py`).
+Nodes are opened where the incumbent is `UnequalSettings.opening_ratio` times their floor, or above the floor if devices
+differ; those with the least floors are solved, each by one task (`heterogeneous_stages.py`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from autopar.cluster import Cluster
+from autopar.configuration import Configuration
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.context import SearchContext
-from autopar.search.heterogeneous_stages import UnequalNodeSolver
+from autopar.search.ordered_execution import TaskSeries
 from autopar.search.outcome import Outcome
 from autopar.search.reporting import report_progress
 from autopar.search.settings import UnequalSettings
-from autopar.search.submesh_space import UnequalResult, UnequalSpace, nearest_submeshes
+from autopar.search.submesh_space import Submesh, UnequalResult, UnequalSpace, nearest_submeshes
+from autopar.search.tasks import Finding, SearchTask, TaskKind
 
 
-class UnequalSearch:
-    """Bounds pipelines with unequal stages, and improves the incumbent with them.
+class UnequalSearch(TaskSeries):
+    """Bounds pipelines with unequal stages, least floor first, and improves the incumbent with them.
 
     Args:
         search: Inputs of the search.
         outcome: What is known; added to.
-        should_stop: Whether to stop now.
-        end: Returns when to stop, on the monotonic clock.
     """
 
-    def __init__(
-        self, search: SearchContext, outcome: Outcome, should_stop: Callable[[], bool], end: Callable[[], float]
-    ) -> None:
-        self._search, self._outcome, self._should_stop, self._end = search, outcome, should_stop, end
-        self._bounds: dict[int, float] = {}
-        self._waiting: dict[int, UnequalNodeSolver] = {}
+    lead = 0
+
+    def __init__(self, search: SearchContext, outcome: Outcome) -> None:
+        self._search, self._outcome = search, outcome
         self._space = None if search.batch_dims is not None else search.unequal
-        self._looked = False
         self._floors: dict[int, float] = {}
+        self._bounds: dict[int, float] = {}
+        self._counts: list[int] = []
+        self._closed: set[int] = set()
+        self._submeshes: tuple[Submesh, ...] = ()
 
     @property
     def bound(self) -> float:
@@ -48,51 +49,62 @@ class UnequalSearch:
         """Let progress reports count the nodes that the incumbent would have opened, by their floors."""
         self._record_floors(self._promising())
 
+    def open_nodes(self, *, late: bool) -> int:
+        """Open the promising numbers of microbatches, given the incumbent, and return how many there are.
+
+        Args:
+            late: Whether no time is left to solve any; then none is opened.
+        """
+        outcome, space = self._outcome, self._space
+        if space is None:
+            return 0
+        best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
+        found = outcome.unequal = UnequalResult(space)
+        promising, floors = self._promising(), self._floors
+        self._record_floors(promising)
+        if late or not promising:
+            found.floor = min(floors.values())
+            return 0
+        self._counts, self._bounds = promising, {count: floors[count] for count in promising}
+        self._submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
+        found.floor = min((floor for count, floor in floors.items() if count not in promising), default=math.inf)
+        found.opened, found.bound, found.submeshes = tuple(sorted(promising)), self.bound, self._submeshes
+        return len(promising)
+
     @property
     def left(self) -> int:
         """Number of open nodes that may hold a better plan."""
-        return sum(map(self._may_improve, self._waiting))
+        return sum(self._may_improve(count) for count in self._counts if count not in self._closed)
 
-    def bound_and_improve(self, near: float = OPTIMALITY_TOLERANCE) -> None:
-        """Bound the open nodes, and look for plans where the bound is below the incumbent by more than a share.
+    def is_over(self, index: int) -> bool:
+        """See `TaskSeries.is_over`."""
+        return index >= len(self._counts)
 
-        Args:
-            near: The share. Nodes whose bound is nearer to the incumbent stay open.
-        """
-        self._open_counts()
-        self._looked = True
-        outcome = self._outcome
-        for count, solver in tuple(self._waiting.items()):
-            if self._should_stop():
-                break
-            enough = outcome.best * (1 - near)
-            bound = self._record_bound(count, solver.bound_and_improve(outcome, near))
-            if bound < enough or not self._may_improve(count):
-                del self._waiting[count]
-                outcome.solved += bound < outcome.best
-                outcome.pruned += bound >= outcome.best
-            done = len(self._bounds) - len(self._waiting)
-            report_progress(self._search, outcome, "stages", done, len(self._bounds), f"{count} microbatches")
+    def next_task(self, index: int) -> SearchTask:
+        """See `TaskSeries.next_task`."""
+        assert self._space is not None, "open nodes are part of a space"
+        count, outcome = self._counts[index], self._outcome
+        named = Configuration(self._space.stages[0], self._submeshes[0].mesh, count, self._space.schedule)
+        return SearchTask(
+            TaskKind.UNEQUAL,
+            (named,),
+            self._bounds[count],
+            outcome.threshold(self._search.keep),
+            find_plan_below=outcome.best,
+            submeshes=self._submeshes,
+        )
 
-    def _open_counts(self) -> None:
-        """Open the promising numbers of microbatches, given the incumbent."""
-        search, outcome, space = self._search, self._outcome, self._space
-        if space is None or self._looked:
-            return
-        best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
-        submeshes = nearest_submeshes(space.submeshes, min(best, space.devices / 2))
-        found = outcome.unequal = UnequalResult(space)
-        opened, floors = self._promising(), self._floors
-        self._record_floors(opened)
-        self._bounds, self._waiting = {}, {}
-        if self._should_stop() or not opened:
-            found.floor = min(floors.values())
-            return
-        found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
-        found.opened, found.bound, found.submeshes = tuple(sorted(opened)), self.bound, submeshes
-        for count in opened:
-            self._bounds[count] = floors[count]
-            self._waiting[count] = UnequalNodeSolver(search, submeshes, space, count, self._should_stop, self._end)
+    def record_finding(self, index: int, finding: Finding | None) -> None:
+        """See `TaskSeries.record_finding`."""
+        assert finding is not None, "every open node has a task"
+        count, outcome = self._counts[index], self._outcome
+        outcome.add_finding(finding, self._search.keep)
+        bound = self._record_bound(count, finding.bound)
+        if finding.is_final:
+            self._closed.add(count)
+            outcome.solved += bound < outcome.best
+            outcome.pruned += bound >= outcome.best
+        report_progress(self._search, outcome, "stages", index + 1, len(self._counts), f"{count} microbatches")
 
     def _promising(self) -> list[int]:
         """Return the numbers of microbatches to open, given the incumbent."""
@@ -105,7 +117,7 @@ class UnequalSearch:
             return []
         return promising_counts(search.costs.cluster, self._outcome.best, self._floors, search.settings.unequal)
 
-    def _record_floors(self, opened: Sequence[int]) -> None:
+    def _record_floors(self, opened: list[int]) -> None:
         """Take the least floor of the nodes to open as the bound."""
         self._outcome.unequal_bound = min((self._floors[count] for count in opened), default=math.inf)
 

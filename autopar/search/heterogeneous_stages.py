@@ -10,7 +10,8 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +38,6 @@ from autopar.search.mesh_placements import (
     stage_choice,
     undominated,
 )
-from autopar.search.outcome import Outcome
 from autopar.search.stage_chains import StageOptions, distinct_legs, stage_options, start_places
 from autopar.search.submesh_space import Submesh, UnequalSpace
 from autopar.search.tasks import Finding
@@ -55,8 +55,7 @@ class UnequalNodeSolver:
         submeshes: The meshes that stages may have.
         space: The declared space.
         count: The number of microbatches.
-        should_stop: Whether to stop now.
-        end: Returns when to stop, on the monotonic clock.
+        end: When to stop, on the monotonic clock.
 
     Attributes:
         work: Units of work of all placement problems so far.
@@ -68,21 +67,17 @@ class UnequalNodeSolver:
         submeshes: tuple[Submesh, ...],
         space: UnequalSpace,
         count: int,
-        should_stop: Callable[[], bool],
-        end: Callable[[], float],
+        end: float = math.inf,
     ) -> None:
         search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
         self._search, self._space, self._count, self._end = search, space, count, end
-        self._should_stop = should_stop
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains
-        self._cut, self._reported_work = 0, 0.0
+        self._cut = 0
         self.work = 0.0
         self._rules = search.rules(self._folded)
         self._submeshes = submeshes
         self._tables: dict[Submesh, Tables] = {}
-        self._quick_bound: float | None = None
-        self._relaxed_bound = 0.0
 
     def quick_bound(self) -> float:
         """Return a lower bound on all plans, in seconds, without a staging problem.
@@ -90,35 +85,37 @@ class UnequalNodeSolver:
         *Relaxes* edges between ops, memory and the cut into stages: each op is at its fastest on some mesh; *valid* for
         all unequal stages; *costs* the tables of every mesh; *source*: as of `heterogeneous_nodes.unequal_roofline`.
         """
-        if self._quick_bound is None:
-            chosen = np.full(len(self._folded.kinds), np.inf)
-            for submesh in self._submeshes:
-                if self._should_stop():
-                    return 0.0
-                tables = self._tables_on(submesh)
-                if tables is not None:
-                    times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
-                    chosen = np.minimum(chosen, times * fastest_op_seconds(tables))
-            counts = np.array([kind.count for kind in self._folded.kinds])
-            self._quick_bound = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
-        return self._quick_bound
+        chosen = np.full(len(self._folded.kinds), np.inf)
+        for submesh in self._submeshes:
+            if self._should_stop():
+                return 0.0
+            tables = self._tables_on(submesh)
+            if tables is not None:
+                times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
+                chosen = np.minimum(chosen, times * fastest_op_seconds(tables))
+        counts = np.array([kind.count for kind in self._folded.kinds])
+        return float(counts @ chosen) + self._search.costs.stack["step_seconds"]
 
-    def bound_and_improve(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
-        """Return a lower bound on all plans, in seconds, and add the plans found to the outcome.
+    def solve(self, best: float = math.inf, cutoff: float = math.inf) -> Finding:
+        """Return a lower bound on all plans, and the plans found.
 
         Args:
-            outcome: What is known; added to.
-            near: Relative improvement of the incumbent that the bound has to allow for plans to be looked for.
+            best: Step time of the incumbent in seconds; plans are looked for where the bound allows a faster one.
+            cutoff: Step time in seconds above which plans are of no use.
         """
-        bound, enough = self.quick_bound(), outcome.best * (1 - near)
-        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._is_stopped():
-            self._relaxed_bound = self._relaxed_bound or self._solve_relaxation(outcome.best)
-            bound = max(bound, self._relaxed_bound)
-        if bound >= enough or self._is_stopped():
-            self._tables = {}  # megabytes each, and they may never be needed again
-            outcome.add_finding(self._finding(bound, None), self._search.keep)
-            return bound
-        placements, cutoff = self._mesh_placements(), outcome.threshold(self._search.keep)
+        bound, enough = self.quick_bound(), best * (1 - OPTIMALITY_TOLERANCE)
+        if bound < enough and not self._is_stopped():
+            bound = max(bound, self._solve_relaxation(best))
+        plans = self._plans(cutoff) if bound < enough else []
+        is_final = not self._should_stop()
+        return Finding(
+            bound, plans[-1] if plans else None, self._cut, is_final=is_final, others=tuple(plans[:-1]), work=self.work
+        )
+
+    def _plans(self, cutoff: float) -> list[Candidate]:
+        """Return plans below a step time in seconds, the best one last."""
+        plans: list[Candidate] = []
+        placements = [] if self._is_stopped() else self._mesh_placements()
         for _ in range(self._search.settings.unequal.rounds):
             if not placements or self._is_stopped():
                 break
@@ -127,18 +124,15 @@ class UnequalNodeSolver:
             if not found.route:
                 break
             cutoff = found.seconds
-            outcome.add_finding(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
+            plans.append(self.candidate(options, found.route))
             placements = self._add_stage_choices(options, found.route)
             if len(placements) == len(options.placements):
                 break
-        outcome.add_finding(self._finding(bound, None), self._search.keep)
-        return bound
+        return plans
 
-    def _finding(self, bound: float, best: Candidate | None) -> Finding:
-        """Return a finding with the work since the last one."""
-        found = Finding(bound, best, self._cut, work=self.work - self._reported_work)
-        self._cut, self._reported_work = 0, self.work
-        return found
+    def _should_stop(self) -> bool:
+        """Whether the time is over, or the caller wants the search to end."""
+        return self._search.should_stop() or time.monotonic() > self._end
 
     def _is_stopped(self) -> bool:
         """Whether to stop now: on request, or at the limit of work."""
@@ -191,7 +185,7 @@ class UnequalNodeSolver:
     def _solve(self, instance: Problem, cutoff: float) -> Solution:
         search = self._search
         found = solve_limited(
-            search.solver, instance, self._end(), cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
+            search.solver, instance, self._end, cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
         )
         self._cut += found.cut
         self.work += found.work

@@ -106,5 +106,5 @@ class RayExecutor(WorkerPool):
 
     def _send(self, worker: int, assignment: Assignment, state: bytes | None) -> None:
         # A restarted actor has no state of the cell, so that the state is always sent.
-        state = self._states.get(assignment.task.cell)
+        state = self._states.get(assignment.task.solver_key)
         self._running[self.actors[worker].execute.remote(assignment.task, assignment.left, state)] = worker

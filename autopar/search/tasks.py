@@ -11,17 +11,20 @@ from autopar.configuration import Family
 from autopar.problem import Choice
 from autopar.search.branching import Branch
 from autopar.search.candidate import Candidate
+from autopar.search.submesh_space import Submesh
 
 
 class TaskKind(StrEnum):
     """Kinds of tasks: `BOUND` solves the relaxation of a cell, `ADVANCE` raises its bound and looks for better plans.
 
-    `SUBMESH` bounds a microbatch on the inner axes of a mesh with an outer data-parallel axis.
+    `SUBMESH` bounds a microbatch on the inner axes of a mesh with an outer data-parallel axis. `UNEQUAL` bounds
+    pipelines whose stages have different meshes, and looks for better ones.
     """
 
     BOUND = "bound"
     ADVANCE = "advance"
     SUBMESH = "submesh"
+    UNEQUAL = "unequal"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +42,7 @@ class SearchTask:
         branches: Restrictions of the plans.
         starts: Choices to consider first, of the tables under these branches.
         proves: Whether the bound is raised to single choices; runners-up need no proof.
+        submeshes: Meshes that stages may have, of `TaskKind.UNEQUAL`.
     """
 
     kind: TaskKind
@@ -51,15 +55,20 @@ class SearchTask:
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
     proves: bool = True
+    submeshes: tuple[Submesh, ...] = ()
 
     @property
-    def cell(self) -> "Cell":
-        """The cell; tasks on the same cell continue one another."""
-        return self.family, self.branches
+    def solver_key(self) -> "SolverKey":
+        """Key of the solver of the task: `BOUND` and `ADVANCE` tasks of the same cell continue one another."""
+        alone = None if self.kind in (TaskKind.BOUND, TaskKind.ADVANCE) else self.kind
+        return alone, self.family, self.branches
 
 
 Cell = tuple[Family, tuple[Branch, ...]]
 """A node, and the branches that restrict its plans."""
+
+SolverKey = tuple[TaskKind | None, Family, tuple[Branch, ...]]
+"""Kind of a task that stands alone, node and branches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

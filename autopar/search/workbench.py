@@ -23,8 +23,9 @@ from autopar.machine import peak_bytes
 from autopar.progress import StopCallback
 from autopar.search.branching import apply
 from autopar.search.context import SearchContext
+from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.node_solver import NodeSolver
-from autopar.search.tasks import Cell, Finding, SearchTask, TaskKind
+from autopar.search.tasks import Finding, SearchTask, SolverKey, TaskKind
 from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
@@ -78,8 +79,8 @@ class Workbench:
     def __init__(self, search: SearchContext, *, portable: bool) -> None:
         self._search = search
         self._portable = portable
-        self._nodes: dict[Cell, NodeSolver] = {}
-        self._states: dict[Cell, bytes] = {}
+        self._nodes: dict[SolverKey, NodeSolver] = {}
+        self._states: dict[SolverKey, bytes] = {}
         """Packed solvers of cells that have waited long; their tables are written again when a task continues them."""
         self._tables: dict[tuple[Priced, int], Tables | None] = {}
         """Tables of the last meshes and numbers of microbatches, which all schedules and branches share."""
@@ -114,6 +115,14 @@ class Workbench:
         solve = partial(solve_limited, search.solver, end=end, should_stop=search.should_stop, seed=search.seed)
         return submesh_bounds(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
 
+    def _solve_unequal(self, task: SearchTask, end: float) -> Finding:
+        """Bound pipelines with unequal stages, and look for plans that are faster than the incumbent."""
+        space = self._search.unequal
+        assert space is not None, "a task on unequal stages is part of a space"
+        solver = UnequalNodeSolver(self._search, task.submeshes, space, task.family[0].num_microbatches, end)
+        finding = solver.solve(task.find_plan_below, task.cutoff)
+        return replace(finding, bound=max(task.bound, finding.bound))
+
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
         if task.kind is TaskKind.SUBMESH:
@@ -128,6 +137,8 @@ class Workbench:
                 split_backward_bound=microbatch_bounds.split,
                 work=microbatch_bounds.work,
             )
+        if task.kind is TaskKind.UNEQUAL:
+            return self._solve_unequal(task, end)
         node = self._resume_node(task, end, state)
         if node is None:
             return Finding(float("inf"), None, 0)
@@ -142,7 +153,7 @@ class Workbench:
                 bound = node.advance(task.bound, task.cutoff)
         is_final = node.exhausted or (task.kind is TaskKind.BOUND and bound >= task.cutoff)
         if not is_final:
-            self._keep_node(task.cell, node)
+            self._keep_node(task.solver_key, node)
         return Finding(
             bound,
             node.best,
@@ -176,7 +187,7 @@ class Workbench:
             self._tables.pop(next(iter(self._tables)))
         return self._tables[of]
 
-    def _keep_node(self, on: Cell, node: NodeSolver) -> None:
+    def _keep_node(self, on: SolverKey, node: NodeSolver) -> None:
         """Keep a solver for later tasks, and pack those that have waited longest above `KEPT_BYTES`."""
         self._nodes[on] = node
         node.finder.costs.clear_cache()
@@ -200,8 +211,8 @@ class Workbench:
 
     def _resume_node(self, task: SearchTask, end: float, state: bytes | None) -> NodeSolver | None:
         """Return the solver of the cell of a task, with the earlier work on it; None if all its plans are excluded."""
-        node = self._nodes.pop(task.cell, None)
-        kept = self._states.pop(task.cell, None)
+        node = self._nodes.pop(task.solver_key, None)
+        kept = self._states.pop(task.solver_key, None)
         state = kept if state is None else state
         if node is None or state is not None:
             node = self._new_node(task, end)

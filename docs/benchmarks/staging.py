@@ -62,9 +62,8 @@ def _row(case: Case) -> str:
     search = task.context(Effort())
     space = task.unequal
     assert space is not None, case.name
-    end = time.monotonic() + 600
     submeshes = nearest_submeshes(space.submeshes, case.gpus / 2)
-    solver = UnequalNodeSolver(search, submeshes, space, case.microbatches, lambda: False, lambda: end)
+    solver = UnequalNodeSolver(search, submeshes, space, case.microbatches, time.monotonic() + 600)
     options = solver.first_options()
     assert options is not None, case.name
     solve(options.staging, 0.0)  # compiled before it is timed
