@@ -254,7 +254,7 @@ def test_selective_recompute_drops_scores_of_any_width(
 
 
 def test_selective_recompute_by_torchtitan_keeps_attention_and_every_other_product(cache_dir: Path) -> None:
-    """Of a layer of Llama: the input, rotated queries (for wq), values (wv), attention with its sums, and the gate (w1).
+    """Of a layer of Llama: its input, rotated queries (wq), values (wv), attention and its sums, the gate (w1).
 
     The second, fourth and sixth product (keys, output, up) run again, with norms, rotations and the activation.
     """
