@@ -248,6 +248,13 @@ NeMo's plugins of precision have `grad_reduce_in_fp32=False` and `fp8_params=Tru
 (nemo/collections/llm/recipes/precision/mixed_precision.py).
 """
 
+_FLOAT32_PARAMETERS = r"torchtitan|oneflow"
+"""Frameworks that keep parameters in float32 and cast them where they are read.
+
+Torchtitan shards float32 parameters (`mixed_precision_param = "bfloat16"` of FSDP2); OneFlow's automatic mixed
+precision inserts casts behind float32 variables, and has no copy of its own.
+"""
+
 
 def _policy(row: Row) -> DtypePolicy:
     """Return what numbers are stored and multiplied in; training in 16 bits where the row does not say."""
@@ -260,6 +267,8 @@ def _policy(row: Row) -> DtypePolicy:
     if re.search(_BFLOAT16_GRADIENTS, framework):
         has_primary = name in ("fp8", "fp8-current", "mxfp8")
         name += ",weights=low,gradients=16,reduce=16" if has_primary else ",gradients=16,reduce=16"
+    elif name == "mixed" and re.search(_FLOAT32_PARAMETERS, framework):
+        name = "fsdp"
     elif name == "mixed" and "fp16" in text and "bf16" not in text:
         name = "megatron-fp16"
     elif name == "mixed" and "bf16" in text and "deepspeed" in framework and (row.pp or 1) > 1:

@@ -5,7 +5,8 @@ Losses are Megatron-LM's in float32, where nothing else is known. Eager PyTorch 
 compiled losses of later torchtitan and InternEvo's flash-attn loss are fused.
 
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
-FlashAttention came into Megatron-Core (2023); all else here runs fused attention. Element-wise chains (bias, dropout
+FlashAttention came into Megatron-Core (2023), and so did OneFlow on V100, which FlashAttention does not support; all
+else here runs fused attention. Element-wise chains (bias, dropout
 and residual; bias and GELU) are one kernel in Megatron's descendants and in what torch.compile makes; eager FSDP runs
 one kernel per op.
 """
@@ -81,6 +82,7 @@ STACKS = (
     Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
+    Known(r"oneflow", r"V100", "oneflow-v100", "unfused", "chains", _V100),
     Known(r"alpa", r"V100", "alpa-v100", "unfused", "chains", _V100),
     _compiled(r"torchtitan compile", r"H200", "fsdp-compile-h100", _H100, loss="fused", selective="alternate"),
     _compiled(r"torchtitan", r"H[12]00", "fsdp-compile-h100", _H100, selective="alternate"),
