@@ -232,13 +232,14 @@ _FORMATS = (
     (r"subchannel only|blockwise|fp8-sc", r"", "fp8-block"),
     (r"fp8-cs|rowwise|tensorwise|full", r"", "fp8-current"),
     (r"int8", r"maxtext", "int8-current"),
-    (r"fp8", r"torchtitan|megatron-bridge|maxtext", "fp8-current"),
+    (r"fp8", r"torchtitan|megatron-bridge", "fp8-current"),
     (r"fp8", r"", "fp8"),
 )
 """Pattern of a row's precision, of its framework, and the precision that is meant, first match first.
 
 Where a table says fp8 and no more: torchtitan scales by a tensor's own maximum, and so do Megatron-Bridge's tables of
-Hopper (NVIDIA-NeMo/Megatron-Bridge docs/performance-guide.md) and MaxText; older Transformer Engine by delayed scaling.
+Hopper (NVIDIA-NeMo/Megatron-Bridge docs/performance-guide.md); older Transformer Engine by delayed scaling, and so does
+MaxText on GPUs, whose `Fp8Quantization` is flax's `Fp8DirectDotGeneralOp`.
 """
 
 _BFLOAT16_GRADIENTS = r"nemo|megatron-bridge|mlperf"
