@@ -236,7 +236,7 @@ def in_context(degrees: Degrees, stack: Stack) -> Degrees:
 
 def kernels(stack: Stack) -> Stack:
     """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
-    return replace(IDEAL, attention=stack.attention, loss=stack.loss)
+    return replace(IDEAL, attention=stack.attention, loss=stack.loss, selective=stack.selective)
 
 
 def predict(

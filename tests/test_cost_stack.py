@@ -206,5 +206,6 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "loss",
         "gradients",
         "context",
+        "selective",
     }
     assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}

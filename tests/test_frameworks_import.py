@@ -82,6 +82,17 @@ def test_layers_that_embedding_and_loss_count_among() -> None:
     assert read(text).degrees.layers == (7, 8, 8, 7)
 
 
+@pytest.mark.parametrize(("option", "selective"), [("op", "alternate"), ("2", "cheap")])
+def test_checkpointing_by_op_is_that_of_torchtitan(option: str, selective: str) -> None:
+    """Every other product is kept; recompute of every second layer has no counterpart and is named."""
+    text = f"[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '{option}'\n"
+
+    found = parse_configuration(text, "torchtitan", gpus=8, model="zoo:llama3-8b")
+
+    assert found.degrees.recompute == "selective"
+    assert dict(found.software).get("selective", "cheap") == selective
+
+
 def test_the_block_method_recomputes_the_first_layers_of_every_stage() -> None:
     full = LLAMA + "--pipeline-model-parallel-size 4 --recompute-granularity full --recompute-method block "
 

@@ -253,6 +253,33 @@ def test_selective_recompute_drops_scores_of_any_width(
     assert kept == {NONE: 32 + 5 * heads * seq / hidden, SELECTIVE: left}
 
 
+def test_selective_recompute_by_torchtitan_keeps_attention_and_every_other_product(cache_dir: Path) -> None:
+    """Of a layer of Llama: its input, rotated queries (wq), values (wv), attention and its sums, the gate (w1).
+
+    The second, fourth and sixth product (keys, output, up) run again, with norms, rotations and the activation.
+    """
+    hidden, heads, key_heads, ffn, seq = 256, 4, 2, 640, 512
+    model = predictor(
+        "llama3-8b",
+        cache_dir,
+        num_layers=4,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=key_heads,
+        ffn=ffn,
+        seq=seq,
+        vocab=512,
+    )
+    stack = Stack("titan", selective="alternate")
+
+    program, _ = model.lowered(Degrees(microbatch=2, global_batch=2, recompute="selective"), A100, stack)
+
+    stage = program.stages[0]
+    block = list(BlockMemories(program.table(), True).walk(stage.blocks, stage.recompute))[2]
+    keys = hidden * key_heads // heads
+    assert block.kept / (2 * seq) == 2 * (3 * hidden + keys + ffn) + 4 * heads
+
+
 def test_selective_recompute_drops_the_scores_of_attention_written_as_single_ops() -> None:
     """Softmax between two products of activations: its result is dropped, at any cost of recomputing it.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.cli import main
+from autopar.cluster import load_cluster
 from autopar.cost.stack import Stack, format_stack, load_stack
 from autopar.errors import DataError
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts
@@ -20,11 +21,11 @@ from autopar.validation.completion import InexpressibleError, complete
 from autopar.validation.express import Case, express
 from autopar.validation.gates import by_class, memory_errors, posed, rivals
 from autopar.validation.recipes import RECIPES
-from autopar.validation.records import Row, load_rows
+from autopar.validation.records import MemoryKind, Row, load_rows
 from autopar.validation.report import format_calibration, format_validation, to_dicts
-from autopar.validation.run import Outcome, predict_case, predict_row, predict_rows, predictor
+from autopar.validation.run import Outcome, predict_case, predict_row, predict_rows, predictor, shown_bytes
 from autopar.validation.score import errors, rankings
-from autopar.validation.stacks import STACKS, meant_stack
+from autopar.validation.stacks import STACKS, meant_stack, stack_for
 
 _GPT: dict[str, Any] = {
     "framework": "Megatron-LM 2021", "model": "GPT", "arch": "gpt", "layers": 4, "hidden": 1024, "heads": 16,
@@ -373,6 +374,28 @@ def test_rows_are_fitted_as_they_are_predicted(changes: dict[str, Any], cache_di
         assert found.timeline.step_seconds != pytest.approx(plain.timeline.step_seconds, rel=0.01)
 
 
+@pytest.mark.slow
+def test_rows_are_lowered_with_the_kernels_of_their_stack(cache_dir: Path) -> None:
+    """Torchtitan gathers keys and values of other devices, and keeps every other product under selective recompute."""
+    row = _row(framework="torchtitan compile", gpu="H100-SXM-80GB", cp=2, dp=4, zero=3, recompute="selective")
+    case = express(row)
+    (prepared,) = prepare([row], "fsdp-compile-h100", cache_dir)
+
+    _, found = predict_case(case, case.stack, cache_dir)
+
+    assert case.stack.context == "gather"
+    assert case.stack.selective == "alternate"
+    assert np.exp(prepared.log_ratio(case.stack)) * case.seconds == pytest.approx(found.timeline.step_seconds)
+
+
+def test_versions_of_a_framework_share_scalars_and_not_kernels() -> None:
+    """Torchtitan compiles its loss since 2025: rows on H200 are of that age, those on H100 older."""
+    old, new = (stack_for("torchtitan compile", gpu) for gpu in ("H100 SXM 96GB", "H200-SXM-141GB"))
+
+    assert (old.loss, new.loss) == ("eager", "fused")
+    assert old.scalars == new.scalars != ()
+
+
 def test_calibration_finds_a_known_stack(made: Path, cache_dir: Path) -> None:
     """Rows made by a stack give it back, and the rows held out are predicted as well as those of the fit."""
     rows = load_rows(made)
@@ -490,6 +513,12 @@ def test_memory_is_compared_in_the_unit_of_the_row() -> None:
     assert found.median == pytest.approx(0.08)
     assert found.too_low == 0.5
     assert found.bias == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("allocated", 50), ("reserved", 56), ("device", 57.5)])
+def test_memory_is_told_as_the_source_tells_it(kind: MemoryKind, shown: float) -> None:
+    """Of 50 GB allocated on 80 GB the allocator holds 12 % more, and the context takes 1.5 GB."""
+    assert shown_bytes(kind, 50e9, load_cluster("h100").device) == pytest.approx(shown * 1e9)
 
 
 def test_rivals_are_compared_on_the_same_rows() -> None:

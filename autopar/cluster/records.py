@@ -607,7 +607,10 @@ class Cluster:
 
 
 def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, ...] | None:
-    """Return the shape of a slice of a torus: axes in ascending order, as equal as can be.
+    """Return the shape of a slice of a torus: axes as equal as can be, in ascending order.
+
+    Axes that are no power of two come first: they are the outermost, so that degrees that are powers of two fill whole
+    axes. On chips a runtime assigns axes of the mesh to those of the torus so (jax, `mesh_utils.create_device_mesh`).
 
     Args:
         devices: Devices of the slice.
@@ -619,6 +622,8 @@ def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, .
 
     >>> squarest(64, (16, 16, 24), 4), squarest(32, (16, 16, 24), 4), squarest(8, (16, 16), 16), squarest(7, (4, 4), 4)
     ((4, 4, 4), (2, 4, 4), (2, 4), None)
+    >>> squarest(1536, (16, 16, 24), 4)
+    (12, 8, 16)
     """
     limits = sorted(largest)
     shapes: list[tuple[int, ...]] = [()]
@@ -630,7 +635,10 @@ def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, .
             if devices % (math.prod(shape) * size) == 0
         ]
     whole = [shape for shape in shapes if math.prod(shape) == devices]
-    return min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)), default=None)
+    if not whole:
+        return None
+    shape = min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)))
+    return tuple(sorted(shape, key=lambda size: (size & (size - 1) == 0, size)))
 
 
 def _weakest_device(name: str, devices: list[Device]) -> Device:

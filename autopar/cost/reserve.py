@@ -6,10 +6,14 @@ CONTEXT = 1.5e9
 """Bytes of the CUDA context, cuBLAS workspaces and NCCL's channels, by hand: a context takes about 0.5 GB, a cuBLAS
 workspace on Hopper 32 MiB per stream, NCCL some 100 MB per communicator, of which a run has three to six."""
 FRAGMENTATION = 0.04
-"""Share of the memory that the caching allocator loses to gaps, by hand; with the context the reserve of a device of
-80 GB is 4.7 GB. Megatron Bridge's guide to memory tuning names both as what estimates of tensors leave out. Of 19
-ranks of Megatron-LM on devices of 24 and 40 GB that tell both (Dazz993/Mist, logs of Aceso) what is reserved is above
-what is allocated by 4 to 14 % of the device; with expandable segments it is less."""
+"""Share of the memory that no plan should count on because the caching allocator loses it to gaps, by hand; with the
+context the reserve of a device of 80 GB is 4.7 GB. Megatron Bridge's guide to memory tuning names both as what
+estimates of tensors leave out. It is less than `GAPS`: an allocator that is short of memory gives cached blocks back
+before it fails."""
+GAPS = 0.12
+"""What the allocator holds besides what is allocated, as a share of it, where there is room: the median of 19 ranks of
+Megatron-LM on devices of 24 and 40 GB whose logs state the maxima of both (Dazz993/Mist, logs of Aceso: 5 to 18 %).
+With expandable segments it is less."""
 
 
 def reserve_bytes(device: Device) -> float:
@@ -32,7 +36,7 @@ def stage_limit(cluster: Cluster, limit: float, devices: range) -> float:
 
 def reserve_of(memory: float) -> float:
     """Return the same, given the bytes of all its memory."""
-    return context_of(memory) + gaps_of(memory)
+    return context_of(memory) + FRAGMENTATION * memory
 
 
 def context_of(memory: float) -> float:
@@ -40,6 +44,14 @@ def context_of(memory: float) -> float:
     return min(CONTEXT, 0.25 * memory)
 
 
-def gaps_of(memory: float) -> float:
-    """Return what the allocator reserves beyond what is allocated, given the bytes of all memory."""
-    return FRAGMENTATION * memory
+def gaps_of(allocated: float, memory: float) -> float:
+    """Return what the allocator reserves beyond what is allocated at most.
+
+    Args:
+        allocated: Bytes of tensors at their peak.
+        memory: Bytes of all memory, which bounds what can be reserved.
+
+    >>> gaps_of(50e9, 80e9), gaps_of(76e9, 80e9), gaps_of(90e9, 80e9)
+    (6000000000.0, 2500000000.0, 0.0)
+    """
+    return max(0.0, min(GAPS * allocated, memory - context_of(memory) - allocated))

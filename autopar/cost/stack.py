@@ -51,6 +51,12 @@ Gradients = Literal["kept", "made"]
 of a step and freed after the update, as those of FSDP2 are."""
 
 
+Selective = Literal["cheap", "alternate"]
+"""What selective recompute runs again: ops that are "cheap" for the bytes they leave behind (norms, activation
+functions, the scores of unfused attention), or all but attention and every other product with parameters ("alternate":
+torchtitan's selective checkpointing by op, `torchtitan/distributed/activation_checkpoint.py`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """A number of a stack that calibration may change.
@@ -175,6 +181,7 @@ class Stack:
         graphs: What CUDA graphs launch; it takes the host no time.
         context: Kind of context parallelism that plans by degrees have unless they say otherwise: `--cp-comm-type p2p`
             of Megatron-LM is a ring, FSDP2's `allgather` of torchtitan and MaxText gather, DeepSpeed exchanges heads.
+        selective: What selective recompute runs again.
     """
 
     name: str
@@ -190,6 +197,7 @@ class Stack:
     gradients: Gradients = "kept"
     hides_tp: bool = False
     context: ContextKind = "ring"
+    selective: Selective = "cheap"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -201,6 +209,7 @@ class Stack:
             ("loss", self.loss, get_args(Loss)),
             ("gradients", self.gradients, get_args(Gradients)),
             ("context", self.context, CONTEXT_KINDS),
+            ("selective", self.selective, get_args(Selective)),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
@@ -272,6 +281,8 @@ class Stack:
             data["gradients"] = self.gradients
         if self.context != IDEAL.context:
             data["context"] = self.context
+        if self.selective != IDEAL.selective:
+            data["selective"] = self.selective
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -333,6 +344,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     loss: str = IDEAL.loss
     gradients: str = IDEAL.gradients
     context: str = IDEAL.context
+    selective: str = IDEAL.selective
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -389,6 +401,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             gradients=data.gradients,  # type: ignore[arg-type]
             hides_tp=data.hides_tp,
             context=data.context,  # type: ignore[arg-type]
+            selective=data.selective,  # type: ignore[arg-type]
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

@@ -12,11 +12,17 @@ values without such a product, two groups are dropped:
 
 Fused attention keeps no scores, so only rule 2 applies to it.
 
+With the stack's `selective: alternate` what torchtitan's selective checkpointing by op keeps is left: results of
+attention and of every other product with parameters, from the first one on; all else of the block runs again. Where
+torchtitan keeps what a product made and the backward reads what follows from it (rotated queries), the latter is kept.
+It also keeps sums over tensor-parallel devices, which run again here, and the result of the last product, which no
+backward reads and which is not counted here.
+
 Bytes and seconds are those of the whole block on one device: both are divided alike by most placements, so all
 placements of a block share one answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
@@ -70,6 +76,9 @@ def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: M
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
     search = _ForwardOps(folded, kind, costs, element_bytes)
+    if costs.stack.selective == "alternate":
+        chosen = search.between_kept()
+        return frozenset(chosen | search.views_of(chosen))
     recomputable = search.recomputable()
     core = [item for item in recomputable if item.is_core]
     left = [item for item in recomputable if not item.is_core]
@@ -144,6 +153,13 @@ class _ForwardOps:
                 found.append(_Recomputable(kept, ops, self._keeps_scores))
         return found
 
+    def between_kept(self) -> set[int]:
+        """Return the ops that run again where attention and every other product with parameters are kept."""
+        attention = {position for position in self._forward if self._kind.ops[position].kind in ATTENTION_KINDS}
+        kept = frozenset(sorted(self._products)[::2]) | attention
+        found = (self._recomputed_ops(self._maker[name], kept) for name in self._saved - self._leaving)
+        return {position for ops in found if ops is not None for position in ops}
+
     def _scores(self) -> frozenset[str]:
         """Return the attention probabilities of unfused attention, and values made of them.
 
@@ -174,15 +190,21 @@ class _ForwardOps:
                 names |= set(op.outputs)
         return views
 
-    def _recomputed_ops(self, position: int) -> frozenset[int] | None:
-        """Return the ops that recompute an op's outputs from saved values; None if that takes a parameter product."""
+    def _recomputed_ops(self, position: int, kept: Set[int] | None = None) -> frozenset[int] | None:
+        """Return the ops that recompute an op's outputs from saved values; None if that takes an op that is kept.
+
+        Args:
+            position: The op.
+            kept: Ops that do not run again; None for products with parameters.
+        """
+        kept = self._products if kept is None else kept
         ops: set[int] = set()
         pending = [position]
         while pending:
             current = pending.pop()
             if current in ops:
                 continue
-            if current in self._products:
+            if current in kept:
                 return None
             ops.add(current)
             for name in self._kind.ops[current].inputs:

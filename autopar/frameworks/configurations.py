@@ -147,6 +147,8 @@ def _titan_software(fields: "_Fields", tp: int, *, python: bool) -> dict[str, ob
     hides_tp = fields.get(f"{section}.enable_async_tensor_parallel", False) is True
     if compiles and hides_tp and tp > 1:
         found["hides_tp"] = True
+    if _titan_recompute(fields, python=python) == ("selective", []):
+        found["selective"] = "alternate"
     if python:
         found["fusion"] = "chains" if compiles else "none"
         found["graphs"] = "none" if fields.get("training.disable_cuda_graphs", False) is True else "full"

@@ -12,6 +12,7 @@ from autopar.frameworks.known import TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
 from autopar.frameworks.python_file import Expression, apply_function
 from autopar.plan import Exported
 from autopar.recompute import Recompute
+from autopar.workload import job_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def _recompute(facts: Facts, lost: list[str], imports: list[str]) -> dict[str, o
     if others:
         mixed = ", ".join(f"{flavour} in {count}" for flavour, count in found.items())
         lost.append(f"recompute by layer ({mixed} layers); {most} is exported for all")
-    if most is Recompute.SELECTIVE:
+    if most is Recompute.SELECTIVE and job_stack(facts.plan.job).selective != "alternate":
         lost.append("selective recompute by op of the plan; torchtitan's own list of ops decides")
     policy = _RECOMPUTE.get(most)
     if policy is None:

@@ -24,6 +24,9 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
         told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
         told += f"; context parallelism: {stack.context}"
         told += "; tensor parallelism hidden behind products" if stack.hides_tp else ""
+        told += (
+            "; selective recompute keeps attention and every other product" if stack.selective == "alternate" else ""
+        )
         lines += ["", *wrap(told, WIDTH, rest="  ")]
         if stack.scalars:
             values = ", ".join(f"{scalar} {format_scalar(scalar, value)}" for scalar, value in stack.scalars)

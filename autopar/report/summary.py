@@ -192,7 +192,7 @@ def occupied(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     if memory is None:
         return []
     _, stage, _ = fullest_stage(plan, simulated)
-    reserved = stage.peak + gaps_of(memory)
+    reserved = stage.peak + gaps_of(stage.peak, memory)
     shown = reserved + context_of(memory)
     words = (
         f"{format_bytes(stage.peak)} allocated, about {format_bytes(reserved)} reserved with gaps, "

@@ -119,7 +119,9 @@ def prepare(
         try:
             if case.lighter:
                 case, _ = predict_case(case, case.stack, cache_dir)
-            program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy, first_layers=case.first_layers)
+            program, _ = machine.lowered(
+                case.degrees, case.cluster, case.stack, policy=case.policy, first_layers=case.first_layers
+            )
         except AutoparError:
             continue
         sizes = {name: size for name in _VALID if isinstance(size := getattr(case.row, name), int)}
@@ -169,9 +171,7 @@ def _start(name: str) -> Stack:
     known = next((entry for entry in STACKS if entry.name == name), None)
     if known is None:
         raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
-    return Stack(
-        known.name, known.attention, known.fusion, clusters=known.clusters, loss=known.loss, gradients=known.gradients
-    )
+    return known.unfitted
 
 
 def fit_prepared(

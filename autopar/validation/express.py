@@ -232,13 +232,14 @@ _FORMATS = (
     (r"subchannel only|blockwise|fp8-sc", r"", "fp8-block"),
     (r"fp8-cs|rowwise|tensorwise|full", r"", "fp8-current"),
     (r"int8", r"maxtext", "int8-current"),
-    (r"fp8", r"torchtitan|megatron-bridge|maxtext", "fp8-current"),
+    (r"fp8", r"torchtitan|megatron-bridge", "fp8-current"),
     (r"fp8", r"", "fp8"),
 )
 """Pattern of a row's precision, of its framework, and the precision that is meant, first match first.
 
 Where a table says fp8 and no more: torchtitan scales by a tensor's own maximum, and so do Megatron-Bridge's tables of
-Hopper (NVIDIA-NeMo/Megatron-Bridge docs/performance-guide.md) and MaxText; older Transformer Engine by delayed scaling.
+Hopper (NVIDIA-NeMo/Megatron-Bridge docs/performance-guide.md); older Transformer Engine by delayed scaling, and so does
+MaxText on GPUs, whose `Fp8Quantization` is flax's `Fp8DirectDotGeneralOp`.
 """
 
 _BFLOAT16_GRADIENTS = r"nemo|megatron-bridge|mlperf"
@@ -246,6 +247,13 @@ _BFLOAT16_GRADIENTS = r"nemo|megatron-bridge|mlperf"
 
 NeMo's plugins of precision have `grad_reduce_in_fp32=False` and `fp8_params=True`
 (nemo/collections/llm/recipes/precision/mixed_precision.py).
+"""
+
+_FLOAT32_PARAMETERS = r"torchtitan|oneflow"
+"""Frameworks that keep parameters in float32 and cast them where they are read.
+
+Torchtitan shards float32 parameters (`mixed_precision_param = "bfloat16"` of FSDP2); OneFlow's automatic mixed
+precision inserts casts behind float32 variables, and has no copy of its own.
 """
 
 
@@ -260,6 +268,8 @@ def _policy(row: Row) -> DtypePolicy:
     if re.search(_BFLOAT16_GRADIENTS, framework):
         has_primary = name in ("fp8", "fp8-current", "mxfp8")
         name += ",weights=low,gradients=16,reduce=16" if has_primary else ",gradients=16,reduce=16"
+    elif name == "mixed" and re.search(_FLOAT32_PARAMETERS, framework):
+        name = "fsdp"
     elif name == "mixed" and "fp16" in text and "bf16" not in text:
         name = "megatron-fp16"
     elif name == "mixed" and "bf16" in text and "deepspeed" in framework and (row.pp or 1) > 1:

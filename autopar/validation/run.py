@@ -118,7 +118,7 @@ def predict_row(row: Row, cache_dir: str | Path | None = None, stacks: Sequence[
 
 def shown_bytes(kind: MemoryKind, allocated: float, device: Device) -> float:
     """Return the bytes that a source would print of so many allocated ones."""
-    gaps, context = gaps_of(device.memory), context_of(device.memory)
+    gaps, context = gaps_of(allocated, device.memory), context_of(device.memory)
     return allocated + {"allocated": 0.0, "reserved": gaps, "device": gaps + context}[kind]
 
 

@@ -5,16 +5,18 @@ Losses are Megatron-LM's in float32, where nothing else is known. Eager PyTorch 
 compiled losses of later torchtitan and InternEvo's flash-attn loss are fused.
 
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
-FlashAttention came into Megatron-Core (2023); all else here runs fused attention. Element-wise chains (bias, dropout
+FlashAttention came into Megatron-Core (2023), and so did OneFlow on V100, which FlashAttention does not support; all
+else here runs fused attention. Element-wise chains (bias, dropout
 and residual; bias and GELU) are one kernel in Megatron's descendants and in what torch.compile makes; eager FSDP runs
 one kernel per op.
 """
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import IDEAL, Attention, Fusion, Gradients, Loss
+from autopar.cost.stack import IDEAL, Attention, Fusion, Loss, Selective
 
 
 class Known(NamedTuple):
@@ -32,19 +34,45 @@ class Known(NamedTuple):
     clusters: tuple[str, ...]
     pooled: tuple[str, ...] = ()
     loss: Loss = "float32"
+    selective: Selective = "cheap"
 
     @property
-    def gradients(self) -> Gradients:
-        """How long sums of gradients take memory: FSDP frees them after the update."""
-        return "made" if self.name.startswith("fsdp") else "kept"
+    def unfitted(self) -> Stack:
+        """The stack with its kernels and nothing fitted.
+
+        FSDP frees sums of gradients after the update; torchtitan and MaxText gather keys and values by default
+        (`context_parallel_rotate_method`, `context_parallel_strategy`), DeepSpeed exchanges heads.
+        """
+        fsdp = self.name.startswith("fsdp")
+        gathers = fsdp or self.name.startswith("maxtext")
+        return Stack(
+            self.name,
+            self.attention,
+            self.fusion,
+            clusters=self.clusters,
+            loss=self.loss,
+            gradients="made" if fsdp else "kept",
+            context="gather" if gathers else "ulysses" if "deepspeed" in self.name else "ring",
+            selective=self.selective,
+        )
 
 
 _A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
 _H100 = ("h100", "h100-2x400", "h100-96", "h200")
+_B200 = ("b200", "gb200")
 _V100 = ("v100", "v100-aws", "v100-dgx2")
 _TPU = ("tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x")
 _OF_CORE = ("megascale-a100", "megatron-ci-a100", "internevo-a100")
 """Software on A100 that is of Megatron-Core's kind: flash attention and fused chains."""
+
+
+def _compiled(
+    framework: str, device: str, name: str, clusters: tuple[str, ...], loss: Loss = "eager",
+    selective: Selective = "cheap",
+) -> Known:  # fmt: skip
+    """Return an entry of FSDP2 under torch.compile."""
+    return Known(framework, device, name, "fused", "chains", clusters, loss=loss, selective=selective)
+
 
 STACKS = (
     Known(r"zero-bubble", r"A100", "zero-bubble-a100", "unfused", "chains", _A100),
@@ -54,10 +82,14 @@ STACKS = (
     Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
+    Known(r"oneflow", r"V100", "oneflow-v100", "unfused", "chains", _V100),
     Known(r"alpa", r"V100", "alpa-v100", "unfused", "chains", _V100),
-    Known(r"torchtitan compile", r"H200", "fsdp-compile-h100", "fused", "chains", _H100, loss="fused"),
-    Known(r"compile|torchtitan", r"H[12]00", "fsdp-compile-h100", "fused", "chains", _H100, loss="eager"),
-    Known(r"compile|torchtitan", r"A100", "fsdp-compile-a100", "fused", "chains", _A100, loss="eager"),
+    _compiled(r"torchtitan compile", r"H200", "fsdp-compile-h100", _H100, loss="fused", selective="alternate"),
+    _compiled(r"torchtitan", r"H[12]00", "fsdp-compile-h100", _H100, selective="alternate"),
+    _compiled(r"compile", r"H[12]00", "fsdp-compile-h100", _H100),
+    _compiled(r"torchtitan", r"A100", "fsdp-compile-a100", _A100, selective="alternate"),
+    _compiled(r"compile", r"A100", "fsdp-compile-a100", _A100),
+    _compiled(r"torchtitan", r"B200", "fsdp-compile-b200", _B200, loss="fused", selective="alternate"),
     Known(r"fsdp|composer", r"A100", "fsdp-eager-a100", "fused", "none", _A100, loss="eager"),
     Known(r"fsdp|composer", r"H[12]00", "fsdp-eager-h100", "fused", "none", _H100, loss="eager"),
     Known(r"internevo", r"A100", "internevo-a100", "fused", "chains", _A100, loss="fused"),
@@ -66,7 +98,7 @@ STACKS = (
     Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100, loss="fused"),
     Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100, _OF_CORE),
     Known(r"mega", r"B300", "megatron-b300", "fused", "chains", ("b300", "gb300"), loss="fused"),
-    Known(r"mega", r"B200", "megatron-b200", "fused", "chains", ("b200", "gb200"), loss="fused"),
+    Known(r"mega", r"B200", "megatron-b200", "fused", "chains", _B200, loss="fused"),
     Known(r"maxtext|paxml", r"H[12]00", "maxtext-h100", "fused", "chains", _H100),
     Known(r"maxtext", r"TPU", "maxtext-tpu", "fused", "chains", _TPU),
     Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi355x"), loss="fused"),
@@ -84,18 +116,16 @@ def meant_stack(framework: str, device: str, zero: int = 0) -> Stack:
     text = f"{framework} zero={zero}"
     for known in STACKS:
         if re.search(known.framework, text, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
-            return Stack(
-                known.name,
-                known.attention,
-                known.fusion,
-                clusters=known.clusters,
-                loss=known.loss,
-                gradients=known.gradients,
-            )
+            return known.unfitted
     return IDEAL
 
 
 def stack_for(framework: str, device: str, zero: int = 0) -> Stack:
-    """Return the stack a framework on a device is predicted with: the bundled one if it has been calibrated."""
+    """Return the stack a framework on a device is predicted with.
+
+    Its scalars are those of the bundled stack of its name, if that has been calibrated; its kernels are those of the
+    table, where versions of one framework differ.
+    """
     meant = meant_stack(framework, device, zero)
-    return bundled_stacks().get(meant.name, meant)
+    bundled = bundled_stacks().get(meant.name, meant)
+    return replace(meant, scalars=bundled.scalars, fit=bundled.fit)
