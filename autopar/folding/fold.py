@@ -153,7 +153,7 @@ class Folded:
 
     def caches_of(self, op: Op) -> Iterator[tuple[int, str]]:
         """Yield the inputs of an op that are caches, by slot."""
-        inputs = self.free
+        inputs = self.graph.inputs
         yield from ((slot, name) for slot, name in caches_of(op) if name in inputs)
 
     @property

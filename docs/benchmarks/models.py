@@ -28,10 +28,16 @@ HEAD = """\
 # Models built from configurations
 
 `python docs/benchmarks/models.py` prints this page.
-Per `model_type`: the largest configuration of the tests and the zoo, its trained parameters as built and as published, processor seconds from the configuration to the ONNX graph without PyTorch and transformers, and the deviation of a tiny random model from the library's, in float64: of results relative to the largest result, of gradients to the largest gradient (`tests/parity.py`).
+Per `model_type`: the largest configuration of the tests and the zoo, its trained parameters as built and as published,
+processor seconds from the configuration to the ONNX graph without PyTorch and transformers, and the deviation of a tiny
+random model from the library's, in float64: of results relative to the largest result, of gradients to the largest
+gradient (`tests/parity.py`).
 Several tiny models of a type are held to the library; the largest deviation counts.
-Published counts are those of released checkpoints where they have all digits, without buffers and fixed tables; *as stated* is a rounded count of the publisher, to which the built one rounds.
-Types without a count have no published one here; types without a deviation are not in transformers, and are held to diffusers where that is installed (`tests/test_diffusion.py`) or to a reference of our own (`grok-1`).
+
+Published counts are those of released checkpoints where they have all digits, without buffers and fixed tables; *as
+stated* is a rounded count of the publisher, to which the built one rounds.
+Types without a count have no published one here; types without a deviation are not in transformers, and are held to
+diffusers where that is installed (`tests/test_diffusion.py`) or to a reference of our own (`grok-1`).
 
 | type | largest configuration | parameters | published | seconds | results | gradients |
 |---|---|---|---|---|---|---|"""
