@@ -16,7 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models.decoder_config import DecoderConfig, packed, predicting, unbalanced
+from autopar.models.decoder_config import DecoderConfig, with_settings
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_experts import exports_experts
@@ -54,9 +54,11 @@ _UNSET = -1
 """What some families write for a size that is not set."""
 _BEHIND_PADDING = ("roberta", "xlm-roberta")
 """Families whose tables of positions begin with rows that only padding uses."""
-DOCUMENTS, IMBALANCE, PREDICTIONS = "docs_per_sequence", "expert_imbalance", "mtp"
-SETTINGS = ("seq", DOCUMENTS, IMBALANCE, PREDICTIONS)
+DOCUMENTS, IMBALANCE, PREDICTIONS, CACHED = "docs_per_sequence", "expert_imbalance", "mtp", "cached"
+SETTINGS = ("seq", DOCUMENTS, IMBALANCE, PREDICTIONS, CACHED)
 """What `--set` may name on such a model."""
+_OPTIONAL = (PREDICTIONS, CACHED)
+"""Settings that may be 0."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 """Fields in which configurations state the experts of a layer."""
 _ZOO_SIZES = {
@@ -150,7 +152,8 @@ def build(
         source: A `config.json`, or a folder with one.
         settings: `seq`: tokens per sequence; `docs_per_sequence`: documents that share one, of equal length;
             `expert_imbalance`: tokens of the fullest device, relative to an even load of experts; `mtp`: further tokens
-            that are predicted in training.
+            that are predicted in training; `cached`: tokens before the sequence, of one token then unless set, whose
+            keys and values lie in caches.
         cache_dir: Folder of the cache; None to keep nothing and return the model itself.
 
     Raises:
@@ -162,19 +165,20 @@ def build(
     for name, value in settings.items():
         if name == IMBALANCE and isinstance(value, int | float):
             imbalance = float(value)
-        elif name in SETTINGS and not isinstance(value, float | tuple) and value >= (name != PREDICTIONS):
+        elif name in SETTINGS and not isinstance(value, float | tuple) and value >= (name not in _OPTIONAL):
             sizes[name] = int(value)
         else:
             raise ModelError(
                 f"{name}={value} cannot be set on a Hugging Face model",
                 hint="--set seq=2048, tokens per sequence, or --set docs_per_sequence=4",
             )
-    seq = sizes.get("seq") or default_seq(config)
-    native = models.read_architecture(config, seq)
+    cached = sizes.get(CACHED, 0)
+    seq = sizes.get("seq") or (1 if cached else default_seq(config))
+    native = models.read_architecture(config, cached + seq)
     documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
         if isinstance(native, DecoderConfig):
-            native = predicting(unbalanced(packed(native, documents), imbalance), sizes.get(PREDICTIONS, 0))
+            native = with_settings(native, documents, imbalance, sizes.get(PREDICTIONS, 0), cached)
         else:
             _refuse(settings, f"a model of type {config['model_type']}: it is no decoder of text alone")
         if "seq" in sizes and native.sample_size != seq:
@@ -213,7 +217,7 @@ def _refuse(settings: Mapping[str, DimSize], what: str) -> None:
     Raises:
         ModelError: If there are some.
     """
-    for name in settings.keys() & {DOCUMENTS, IMBALANCE, PREDICTIONS}:
+    for name in settings.keys() & {DOCUMENTS, IMBALANCE, PREDICTIONS, CACHED}:
         raise ModelError(f"{name} cannot be set on {what}", hint=f"leave {name} out")
 
 

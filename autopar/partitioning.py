@@ -128,7 +128,7 @@ def partition_steps(
     )  # fmt: skip
     batch = global_batch or default_batch(workload, gpus)
     count = _microbatches(schedule, workload, batch)
-    folded = workload.folded(batch // count)
+    folded = workload.folded(batch // count, count)
     rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
     job = make_job(workload, gpus, batch, machine, software, memory_limit=memory_limit)
     costs = CostModel(machine, stack=software)

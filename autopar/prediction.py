@@ -221,7 +221,7 @@ class Predictor:
                 f"is {degrees.samples}",
                 hint=f"choose dp x microbatch = {fixed}",
             )
-        return self.workload.folded(degrees.samples)
+        return self.workload.folded(degrees.samples, degrees.num_microbatches)
 
     def _rules_of(self, samples: int, folded: Folded) -> Rules:
         if samples not in self._rules:

@@ -230,6 +230,7 @@ def prepare(request: JobRequest, *, progress: ProgressCallback = silent, should_
         workload = request.open_workload()
         with workload.stoppable(should_stop):
             batch = request.global_batch or default_batch(workload, gpus)
+            workload.global_batch = batch
             space = _space(workload, machine, gpus, batch)
     with clock("discover"), workload.stoppable(should_stop):
         found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))

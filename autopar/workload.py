@@ -19,6 +19,7 @@ from autopar.folding.resize import Resizer, SizedExcerpt, place_blocks
 from autopar.formulate.agreement import check_blocks
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import Cut, cut
+from autopar.ir.caches import caches_of
 from autopar.ir.graph import Graph, Value
 from autopar.ir.linear import mark_linear
 from autopar.ir.relays import with_relays
@@ -59,6 +60,7 @@ class Workload:
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training.
         fusion: What the stack fuses of element-wise ops; fused kernels keep less for the backward.
         lora: Adapters beside the model, whose own parameters are then frozen; None without.
+        global_batch: Samples of a step, whose caches are all in memory; 0 if a microbatch is a step.
         should_stop: Polled while a graph is made; once true, that ends in an `InterruptedSearchError`.
     """
 
@@ -71,8 +73,10 @@ class Workload:
     sync_batchnorm: bool = False
     fusion: Fusion = "chains"
     lora: Lora | None = None
+    global_batch: int = 0
     should_stop: StopCallback = never
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
+    _held: dict[tuple[int, int], Folded] = field(default_factory=dict, repr=False)
     _built: "list[_Built]" = field(default_factory=list, repr=False)
 
     def forward(self, samples: int | None) -> Graph:
@@ -139,6 +143,7 @@ class Workload:
         """Return what is run for a forward graph with blocks."""
         graph = with_relays(graph)
         if self.mode == "train":
+            self._check_trained(graph)
             graph = training_step(
                 graph,
                 loss=self.loss,
@@ -147,6 +152,21 @@ class Workload:
                 fused=self.fusion == "chains",
             )
         return mark_linear(graph)
+
+    def _check_trained(self, graph: Graph) -> None:
+        """Refuse to train a step of decoding.
+
+        Raises:
+            JobError: If the graph reads caches.
+        """
+        inputs = frozenset(graph.inputs)
+        for op in graph.ops:
+            for _, name in caches_of(op):
+                if name in inputs:
+                    raise JobError(
+                        f"{self.source} is a step of decoding, which reads the cache {name!r} and is not trained",
+                        hint="--mode infer",
+                    )
 
     @cached_property
     def synchronises_batchnorm(self) -> bool:
@@ -157,12 +177,28 @@ class Workload:
         nodes = (node for graph in (model.graph, *model.functions) for node in graph.node)
         return all(node.op_type != NORMALIZATION for node in nodes)
 
-    def folded(self, samples: int) -> Folded:
-        """Return the distinct blocks of a microbatch, made from those of another size where that is the same."""
+    def folded(self, samples: int, microbatches: int = 0) -> Folded:
+        """Return the distinct blocks of a microbatch, made from those of another size where that is the same.
+
+        Args:
+            samples: Samples of the microbatch.
+            microbatches: Microbatches of a step, whose caches are all in memory; 0 for those of `global_batch`.
+        """
         if samples not in self._folded:
             with uncollected():
                 self._folded[samples] = self._resized(samples) or self._build(samples)
-        return self._folded[samples]
+        found, count = self._folded[samples], microbatches or max(1, self.global_batch // samples)
+        if count == 1 or not self.has_caches:
+            return found
+        if (samples, count) not in self._held:
+            self._held[samples, count] = replace(found, microbatches=count)
+        return self._held[samples, count]
+
+    @cached_property
+    def has_caches(self) -> bool:
+        """Whether the model is a step of decoding, which reads what earlier tokens left."""
+        folded = next(iter(self._folded.values()))
+        return any(True for kind in folded.kinds for op in kind.ops for _ in folded.caches_of(op))
 
     def _build(self, samples: int) -> Folded:
         """Import and fold the whole model."""
@@ -229,7 +265,8 @@ class Workload:
 
     def batch_dims_of(self, folded: Folded) -> Mapping[str, int]:
         """Return the same for one of the graphs that `folded` has returned."""
-        return self.batch_dims(next(samples for samples, own in self._folded.items() if own is folded))
+        known = [*self._folded.items(), *((samples, own) for (samples, _), own in self._held.items())]
+        return self.batch_dims(next(samples for samples, own in known if own is folded))
 
     def rules(self, *, cache_dir: str | Path | None = None, progress: ProgressCallback = silent) -> Rules:
         """Return how each op can be sharded; of blocks that are alike one is looked at.
@@ -388,6 +425,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: str | P
         lora=job.lora or NO_LORA,
         cache_dir=cache_dir,
     )
+    workload.global_batch = job.global_batch
     folded = workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
     if workload.info().sha256 != plan.model.sha256:
         raise PlanError(

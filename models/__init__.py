@@ -48,7 +48,7 @@ __all__ = [
 CONFIG_KEY = "autopar.config"
 """Model metadata: the family and the configuration that a graph of the zoo was built from, as JSON."""
 _LAYERS = "num_layers"
-_NO_SIZES = ("seq", "image_size", "rope_theta", "docs_per_sequence", "expert_imbalance", "mtp")
+_NO_SIZES = ("seq", "image_size", "rope_theta", "docs_per_sequence", "expert_imbalance", "mtp", "cached")
 """Fields at any value of which a model keeps its name: the size of a sample, the base of the rotary frequencies, what
 training adds to the model."""
 
@@ -170,6 +170,8 @@ def configured(name: str, overrides: Mapping[str, Any]) -> tuple[ModelSpec, Conf
     for key in overrides:
         if key not in known:
             raise ModelError(f"{name} has no hyperparameter {key!r}", hint=f"choose from {', '.join(known)}")
+    if overrides.get("cached"):
+        overrides = {"seq": 1, **overrides}  # a step of decoding makes one token
     changed = {key: _checked(name, known[key], getattr(entry.config, key), value) for key, value in overrides.items()}
     return entry, replace(entry.config, **changed)
 

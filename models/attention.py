@@ -3,10 +3,11 @@
 Dims: B batch, S sequence, T sequence of keys and values, H heads, D head size, d model width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.models import layers
-from autopar.models.decoder_config import Attention, LatentAttention, Names
+from autopar.models.decoder_config import PER_HEAD, Attention, LatentAttention, Names
 from autopar.models.writer import Writer
 
 
@@ -74,7 +75,8 @@ def grouped_attention(
         q, k = (w.unit_norm(value, f"{name}.{which}.unit", part.size) for which, value in (("q", q), ("k", k)))
     if part.temperature is not None:
         step, growth = part.temperature
-        table = g.buffer(f"{weights}.self_attn.temperature", (seq, 1), f"temperature {step!r}:{growth!r}")
+        behind = f":{part.first}" if part.first else ""
+        table = g.buffer(f"{weights}.self_attn.temperature", (seq, 1), f"temperature {step!r}:{growth!r}{behind}")
         q = g.op("Mul", q, table, name=f"{name}.q.tempered")
     if part.slopes:
         assert not distance_bias, "biases by distance are trained or follow from slopes"
@@ -96,7 +98,7 @@ def grouped_attention(
 def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Attention, distance_bias: str = "") -> str:
     """Return what queries make of keys and values: by the op of the standard, where it says all there is."""
     limits = {"window": part.window, "chunk": part.chunk}
-    limits = {kind: size for kind, size in limits.items() if 0 < size < w.config.seq}
+    limits = {kind: size for kind, size in limits.items() if 0 < size < part.cached + w.config.seq}
     if distance_bias:
         assert not limits, "attention with biases by distance has no window and no chunks"
         assert not part.sinks, "attention with biases by distance has no sinks"
@@ -105,6 +107,8 @@ def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Atte
         return w.g.op(
             "autopar::RelativeAttention", q, k, v, distance_bias, name=name, scale=scale, is_causal=int(part.causal)
         )
+    if part.first:
+        return _behind_cache(w, q, k, v, name, weights, part, limits)
     if not limits and not part.softcap and not part.sinks:
         given = {} if part.scale is None else {"scale": part.scale}
         return w.g.op("Attention", q, k, v, name=name, is_causal=int(part.causal), **given)
@@ -114,8 +118,26 @@ def _core(w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Atte
     given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
     if not part.sinks:
         return w.g.op("autopar::CausalAttention", q, k, v, name=name, **given)
-    sinks = w.g.parameter(f"{weights}.self_attn.sinks", (part.heads,), "constant 0")
-    return w.g.op("autopar::SinkAttention", q, k, v, sinks, name=name, **given)
+    return w.g.op("autopar::SinkAttention", q, k, v, _sinks(w, weights, part), name=name, **given)
+
+
+def _sinks(w: Writer, weights: str, part: Attention) -> str:
+    return w.g.parameter(f"{weights}.self_attn.sinks", (part.heads,), "constant 0")
+
+
+def _behind_cache(
+    w: Writer, q: str, k: str, v: str, name: str, weights: str, part: Attention, limits: Mapping[str, int]
+) -> str:
+    """Return what queries make of the keys and values of a cache and of their own; the first chunk has no cache."""
+    given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
+    shape, kind, more = ("batch", part.kv_heads, part.cached, part.size), "Causal", (k, v)
+    if part.cached:
+        caches = (w.g.input(f"{name}.cached_{which}", shape) for which in ("keys", "values"))
+        kind, more = "Cached", (*caches, k, v)
+    if not part.sinks:
+        return w.g.op(f"autopar::{kind}Attention", q, *more, name=name, **given)
+    kind = {"Causal": "Sink", "Cached": "CachedSink"}[kind]
+    return w.g.op(f"autopar::{kind}Attention", q, *more, _sinks(w, weights, part), name=name, **given)
 
 
 def _within_chunks(w: Writer, q: str, k: str, v: str, name: str, part: Attention) -> str:
@@ -163,6 +185,11 @@ def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Laten
     )
     q_turned, k_turned = w.rotated(name, rope, rope.size, {"q": q_turned, "k": k_turned}, interleaved=part.interleaved)
     up = f"{of}.kv_b_proj"
+    width = heads * part.value
+    if part.cached:
+        y_BHSD = _absorbed(w, q_plain, q_turned, latent, k_turned, name, up, part)
+        merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
+        return w.linear(merged, f"{name}.out", f"{of}.o_proj", width, hidden, bias=part.bias)
     k_plain = split(
         w.linear(latent, f"{name}.k_plain", up, part.latent_rank, heads * part.plain, part=".k"), "k_plain", heads,
         part.plain,
@@ -175,6 +202,41 @@ def latent_attention(w: Writer, x_BSd: str, name: str, weights: str, part: Laten
     k = g.op("Concat", k_plain, k_all, name=f"{name}.k.whole", axis=-1)
     core = Attention(heads, heads, part.plain + rope.size, scale=part.scale, chunk=part.chunk)
     y_BHSD = _core(w, q, k, v, f"{name}.core", weights, core)
-    width = heads * part.value
     merged = layers.merge_heads(g, y_BHSD, f"{name}.core", seq, width)
     return w.linear(merged, f"{name}.out", f"{of}.o_proj", width, hidden, bias=part.bias)
+
+
+def _absorbed(
+    w: Writer, q_plain: str, q_turned: str, latent: str, k_turned: str, name: str, up: str, part: LatentAttention
+) -> str:
+    """Return what heads make of the cache of latent vectors and rotated keys, [B, H, S, D].
+
+    Keys and values are not made of latent vectors: the projection to keys is applied to queries, that to values to the
+    result (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2 and appendix C), head by head. What is kept of a token is what
+    all heads read.
+
+    Args:
+        w: Where to write.
+        q_plain: Parts of queries that are not rotated [B, H, S, D].
+        q_turned: Those that are.
+        latent: Normalised latent vectors [B, S, R].
+        k_turned: Rotated keys [B, 1, S, P].
+        name: Prefix of all ops.
+        up: Prefix of the projection from latent vectors.
+        part: The attention.
+    """
+    g, seq, heads, rank, turned = w.g, w.config.seq, part.heads, part.latent_rank, part.rope.size
+    init = f"normal {rank**-0.5:.6g}"
+    to_keys = g.parameter(f"{up}.weight.k{PER_HEAD}", (heads, part.plain, rank), init)
+    to_values = g.parameter(f"{up}.weight.v{PER_HEAD}", (heads, rank, part.value), init)
+    q_latent = g.op("MatMul", q_plain, to_keys, name=f"{name}.q_absorbed")
+    q = g.op("Concat", q_latent, q_turned, name=f"{name}.q.whole", axis=-1)
+    flat = g.op("Reshape", k_turned, g.constant((0, seq, turned)), name=f"{name}.k.flat")
+    own = g.op("Concat", latent, flat, name=f"{name}.latent.whole", axis=-1)
+    cache = g.input(f"{name}.core.cached_latents", ("batch", part.cached, rank + turned))
+    limits = {"chunk": part.chunk} if 0 < part.chunk < part.cached + seq else {}
+    y = g.op(
+        "autopar::CachedLatentAttention", q, cache, own, name=f"{name}.core.latent", rank=rank,
+        scale=part.scale or (part.plain + turned) ** -0.5, **{"window": 0, "chunk": 0, "softcap": 0.0, **limits},
+    )  # fmt: skip
+    return g.op("MatMul", y, to_values, name=f"{name}.core")

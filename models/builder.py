@@ -27,7 +27,8 @@ BUFFERS_KEY = "autopar.buffers"
 INIT_KEY = "autopar.init"
 """Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`, or, of any frequencies in
 radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`, behind which `:GRID` may
-state the places of patches (`values.grid_text`), or `temperature STEP:GROWTH`, or `sinusoids LONGEST`, sines and
+state the places of patches (`values.grid_text`), or `:@FIRST` the first position, or `temperature STEP:GROWTH`, behind
+which `:FIRST` may state it, too, or `sinusoids LONGEST`, sines and
 cosines of positions at wavelengths of up to 2 pi LONGEST, or `distances SLOPE,...`, a row per slope of slope times
 distance, 0 in the middle, or `places FIRST:SPACING:COLUMNS`, sines and cosines of columns and rows of patches."""
 

@@ -17,6 +17,10 @@ TRANSPOSED = ".T"
 """End of the name of a weight that is [in, out] in the graph where the checkpoint has [out, in]."""
 
 
+PER_HEAD = ".heads"
+"""End of the name of a weight that is a matrix per head, where the checkpoint has one of all heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """A normalisation over the model width.
@@ -63,6 +67,8 @@ class Attention:
         causal: Whether no query sees a later key.
         slopes: What the scores of each head fall by per position between query and key (Press et al. 2022, ALiBi);
             none where they do not fall.
+        cached: Tokens before those of the sequence whose keys and values lie in a cache; 0 without one.
+        first: Position of the first token of the sequence.
     """
 
     heads: int
@@ -85,6 +91,8 @@ class Attention:
     gated: bool = False
     causal: bool = True
     slopes: tuple[float, ...] = ()
+    cached: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -117,6 +125,8 @@ class LatentAttention:
         bias: Whether the projections from and to the model width have one.
         interleaved: Whether neighbours are rotated as pairs, not the halves of the rotated part.
         chunk: Positions per chunk, beyond which no query sees a key; 0 without chunks.
+        cached: Tokens before those of the sequence whose latent vectors and rotated keys lie in a cache; 0 without one.
+            With one, the projections from the latent vector are part of queries and results.
     """
 
     heads: int
@@ -129,6 +139,7 @@ class LatentAttention:
     bias: bool = False
     interleaved: bool = True
     chunk: int = 0
+    cached: int = 0
 
     def __post_init__(self) -> None:
         if self.rope.size % 2:
@@ -511,6 +522,44 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
     return replace(decoder, blocks=tuple(blocks))
 
 
+def decoding(decoder: DecoderConfig, cached: int) -> DecoderConfig:
+    """Return a decoder whose sequences go on behind tokens whose keys and values are known.
+
+    A cache holds what the sequence may still see: of a window its last tokens, of chunks those of the last one.
+
+    Args:
+        decoder: The decoder, whose sequence has these tokens, too.
+        cached: Tokens before; 0 for none.
+
+    Raises:
+        ModelError: If it has scans, scores that fall with distance, or modules of multi-token prediction.
+    """
+    if not cached:
+        return decoder
+    parts = [own.attention for own in decoder.blocks]
+    for what, is_there in (
+        ("scans", any(isinstance(part, Scan) for part in parts)),
+        ("scores that fall with distance", any(isinstance(part, Attention) and part.slopes for part in parts)),
+        ("multi-token prediction", bool(decoder.mtp)),
+    ):
+        if is_there:
+            raise ModelError(f"steps of decoding of a model with {what} are not known", hint="leave cached out")
+    blocks = []
+    for own in decoder.blocks:
+        part = own.attention
+        rope = None if own.rope is None else replace(own.rope, first=cached)
+        if isinstance(part, Attention):
+            kept = min(cached, part.window - 1) if part.window else cached % part.chunk if part.chunk else cached
+            own = replace(own, attention=replace(part, rope=rope, cached=kept, first=cached))
+        elif isinstance(part, LatentAttention):
+            assert rope is not None, "latent attention has a rotated part"
+            kept = cached % part.chunk if part.chunk else cached
+            own = replace(own, attention=replace(part, rope=rope, cached=kept))
+        blocks.append(own)
+    first, seq = decoder.first_position + cached, decoder.seq - cached
+    return replace(decoder, blocks=tuple(blocks), first_position=first, seq=seq)
+
+
 def unbalanced(decoder: DecoderConfig, imbalance: float) -> DecoderConfig:
     """Return a decoder whose fullest device has so many times the tokens of an even load of experts.
 
@@ -548,3 +597,16 @@ def predicting(decoder: DecoderConfig, depth: int) -> DecoderConfig:
             hint="leave mtp out",
         )
     return replace(decoder, mtp=depth)
+
+
+def with_settings(decoder: DecoderConfig, documents: int, imbalance: float, depth: int, cached: int) -> DecoderConfig:
+    """Return a decoder as a job sets it; arguments as of `packed`, `unbalanced`, `predicting` and `decoding`.
+
+    Raises:
+        ModelError: If they do not fit the decoder, or each other.
+    """
+    if cached and documents > 1:
+        raise ModelError(
+            f"{documents} documents per sequence behind a cache of one", hint="leave docs_per_sequence or cached out"
+        )
+    return decoding(predicting(unbalanced(packed(decoder, documents), imbalance), depth), cached)

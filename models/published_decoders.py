@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import ModelError
 from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import DecoderConfig, packed, predicting, unbalanced
+from autopar.models.decoder_config import DecoderConfig, with_settings
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -349,6 +349,7 @@ class PublishedConfig:
         docs_per_sequence: Documents that share a sequence, of equal length, and do not see each other.
         expert_imbalance: Tokens of the fullest device, relative to an even load of experts.
         mtp: Further tokens that are predicted in training, each by a module that is one more block.
+        cached: Tokens before those of a sequence, whose keys and values lie in caches: a step of decoding.
     """
 
     model: str
@@ -381,6 +382,7 @@ class PublishedConfig:
     docs_per_sequence: int = 1
     expert_imbalance: float = 1.0
     mtp: int = _size()
+    cached: int = _size()
 
     def __post_init__(self) -> None:
         if self.model not in CONFIGURATIONS:
@@ -440,15 +442,14 @@ def build(name: str, config: PublishedConfig) -> "onnx.ModelProto":
     Raises:
         ModelError: If the sizes make no model, or it has no packed sequences or experts to set anything of.
     """
-    native = read_architecture(config.configuration, config.seq)
+    native = read_architecture(config.configuration, config.cached + config.seq)
     assert not isinstance(native, Unbuilt), f"{config.model} is a published configuration of a known family"
     if isinstance(native, DecoderConfig):
-        native = predicting(native, config.mtp)
-        native = unbalanced(packed(native, config.docs_per_sequence), config.expert_imbalance)
-    elif (config.docs_per_sequence, config.expert_imbalance, config.mtp) != (1, 1.0, 0):
+        native = with_settings(native, config.docs_per_sequence, config.expert_imbalance, config.mtp, config.cached)
+    elif (config.docs_per_sequence, config.expert_imbalance, config.mtp, config.cached) != (1, 1.0, 0, 0):
         raise ModelError(
-            f"{config.model} has no packed sequences, no experts and no multi-token prediction",
-            hint="leave docs_per_sequence, expert_imbalance and mtp out",
+            f"{config.model} has no packed sequences, no experts, no multi-token prediction and no caches",
+            hint="leave docs_per_sequence, expert_imbalance, mtp and cached out",
         )
     return build_architecture(name, native)
 

@@ -85,6 +85,7 @@ class Rope:
         factors: `longrope`: a divisor per frequency.
         amplitude: What the tables are multiplied by.
         grid: Places of an image's patches; None for places in a sequence.
+        first: Position of the first element of a sequence.
     """
 
     theta: float
@@ -98,10 +99,11 @@ class Rope:
     factors: tuple[float, ...] = ()
     amplitude: float = 1.0
     grid: Grid | None = None
+    first: int = 0
 
     def positions(self, seq: int) -> NDArray[np.float64]:
         """Return the position of each element of a sequence, for each pair of dims or for all: (seq, pairs or 1)."""
-        return np.arange(float(seq))[:, None] if self.grid is None else self.grid.positions(seq)
+        return self.first + np.arange(float(seq))[:, None] if self.grid is None else self.grid.positions(seq)
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the angle in radians that a position turns each pair of dims by: (size / 2,).

@@ -12,6 +12,9 @@ from autopar.models.rotary import Grid, Rope
 if TYPE_CHECKING:
     import onnx
 
+FIRST = "@"
+"""What stands before the position of the first token in the metadata of a rotary table."""
+
 
 def _weights(model: "onnx.ModelProto") -> "list[onnx.TensorProto]":
     return [tensor for tensor in model.graph.initializer if any(p.key == INIT_KEY for p in tensor.metadata_props)]
@@ -57,20 +60,21 @@ def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.fl
     """
     form, function = kind.split("-")
     if form == "rope":
-        scale, frequencies, grid = 1.0, Rope(float(text), 2 * shape[-1]).frequencies(), None
+        scale, frequencies, grid, start = 1.0, Rope(float(text), 2 * shape[-1]).frequencies(), None, 0
     else:
         first, rest, *places = text.split(":")
         scale, frequencies = float(first), np.array([float(number) for number in rest.split(",")])
-        grid = read_grid(places[0]) if places else None
-    positions = Rope(1.0, 2 * shape[-1], grid=grid).positions(shape[1])
+        start = int(places[0][1:]) if places and places[0].startswith(FIRST) else 0
+        grid = read_grid(places[0]) if places and not start else None
+    positions = Rope(1.0, 2 * shape[-1], grid=grid, first=start).positions(shape[1])
     angles = (positions * frequencies).reshape(shape)
     return scale * (np.cos(angles) if function == "cos" else np.sin(angles))
 
 
 def _temperature(text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return factors of queries by position, [S, 1] (`decoder_config.Attention.temperature`)."""
-    step, growth = (float(number) for number in text.split(":"))
-    positions = np.arange(1.0, shape[0] + 1.0).reshape(shape)
+    step, growth, *start = (float(number) for number in text.split(":"))
+    positions = sum(start) + np.arange(1.0, shape[0] + 1.0).reshape(shape)
     factors: NDArray[np.float64] = 1.0 + growth * np.log1p(np.floor(positions / step))
     return factors
 

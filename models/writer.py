@@ -6,7 +6,7 @@ Dims: B batch, S sequence, H heads, D head size, d model width.
 from autopar.models.builder import Builder
 from autopar.models.decoder_config import TRANSPOSED, Activation, BlockStack
 from autopar.models.rotary import Rope
-from autopar.models.values import grid_text
+from autopar.models.values import FIRST, grid_text
 
 
 class Writer:
@@ -38,6 +38,7 @@ class Writer:
             shape = (1, self.config.seq, rope.size // 2)
             values = f"{rope.amplitude!r}:" + ",".join(map(repr, rope.frequencies().tolist()))
             values += "" if rope.grid is None else f":{grid_text(rope.grid)}"
+            values += f":{FIRST}{rope.first}" if rope.first else ""
             cos, sin = (
                 self.g.buffer(f"{prefix}rope{number}.{part}", shape, f"angles-{part} {values}")
                 for part in ("cos", "sin")

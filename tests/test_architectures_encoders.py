@@ -27,6 +27,7 @@ from autopar.onnx import load
 from autopar.training import training_step
 from autopar.workload import open_workload
 from tests.gradients import as_float64, feeds_of, gradients
+from tests.parity import Pairs, check_pairs
 
 Array = NDArray[Any]
 
@@ -91,11 +92,8 @@ def weight_of(tensors: Mapping[str, Array], name: str) -> Array:
     return weight.T if name.endswith(TRANSPOSED) else weight
 
 
-@needs_transformers
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_models_are_those_of_transformers(name: str) -> None:
-    """Equal trained parameters; with equal weights, equal results and gradients of their squared error, in float64."""
+def against_transformers(name: str) -> Pairs:
+    """Return results, and gradients of their squared error by parameter, ours and those of transformers, in float64."""
     import torch
     import transformers
 
@@ -131,7 +129,6 @@ def test_models_are_those_of_transformers(name: str) -> None:
 
     expected = module(**{key: torch.tensor(value) for key, value in inputs.items()})[output]
     torch.nn.functional.mse_loss(expected, torch.tensor(targets)).backward()
-    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
     theirs = {
         key: value.grad.numpy()
         for key, value in module.named_parameters(remove_duplicate=False)
@@ -140,8 +137,16 @@ def test_models_are_those_of_transformers(name: str) -> None:
     used = [parameter for parameter in module.parameters() if parameter.grad is not None]
     assert models.num_parameters(model) == sum(parameter.numel() for parameter in used)
     assert set(found) == set(trained)
-    for key in trained:
-        np.testing.assert_allclose(found[key], weight_of(theirs, key), rtol=1e-5, atol=1e-6, err_msg=key)
+    pairs = {key: (found[key], weight_of(theirs, key)) for key in trained}
+    return (result, expected.detach().numpy()), pairs
+
+
+@needs_transformers
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_models_are_those_of_transformers(name: str) -> None:
+    """Equal trained parameters; with equal weights, equal results and gradients."""
+    check_pairs(*against_transformers(name))
 
 
 def test_every_family_but_decoders_has_a_small_configuration() -> None:

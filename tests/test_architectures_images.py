@@ -20,6 +20,7 @@ from autopar.models.values import grid_text, read_grid
 from autopar.onnx import load
 from autopar.training import training_step
 from tests.gradients import as_float64, feeds_of, gradients
+from tests.parity import Pairs, check_pairs
 from tests.test_architectures import TINY as DECODERS
 from tests.test_architectures import part_of_weight
 
@@ -126,11 +127,8 @@ def weight_of(tensors: Mapping[str, Array], name: str, decoder: DecoderConfig) -
     return np.swapaxes(weight, -1, -2) if name.endswith(TRANSPOSED) else weight
 
 
-@needs_transformers
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_models_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal trained parameters; with equal weights, equal logits and gradients of their squared error, in float64.
+def against_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    """Return logits, and gradients of their squared error by parameter, ours and those of transformers, in float64.
 
     There the text has placeholders where the patches of an image go; they come first, as ours do.
     """
@@ -179,7 +177,6 @@ def test_models_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyP
     whole = torch.tensor(np.concatenate([places, tokens], axis=1))
     expected = module(input_ids=whole, pixel_values=torch.tensor(pixels), **others).logits
     torch.nn.functional.mse_loss(expected, torch.tensor(targets)).backward()
-    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
     theirs = {
         key: value.grad.numpy()
         for key, value in module.named_parameters(remove_duplicate=False)
@@ -188,9 +185,16 @@ def test_models_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyP
     used = [parameter for parameter in module.parameters() if parameter.grad is not None]
     assert models.num_parameters(model) == sum(parameter.numel() for parameter in used)
     assert set(found) == set(trained)
-    for key in trained:
-        expected_grad = weight_of(theirs, key, native.decoder)
-        np.testing.assert_allclose(found[key], expected_grad, rtol=1e-5, atol=1e-6, err_msg=key)
+    pairs = {key: (found[key], weight_of(theirs, key, native.decoder)) for key in trained}
+    return (result, expected.detach().numpy()), pairs
+
+
+@needs_transformers
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_models_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal trained parameters; with equal weights, equal logits and gradients."""
+    check_pairs(*against_transformers(name, monkeypatch))
 
 
 def test_every_family_has_a_small_configuration() -> None:

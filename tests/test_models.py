@@ -61,7 +61,10 @@ EXACT = {
     "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-v2-lite": 15_706_484_224,
-    "deepseek-v2": 235_741_434_880, "deepseek-v3": 671_026_404_352, "glm-4.5-air": 106_852_245_504,
+    "deepseek-v2": 235_741_434_880, "deepseek-v3": 671_026_419_200 - 58 * 256, "kimi-k2": 1_026_408_232_448 - 60 * 384,
+    "glm-4.5-air": 106_852_251_264 - 45 * 128,  # without the biases of the choice of experts
+    "glm-4.5": 358_337_791_296 - 5_539_962_112 - 90 * 160,  # and without the module that predicts further tokens
+    "nemotron3-nano-30b-a3b": 31_577_937_344, "qwen3-next-80b-a3b": 79_674_391_296,
     "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320, "gemma3-12b": 11_766_034_176, "gemma3-27b": 27_009_346_304,
     "mamba-2.8b": 2_768_345_600, "falcon-mamba-7b": 7_272_665_088, "jamba-v0.1": 51_570_323_328,
@@ -74,11 +77,9 @@ EXACT = {
 """Counts of the released checkpoints."""
 
 ROUNDED = {
-    "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "kimi-k2": (1026, 0),
-    "glm-4.5": (353, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
+    "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
     "jamba-1.5-large": (398.6, 1), "dit-l-2": (0.458, 3),
     "mamba2-2.7b": (2.7, 1), "bamba-9b": (9.78, 2), "nemotron-h-8b": (8.1, 1), "nemotron-h-56b": (56, 0),
-    "nemotron3-nano-30b-a3b": (31.6, 1), "qwen3-next-80b-a3b": (80, 0),
     "gpt3-125m": (0.125, 3), "gpt3-350m": (0.36, 2), "gpt3-760m": (0.76, 2), "gpt3-xl": (1.3, 1), "gpt3-2.7b": (2.7, 1),
     "gpt3-6.7b": (6.7, 1), "gpt3-13b": (13, 0), "gpt3-175b": (174.6, 1),
     "megatron-1.7b": (1.7, 1), "megatron-3.6b": (3.6, 1), "megatron-7.5b": (7.5, 1), "megatron-18b": (18.4, 1),

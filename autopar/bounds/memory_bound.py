@@ -122,18 +122,29 @@ class MemoryBounds:
         return self._recompute_of[configuration]
 
     def seems_to_fit(self, configuration: Configuration) -> bool:
-        """Whether evenly divided saved values seem to fit without recompute: an estimate, not a bound."""
-        samples = self._samples(configuration)
-        folded = self._folded(samples)
-        if samples not in self._saved_bytes_of:  # there are many meshes and few graphs
+        """Whether evenly divided saved values seem to fit without recompute: an estimate, not a bound.
+
+        Saved bytes are interpolated between the two microbatch sizes of the roofline: they are linear in the samples,
+        and graphs of other sizes take up to a second each.
+        """
+        resident = self._roofline.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        few, many = self._roofline.samples
+        at_few, at_many = self._saved_bytes(few), self._saved_bytes(many)
+        share = (self._samples(configuration) - few) / max(1, many - few)
+        saved = at_few + share * (at_many - at_few)
+        return resident + self._folded(few).buffer_bytes + saved / configuration.mesh.size <= self._limit
+
+    def _saved_bytes(self, samples: int) -> float:
+        """Return the bytes that all blocks save of a microbatch."""
+        if samples not in self._saved_bytes_of:
+            folded = self._folded(samples)
             self._saved_bytes_of[samples] = sum(
                 kind.count * value.bytes
                 for kind in folded.kinds
                 for value in saved_by(folded, self._costs, kind.id)
                 if value.memory is not Memory.HANDED  # counted at the block that produces it
             )
-        resident = self._roofline.bytes(configuration, offload=self._constraints.hosts_optimizer)
-        return resident + folded.buffer_bytes + self._saved_bytes_of[samples] / configuration.mesh.size <= self._limit
+        return self._saved_bytes_of[samples]
 
     def step_that_fits(self, configuration: Configuration, microbatch_bound: MicrobatchBound) -> float:
         """Lower bound on the step if blocks are distributed so that they fit; infinity if they never do.

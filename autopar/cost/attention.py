@@ -19,6 +19,11 @@ over the queries is the difference of the integrals
 at the positions of the last and the first query: w - w^2 / 2T for the T queries of a sequence. Soft caps and sinks are
 arithmetic on scores that are in registers, and cost nothing.
 
+In a step of decoding (`autopar::CachedAttention` and the like) caches are read once, however many queries share them,
+and keys and values of the step are read and written behind them. What heads make of latent vectors
+(`autopar::CachedLatentAttention`, FlashMLA's kernel) are products with the whole vector of a token and with its latent
+elements, which the kernel keeps on chip between the two: a token's vector is read once for all heads.
+
 Where devices pass keys and values round in a ring (`autopar.cost.rings`), a kernel per block attends to that block, and
 another one merges what it finds into the result so far: it reads both and writes one.
 
@@ -42,6 +47,11 @@ LIMITED_KINDS = frozenset(
     f"autopar::{name}Attention{grad}{part}" for name in ("Causal", "Sink") for grad in ("", "Grad") for part in _PARTS
 )
 """Causal attention of which a query may see only the keys nearby; attributes `window` and `chunk`."""
+CACHED_KINDS = frozenset(
+    {"autopar::CachedLatentAttention"}
+    | {f"autopar::Cached{sinks}Attention{part}" for sinks in ("", "Sink") for part in ("", "HeadsPart")}
+)
+"""Causal attention to caches and to keys and values of the step."""
 _GRADIENT = (
     frozenset(
         f"autopar::{name}AttentionGrad{part}"
@@ -57,13 +67,14 @@ _QUERIES_PARTS = frozenset(
 _HEADS_PARTS = frozenset(
     f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
 )
-_ALWAYS_CAUSAL = LIMITED_KINDS | {kind for kind in RINGS if "Causal" in kind}
+_ALWAYS_CAUSAL = LIMITED_KINDS | CACHED_KINDS | {kind for kind in RINGS if "Causal" in kind}
 ATTENTION_KINDS = (
     frozenset({"Attention", "autopar::RelativeAttention"})
     | _QUERIES_PARTS
     | _HEADS_PARTS
     | _GRADIENT
     | LIMITED_KINDS
+    | CACHED_KINDS
     | frozenset(RINGS)
 )
 
@@ -130,6 +141,8 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     if not is_gradient and op.kind == "Attention" and len(inputs) > 4 and inputs[4] is not None:  # past_key
         keys = keys + inputs[4][:, -2]
     queries = q[:, -2]
+    if op.kind in CACHED_KINDS:
+        keys = keys + queries
     blocks = np.ones(len(q))
     if op.kind in RINGS:
         blocks = np.maximum(_number(op, "size", 0) / np.maximum(queries, 1), 1.0)

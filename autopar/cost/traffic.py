@@ -1,11 +1,11 @@
 """Bytes an op moves through device memory, on local shapes.
 
 Every kernel reads its inputs and writes its outputs once. What differs is in tables: views move nothing, indexing
-touches only the rows it selects, attention with a window or chunks only the keys its queries see, a loss in float32
-copies its logits, scans hand states from one of their kernels to the next, and some classes of kernels reach less of
-the memory bandwidth than a copy does. A transposition is free if it leaves rows together, because kernels follow
-strides from row to row (attention takes its heads like that), or if it swaps the last two dims, because matrix products
-read either order.
+touches only the rows it selects, attention with a window or chunks only the keys its queries see, attention to a cache
+writes the keys of its queries there, a loss in float32 copies its logits, scans hand states from one of their kernels
+to the next, and some classes of kernels reach less of the memory bandwidth than a copy does. A transposition is free if
+it leaves rows together, because kernels follow strides from row to row (attention takes its heads like that), or if it
+swaps the last two dims, because matrix products read either order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +16,7 @@ from autopar.cost.arrays import FloatArray, IntArray, num_elements
 from autopar.cost.attention import LIMITED_KINDS, keys_read
 from autopar.cost.scans import SCAN_KERNELS, scan_traffic
 from autopar.cost.stack import Loss
+from autopar.ir.caches import WRITTEN_SLOTS
 from autopar.ir.graph import Op
 
 VIEWS = frozenset(
@@ -179,6 +180,8 @@ def op_bytes(
         nbytes = num_elements(shape) * element_bytes[name]
         if index in (1, 2) and op.kind in LIMITED_KINDS:
             nbytes = nbytes * keys_read(op, inputs) / np.maximum(shape[:, -2], 1)
+        if index in WRITTEN_SLOTS.get(op.kind, ()):
+            nbytes = 2 * nbytes  # behind what the cache holds
         total += nbytes
     for index, (name, shape) in enumerate(zip(op.outputs, outputs, strict=True)):
         if name and shape is not None and index not in unwritten:

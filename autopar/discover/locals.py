@@ -66,6 +66,8 @@ _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
         _Candidate("autopar::SinkAttentionGradPart", (0, 4)),
         _Candidate("autopar::SinkAttentionGradHeadsPart", (0, 4), fewer=1),
     ),
+    "autopar::CachedAttention": (_Candidate("autopar::CachedAttentionHeadsPart", fewer=1),),
+    "autopar::CachedSinkAttention": (_Candidate("autopar::CachedSinkAttentionHeadsPart", fewer=1),),
     "Gather": (_Candidate("autopar::GatherPart"),),
     "GatherElements": (_Candidate("autopar::GatherElementsPart"),),
     "GatherND": (_Candidate("autopar::GatherNDPart"),),

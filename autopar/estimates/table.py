@@ -312,6 +312,7 @@ class Table:
             found[kind] = sum(
                 lowered.resident.get(category, 0.0)
                 * (shares[kind] if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
+                * (degrees.num_microbatches if category is Category.CACHES else 1)
                 for category in categories
             )
         return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from autopar.ir.blocks import block_kinds
+from autopar.ir.caches import caches_of
 from autopar.ir.graph import ITEM_BYTES, Graph, Op, Phase, Role, Value
 
 VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "autopar::ExpertRows"})
@@ -128,6 +129,7 @@ class Folded:
         readers: Ops that read each value, in program order, each once.
         origin: The folded graph of another microbatch size this one was resized from; None if there is none.
         batch_dims: Batch dim of representatives' activations where it is not dim 0, as in time-major models.
+        microbatches: Microbatches of a step, whose caches are all in memory (`ir.caches`).
     """
 
     graph: Graph
@@ -142,11 +144,17 @@ class Folded:
     readers: Mapping[str, Sequence[Op]]
     origin: "Folded | None" = None
     batch_dims: Mapping[str, int] = field(default_factory=dict)
+    microbatches: int = 1
 
     @property
     def pattern(self) -> "Folded":
         """The graph that defines names, dtypes and structure; facts that depend only on these are cached for it."""
         return self if self.origin is None else self.origin
+
+    def caches_of(self, op: Op) -> Iterator[tuple[int, str]]:
+        """Yield the inputs of an op that are caches, by slot."""
+        inputs = self.graph.inputs
+        yield from ((slot, name) for slot, name in caches_of(op) if name in inputs)
 
     @property
     def num_blocks(self) -> int:

@@ -20,7 +20,7 @@ from autopar.recompute import Recompute
 
 FloatArray = NDArray[np.float64]
 
-RESIDENT = (Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER)
+RESIDENT = (Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER, Memory.CACHES)
 """Memory that is held throughout the step."""
 
 UNHOSTED = tuple(memory for memory in RESIDENT if memory is not Memory.OPTIMIZER)
@@ -105,7 +105,7 @@ class ChainBytes:
         chain: Kind of every block.
         walk: Bytes of the passes of one microbatch, block by block.
         flavours: Recompute flavours that blocks may have.
-        resident: Parameters, gradients, optimizer state.
+        resident: Parameters, gradients, optimizer state, caches.
         gathered: Parameters gathered before use.
         reducing: Gradients that wait for their reduction or are being reduced after the block has run.
         update: Fullest moment of gradient reductions and the update.
@@ -235,7 +235,7 @@ class BlockBytes:
     """Bytes per device of one instance of each kind in the linear estimate of the placement problem; (kinds,) arrays.
 
     Attributes:
-        resident: Parameters, gradients and optimizer state.
+        resident: Parameters, gradients, optimizer state and caches.
         kept: Kept per microbatch in flight, by recompute flavour; values from other blocks included.
         recomputed: Recomputed before the backward, by recompute flavour.
         transient: Peak of the values that live only while the block runs.

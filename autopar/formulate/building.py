@@ -218,6 +218,11 @@ class _Builder:
         """Add the bytes of an op: copies with halos, blocks under way in a ring, what its kernel keeps, its outputs."""
         node = self.op_node[kind, position]
         self._ring_bytes(kind, position, op, options)
+        for slot, name in self.folded.caches_of(op):
+            local = options.local_inputs[slot]
+            assert local is not None, op.name
+            amounts = self.folded.microbatches * self.cache.elements(local) * self.resident[name]
+            self.bytes.append(Bytes(node, kind, Memory.CACHES, amounts))
         block = self.folded.kinds[kind]
         for index in dict.fromkeys(halos.input for halos in options.halos):
             # A shard with halo rows is a new tensor, which lives while the op runs.

@@ -98,15 +98,17 @@ OUTSIDE = {
 class Memory(StrEnum):
     """What bytes are for.
 
-    `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` count once per microbatch in flight: `DROPPED` only without recompute,
-    `SAVED` also with selective recompute, `ARRIVED` always, `HANDED` only with full recompute (else the block before
-    keeps the value). `TRANSIENT` bytes exist while the neighbours of their op run. `RECEIVED` bytes come from a
-    neighbouring block, and count in addition if that block is on another stage.
+    `CACHES` are those of all microbatches of a step. `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` count once per
+    microbatch in flight: `DROPPED` only without recompute, `SAVED` also with selective recompute, `ARRIVED` always,
+    `HANDED` only with full recompute (else the block before keeps the value). `TRANSIENT` bytes exist while the
+    neighbours of their op run. `RECEIVED` bytes come from a neighbouring block, and count in addition if that block is
+    on another stage.
     """
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
+    CACHES = "caches"
     SAVED = "saved"
     DROPPED = "dropped"
     ARRIVED = "arrived"

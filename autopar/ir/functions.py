@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS, HEADS_PARTS
-from autopar.ir.bodies.causal_attention import CAUSAL_ATTENTION
+from autopar.ir.bodies.causal_attention import CACHED_ATTENTION, CAUSAL_ATTENTION
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
 from autopar.ir.bodies.experts import EXPERTS
@@ -57,6 +57,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     CAUSAL_PARTS,
     HEADS_PARTS,
     CAUSAL_ATTENTION,
+    CACHED_ATTENTION,
     RELATIVE_ATTENTION,
     RING_ATTENTION,
     INDEXING,

@@ -80,7 +80,7 @@ class Inference:
     ) -> tuple[Type | None, ...]:
         domain, _, op_type = kind.rpartition("::")
         if domain == "autopar":
-            return own_types(kind, inputs, name) if is_own(kind) else (_product(inputs),)
+            return own_types(kind, attrs, inputs, name) if is_own(kind) else (_product(inputs),)
         names = [f"i{index}" if value is not None else "" for index, value in enumerate(inputs)]
         outputs = [f"o{index}" for index in range(num_outputs)]
         node = helper.make_node(op_type, names, outputs, domain=domain, **dict(attrs))

@@ -8,7 +8,7 @@ from onnx import AttributeProto
 
 from autopar.errors import ModelError
 from autopar.ir.functions import DOMAIN, function_proto
-from autopar.ir.graph import Value
+from autopar.ir.graph import Attr, Value
 
 Type = tuple[tuple[int, ...], str]
 """Shape and dtype."""
@@ -98,6 +98,38 @@ def _sink_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return found
 
 
+def _cached_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    q, cached_k, cached_v, k, v = inputs[:5]
+    _require(all(value.dtype == q.dtype for value in inputs), "all inputs are of one type")
+    found = _attention((q, k, v))
+    _require(q.shape[2] == k.shape[2], "there is a key for every query")
+    for cached, own in ((cached_k, k), (cached_v, v)):
+        same = len(cached.shape) == 4 and (*cached.shape[:2], cached.shape[3]) == (*own.shape[:2], own.shape[3])
+        _require(same, "caches have the samples, heads and sizes of keys and values")
+    _require(cached_k.shape[2] == cached_v.shape[2], "caches of keys and values are of one length")
+    return found
+
+
+def _cached_sink_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    found = _cached_attention(inputs)
+    _require(inputs[5].shape == inputs[0].shape[1:2], "there is one sink per head of queries")
+    return found
+
+
+def _cached_latent(inputs: Sequence[Value], rank: Attr | None) -> tuple[Type, ...]:
+    q, cache, latent = inputs
+    _require(q.is_float and all(value.dtype == q.dtype for value in inputs), "all inputs are float, of one type")
+    _require(len(q.shape) == 4, "queries are [samples, heads, length, size]")
+    samples, heads, length, size = q.shape
+    _require(latent.shape == (samples, length, size), "there is a vector for every query, of its size")
+    fits = len(cache.shape) == 3 and (cache.shape[0], cache.shape[2]) == (samples, size)
+    _require(fits, "the cache has the samples and the size of queries")
+    fits = isinstance(rank, int) and 0 < rank <= size
+    _require(fits, f"its rank {rank} is not the number of the first elements of a key, which are latent")
+    assert isinstance(rank, int), "checked"
+    return (((samples, heads, length, rank), q.dtype),)
+
+
 def _scan_heads(x: Value, shared: Sequence[Value], per_token: Sequence[Value], per_head: Sequence[Value]) -> None:
     """Check data of heads, what groups of heads share, and numbers per token and head or per head."""
     _require(x.is_float and len(x.shape) == 4, "data are float [samples, positions, heads, channels]")
@@ -147,6 +179,8 @@ def _relative_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
 
 
 _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
+    f"{DOMAIN}::CachedAttention": _cached_attention,
+    f"{DOMAIN}::CachedSinkAttention": _cached_sink_attention,
     f"{DOMAIN}::CausalAttention": _attention,
     f"{DOMAIN}::RelativeAttention": _relative_attention,
     f"{DOMAIN}::SinkAttention": _sink_attention,
@@ -159,6 +193,8 @@ _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::SelectiveScan": _selective_scan,
     f"{DOMAIN}::StateSpaceScan": _state_space,
 }
+_LATENT = f"{DOMAIN}::CachedLatentAttention"
+"""The kind whose result has the size that an attribute says."""
 
 NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::ExpertSum": 2, f"{DOMAIN}::ExpertCombine": 3}
 """Kinds that read the numbers of experts, and at which input."""
@@ -166,7 +202,7 @@ NUMBERED: Mapping[str, int] = {f"{DOMAIN}::ExpertDispatch": 2, f"{DOMAIN}::Exper
 
 def is_own(kind: str) -> bool:
     """Whether an op of domain `autopar` may stand in a file."""
-    return kind in _TYPES
+    return kind in _TYPES or kind == _LATENT
 
 
 def check_own(node: onnx.NodeProto, what: str) -> None:
@@ -195,14 +231,17 @@ def check_own(node: onnx.NodeProto, what: str) -> None:
             raise ModelError(f"{what} has fill={attribute.f:g}, not a share above 0 and up to 1", hint=_CHECK)
 
 
-def own_types(kind: str, inputs: Sequence[Value | None], name: str) -> tuple[Type, ...]:
+def own_types(
+    kind: str, attrs: Sequence[tuple[str, Attr]], inputs: Sequence[Value | None], name: str
+) -> tuple[Type, ...]:
     """Return the types of the outputs of an op.
 
     Raises:
         ModelError: If the inputs do not fit it.
     """
+    known = [value for value in inputs if value is not None]
     try:
-        return _TYPES[kind]([value for value in inputs if value is not None])
+        return _cached_latent(known, dict(attrs).get("rank")) if kind == _LATENT else _TYPES[kind](known)
     except _MismatchError as error:
         given = ", ".join(f"{value.dtype}{list(value.shape)}" for value in inputs if value is not None)
         raise ModelError(f"node {name!r} ({kind}) does not fit its inputs {given}: {error}", hint=_CHECK) from None

@@ -43,6 +43,7 @@ MEANINGS: Mapping[str, str] = {
     "activations": "#6f9a4b",
     "transient": "#4f9a7c",
     "buffers": "#85837c",
+    "caches": "#8a7a4f",
     "this plan": "#3f9b3f",
     "grid search": "#a06a9c",
     "given plan": "#b5553f",

@@ -10,7 +10,7 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
+from math import fsum, prod
 
 import numpy as np
 
@@ -154,7 +154,7 @@ class BlockLowering:
         kernels: Stated = NOTHING,
     ) -> None:
         self.kernels = kernels
-        self.handed, self.graph = handed, folded.graph
+        self.handed, self.graph, self.folded = handed, folded.graph, folded
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = reshards.alone.mesh
         self.reshards, self.costs = reshards, costs
@@ -251,7 +251,11 @@ class BlockLowering:
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
         borrowed = {name: self._kept_bytes(name, self.homes[name]) for name in self.borrowed}
-        return LoweredKind(segments, self._resident(), frozenset(self.parameters), borrowed)
+        resident = self._resident()
+        caches = self._cached_bytes(segments[0])
+        if caches:
+            resident[Category.CACHES] = caches
+        return LoweredKind(segments, resident, frozenset(self.parameters), borrowed)
 
     def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
         """Return the part of the backward that leads to gradients of parameters only, if there is any.
@@ -507,6 +511,13 @@ class BlockLowering:
         for dim in local_shape(self.graph.values[name].shape, placements, self.mesh):
             elements *= dim
         return elements * self.resident[name]
+
+    def _cached_bytes(self, forward: Segment) -> float:
+        """Return the bytes per device of the caches that one instance reads, those of all microbatches."""
+        caches = {name for op in self.kind.ops for _, name in self.folded.caches_of(op)}
+        tensors = {part.value: part.tensor for part in forward.parts}
+        read = (operand.bytes for operand in forward.external if tensors.get(operand.value) in caches)
+        return self.folded.microbatches * fsum(read) if caches else 0.0
 
     def _resident(self) -> dict[Category, float]:
         """Return the bytes of the persistent tensors of one instance."""

@@ -69,7 +69,8 @@ def segment_phase(phase: Phase) -> SegmentPhase:
 class Category(StrEnum):
     """What memory holds.
 
-    The first four outlive the step (`Resident`). `ACTIVATIONS` are forward values of the microbatches in flight, kept
+    The first five outlive the step (`Resident`). `CACHES` are what serving keeps of earlier tokens, of all samples of a
+    step. `ACTIVATIONS` are forward values of the microbatches in flight, kept
     for their backward; `GATHERED` parameters put together from their shards for use; `COMMUNICATION` values under way
     to or from other devices beside compute; `TRANSIENT` is what the running segment needs besides.
     """
@@ -78,10 +79,14 @@ class Category(StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
     BUFFERS = "buffers"
+    CACHES = "caches"
     ACTIVATIONS = "activations"
     GATHERED = "gathered"
     COMMUNICATION = "communication"
     TRANSIENT = "transient"
+
+
+_LASTING = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.BUFFERS, Category.CACHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,9 +460,7 @@ class Resident:
     bytes: float
 
     def __post_init__(self) -> None:
-        assert self.category in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.BUFFERS), (
-            f"{self.category} come and go"
-        )
+        assert self.category in _LASTING, f"{self.category} come and go"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,16 @@ and their attributes, of which 0 stands for none,
     chunk      a query sees keys of its own chunk: tokens 0 to chunk - 1 are the first chunk
     softcap    scores are softcap * tanh(scores / softcap)
 
-The queries are those of the last S of T tokens: in a step of decoding the keys of earlier tokens come before. The kinds
-named `...Part` and `...HeadsPart` are run by devices that hold some of the queries or some of the query heads, as in
-`attention`.
+The queries are those of the last S of T tokens. The kinds named `...Part` and `...HeadsPart` are run by devices that
+hold some of the queries or some of the query heads, as in `attention`.
+
+The kinds named `Cached...` are steps of decoding: keys and values of the C tokens before lie in caches, and those of
+the S tokens of the step are written behind them. `CachedLatentAttention` is the absorbed form of multi-head latent
+attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2): one vector per token, of `rank` latent elements and those of
+the rotated key, is the key of all heads, and its latent elements are the value. Their inputs are
+
+    q [B, H, S, D], cached_k [B, Hkv, C, D], cached_v [B, Hkv, C, F], k [B, Hkv, S, D], v [B, Hkv, S, F], sinks [H]
+    q [B, H, S, E], cache [B, C, E], latent [B, S, E]
 """
 
 from autopar.ir.bodies.attention import OPERANDS_GRADIENT, SCORES_GRADIENT, SELECT_KEY_HEADS, heads_gradient
@@ -184,4 +191,42 @@ def _kinds(name: str, *, sinks: bool) -> str:
 """
 
 
+_JOINED = """
+    {all}k = Concat <axis = 2> (cached_k, own_k)
+    {all}v = Concat <axis = 2> (cached_v, own_v)
+"""
+
+_LATENT = """
+    key_head_axis = Constant <value_ints = [1]> ()
+    first_latent = Constant <value_ints = [0]> ()
+    last_axis = Constant <value_ints = [3]> ()
+    rank = Constant <value_int: int = @rank> ()
+    end_latent = Unsqueeze (rank, first_latent)
+    tokens_BTE = Concat <axis = 1> (cache, latent)
+    k = Unsqueeze (tokens_BTE, key_head_axis)
+    v = Slice (k, first_latent, end_latent, last_axis)
+"""
+
+
+def _cached(name: str, *, sinks: bool) -> str:
+    """Return a step of decoding with or without sinks, and the same for some query heads."""
+    inputs = "q, cached_k, cached_v, own_k, own_v"
+    with_sinks, all_sinks = (", sinks", ", all_sinks") if sinks else ("", "")
+    joined, all_joined = _JOINED.format(all=""), _JOINED.format(all="all_")
+    return f"""
+{name} <{_ATTRS}> ({inputs}{with_sinks}) => (y)
+{{{joined}{_forward(_LAST_QUERIES, sinks=sinks)}
+{name}HeadsPart <{_ATTRS}, size> ({inputs}{all_sinks}, start) => (y)
+{{{all_joined}{_heads(sinks=sinks)}
+"""
+
+
 CAUSAL_ATTENTION = _kinds("CausalAttention", sinks=False) + _kinds("SinkAttention", sinks=True)
+
+CACHED_ATTENTION = f"""
+{_cached("CachedAttention", sinks=False)}
+{_cached("CachedSinkAttention", sinks=True)}
+
+CachedLatentAttention <{_ATTRS}, rank: int = 0> (q, cache, latent) => (y)
+{{{_LATENT}{_forward(_LAST_QUERIES, sinks=False)}
+"""
