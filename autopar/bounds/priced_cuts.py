@@ -31,10 +31,6 @@ MOST_PRICES = 8
 LEAST_LEVEL = 1.0
 """The last level of microbatches in flight: of a stage that holds little while other stages are at their peaks."""
 
-LINK_PRICE = 0.05
-"""Price of a link second beside a price of memory, in seconds of passes: most of it is hidden. Traffic after the last
-pass has no price: steps rarely wait for it, and a price would make a cut weak."""
-
 SAME_LEVEL = 0.05
 """Relative difference below which levels are merged."""
 
@@ -291,7 +287,7 @@ class CutGenerator:
         points, _ = self._points()
         device_price = _least_pass_seconds(points) * remaining.blocks / order.num_microbatches
         prices = _base_prices(order)
-        prices[Component.LINK], prices[Component.LINK_ONCE] = LINK_PRICE, 0.0
+        prices[Component.LINK] = prices[Component.LINK_ONCE] = 0.0  # most of it is hidden
         fewest_of_fullest = order.least_of_fullest(remaining.blocks)
         most_of_group = (
             self._cap(order, self._in_units(remaining), enough / self._unit)

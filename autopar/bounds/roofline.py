@@ -49,9 +49,6 @@ _PASSES = list(Pass)
 ROUNDING = 1e-9
 """Relative rounding error of sums of bytes."""
 
-COMMUNICATION = 0.05
-"""Typical communication of a good plan, as a share of the roofline seconds of a pass."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roofline:
@@ -111,14 +108,13 @@ class Roofline:
     def path(self, configuration: Configuration, global_batch: int) -> CriticalPath | None:
         """Critical path bound of a configuration; None with one stage, a closed form, or too many stages.
 
-        It is tightest if communication takes about the share `COMMUNICATION` of passes, and valid in any case.
+        Communication counts as free; with a typical share of it the bounds of the yardstick's jobs are the same.
         """
         schedule, pipeline = SCHEDULES[configuration.schedule], configuration.pipeline(IDEAL)
         if pipeline.fills or not schedule.trains:
             return None
         repeated, rest = self.passes_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
-        # communication is not part of the roofline: the bound is tightest for a typical share of it
-        others = rest[0] + COMMUNICATION * repeated[0], rest[1:].sum() + COMMUNICATION * repeated[1:].sum()
+        others = rest[0], rest[1:].sum()
         if not schedule.splits:
             repeated = np.array([repeated[0], repeated[1:].sum()])
         count, chunks = configuration.num_microbatches, configuration.num_chunks

@@ -29,9 +29,6 @@ from autopar.simulate.ranges import chain_bytes
 Solve = Callable[[Problem, float], Solution]
 """Solves a placement problem, or proves that its optimum is above a cutoff."""
 
-MEMORY_PRICE_RATIOS = (0.1, 1.0, 10.0)
-"""Prices of the memory of a mean stage, relative to its seconds, that are tried where memory may bind."""
-
 ABSENT_KIND_WEIGHT = 1e-3
 """Blocks that a kind counts as where a stage has none: its placements are optimised, but decide nothing else."""
 
@@ -151,12 +148,10 @@ def pareto_choices(
         used = mean.excess(tables, first.choice) + mean.limit
         if used < settings.ample_memory_share * limit:
             continue
-        for ratio in MEMORY_PRICE_RATIOS:
-            if not stopped():
-                price = ratio * first.cost / max(used, 1.0)
-                choice = solve(mean.priced(instance, tables, price), math.inf).choice
-                if choice is not None:
-                    found[choice] = None
+        if not stopped():  # memory as dear as time: all of what a mean stage uses costs as much as its seconds
+            choice = solve(mean.priced(instance, tables, first.cost / max(used, 1.0)), math.inf).choice
+            if choice is not None:
+                found[choice] = None
     return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
 
 

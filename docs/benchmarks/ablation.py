@@ -37,9 +37,6 @@ ROWS = {
     "rounds of the cut LP": ["node.cut_steps=1"],
     "smoothing of duals": ["autopar.bounds.column_generation:SMOOTHING=0.0"],
     "parts of a master problem": ["autopar.bounds.master_problem:MOST_APART=1"],
-    "communication on the critical path": ["autopar.bounds.roofline:COMMUNICATION=0.0"],
-    "price of links beside memory": ["autopar.bounds.priced_cuts:LINK_PRICE=0.0"],
-    "memory prices of unequal stages": ["autopar.search.mesh_placements:MEMORY_PRICE_RATIOS=(1.0,)"],
 }
 """Parts of the search by name, and the settings, or constants of modules, that leave them out."""
 
