@@ -16,7 +16,8 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
-from autopar.models.decoder_config import DecoderConfig, with_settings
+from autopar.models.decoder_config import DecoderConfig
+from autopar.models.decoder_settings import with_settings
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_experts import exports_experts

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import ModelError
 from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
-from autopar.models.decoder_config import DecoderConfig, with_settings
+from autopar.models.decoder_config import DecoderConfig
+from autopar.models.decoder_settings import with_settings
 from autopar.models.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from autopar.models.decoder_config import (
     Scan,
     SelectiveScan,
     StateSpace,
-    packed,
-    predicting,
 )
+from autopar.models.decoder_settings import packed, predicting
 from autopar.models.diffusion_reader import DIFFUSION
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS

@@ -183,6 +183,13 @@ ATTENTION: list[Case] = [
         "d: sum, runs autopar::CausalAttentionGradPart from #0 dim 2; e: sum; R,R,P,R->P,P,R; R,R,R,P->P,P,P",
     ),
     (
+        "autopar::CachedLatentAttention",  # all heads read one cache
+        [floats(B, H, 3, 12), floats(B, S, 12), floats(B, 3, 12)],
+        1,
+        {"scale": 0.3, "rank": 8},
+        "[a,b,.,.],[a,.,.],[a,.,.]->[a,b,.,.]",
+    ),
+    (
         "autopar::SinkAttention",  # sinks are sharded with the query heads
         [floats(B, H, S, K)] * 3 + [floats(H)],
         1,

@@ -301,6 +301,12 @@ KEY_HEADS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
         "S(1),R,R -> S(1) as autopar::CausalAttentionHeadsPart from #0 dim 1",
     ),
     (
+        "autopar::CachedAttention",
+        [floats(B, 12, 1, K), *[floats(B, 3, S, K)] * 2, *[floats(B, 3, 1, K)] * 2],
+        {"scale": 0.3, "window": 5},
+        "S(1),R,R,R,R -> S(1) as autopar::CachedAttentionHeadsPart from #0 dim 1",
+    ),
+    (
         "autopar::CausalAttentionGrad",
         [floats(B, 12, S, K), floats(B, 3, S, K), floats(B, 3, S, K), floats(B, 12, S, K)],
         {"scale": 0.3, "chunk": 4, "softcap": 2.0},

@@ -77,7 +77,8 @@ EXACT = {
 """Counts of the released checkpoints."""
 
 ROUNDED = {
-    "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0), "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
+    "grok-1": (316, 0), "llama4-scout": (107.8, 1), "llama4-maverick": (401, 0),
+    "nemotron4-15b": (15.6, 1), "nemotron4-340b": (341, 0),
     "jamba-1.5-large": (398.6, 1), "dit-l-2": (0.458, 3),
     "mamba2-2.7b": (2.7, 1), "bamba-9b": (9.78, 2), "nemotron-h-8b": (8.1, 1), "nemotron-h-56b": (56, 0),
     "gpt3-125m": (0.125, 3), "gpt3-350m": (0.36, 2), "gpt3-760m": (0.76, 2), "gpt3-xl": (1.3, 1), "gpt3-2.7b": (2.7, 1),

@@ -23,7 +23,8 @@ from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.frameworks.buckets import OneSize
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
-from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp, predicting
+from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
+from autopar.models.decoder_settings import predicting
 from autopar.models.gpt import GptConfig
 from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
