@@ -1,7 +1,7 @@
 """Models and layouts on which predicted memory is held against PyTorch's memory tracker."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "fsdp+tp": Layout(fsdp=4, tp=2),
     "fsdp, full": Layout(fsdp=8, recompute="full"),
     "fsdp, selective": Layout(fsdp=8, recompute="selective"),
+    "fsdp, by op": Layout(fsdp=8, recompute="by op"),
     "fsdp, no reshard": Layout(fsdp=8, reshard=False),
 }
 
@@ -97,8 +98,13 @@ DATA = ("Inputs", "Other")
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Yield model and layout of every case."""
-    return ((name, layout) for name in MODELS for layout in LAYOUTS if (name, layout) not in NOT_TRACKED)
+    """Yield model and layout of every case; checkpointing by op is torchtitan's, for Llama."""
+    return (
+        (name, layout)
+        for name in MODELS
+        for layout in LAYOUTS
+        if (name, layout) not in NOT_TRACKED and (layout != "fsdp, by op" or name == "llama")
+    )
 
 
 @cache
@@ -114,13 +120,15 @@ def predicted(name: str, layout: str, cache_dir: Path | None = None) -> Predicti
     parameter, and 16 shared.
     """
     model, how = MODELS[name], LAYOUTS[layout]
+    by_op = how.recompute == "by op"
     degrees = Degrees(
         dp=how.fsdp, tp=how.tp, zero=0 if how.fsdp == 1 else 3 if how.reshard else 2,
-        sequence_parallel=how.sequence_parallel, recompute=how.recompute,
+        sequence_parallel=how.sequence_parallel, recompute="selective" if by_op else how.recompute,
         microbatch=model.samples, global_batch=model.samples * how.fsdp,
     )  # fmt: skip
     policy = "fp32" if not how.bf16 else "fsdp" if how.reshard else "mixed"
-    return _predictor(name, cache_dir).predict(degrees, load_cluster("h100"), EAGER, policy=load_policy(policy))
+    stack = replace(EAGER, selective="alternate") if by_op else EAGER
+    return _predictor(name, cache_dir).predict(degrees, load_cluster("h100"), stack, policy=load_policy(policy))
 
 
 def tracked(name: str, layout: str) -> Tracked:

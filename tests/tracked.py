@@ -72,7 +72,8 @@ class Layout:
         fsdp: Devices that share parameters; 1 for no FSDP.
         tp: Tensor-parallel devices.
         sequence_parallel: Whether norms and residuals are split along the sequence.
-        recompute: "none", "full", or "selective": norms, activations and additions run again.
+        recompute: "none", "full", "selective": norms, activations and additions run again, or "by op": so does every
+            second product, as in torchtitan's selective checkpointing by op.
         reshard: Whether FSDP frees the parameters of a block after its forward.
         bf16: Whether FSDP computes in bfloat16; else all is float32.
     """
@@ -324,10 +325,24 @@ def _save_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
     return CheckpointPolicy.MUST_SAVE if op in _MATRIX_PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def _by_op() -> Any:
+    """Return contexts that keep attention and the first, third, ... product of a block, counted anew in each run."""
+    products = {True: 0, False: 0}
+
+    def keep(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op == torch.ops.aten.mm.default:
+            products[ctx.is_recompute] += 1
+        counted = op == torch.ops.aten.mm.default and products[ctx.is_recompute] % 2 == 1
+        kept = counted or op == torch.ops.autopar_tests.flash.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(keep)
+
+
 def _checkpointed(block: nn.Module, recompute: str) -> nn.Module:
     if recompute == "full":
         return checkpoint_wrapper(block, preserve_rng_state=False)
-    contexts = partial(create_selective_checkpoint_contexts, _save_products)
+    contexts = _by_op if recompute == "by op" else partial(create_selective_checkpoint_contexts, _save_products)
     return checkpoint_wrapper(block, preserve_rng_state=False, context_fn=contexts)
 
 

@@ -638,7 +638,7 @@ def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, .
     if not whole:
         return None
     shape = min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)))
-    return tuple(sorted(shape, key=lambda size: (size & (size - 1) == 0, size)))
+    return tuple(sorted(shape, key=lambda size: (size > 1, size & (size - 1) == 0, size)))
 
 
 def _weakest_device(name: str, devices: list[Device]) -> Device:

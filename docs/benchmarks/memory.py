@@ -25,8 +25,9 @@ autopar predicts the same degrees with a stack of those kernels.
 `pytest -m slow tests/test_memory_tracked.py` holds peaks to {100 * TOLERANCE:.0f} %, but for the cases named below.
 
 Layouts: *one copy* is a device without sharing in float32, *tp* four devices in float32, *tp+sp* the same with sequence
-parallelism, *fsdp* eight devices, *fsdp+tp* four by two, *full* and *selective* checkpointing of blocks, *no reshard*
-with parameters that stay gathered until the backward.
+parallelism, *fsdp* eight devices, *fsdp+tp* four by two, *full* and *selective* checkpointing of blocks, *by op* as
+torchtitan has it (attention and every other product are kept), *no reshard* with parameters that stay gathered until
+the backward.
 """
 
 
