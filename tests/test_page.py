@@ -416,7 +416,7 @@ def test_a_colour_means_one_thing() -> None:
     synonyms = [
         {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
         {"collectives", "tp communication", "communication"}, {"sends", "pp communication"},
-        {"host copies", "host memory"}, {"critical path", "limit"},
+        {"host copies", "host memory"},
     ]  # fmt: skip
     shared: dict[str, set[str]] = defaultdict(set)
     for name, colour in palette.MEANINGS.items():

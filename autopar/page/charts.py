@@ -170,6 +170,7 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
             "left": [row[1] for row in rows],
             "right": [row[2] for row in rows],
             "colour": fills,
+            "alpha": [1.0] * len(ends) + [0.35] * (len(rows) - len(ends)),
             "text": [f"{show(value)} ({100 * value / whole:.1f} %)" for *_, value in rows],
         }
     )
@@ -177,7 +178,7 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     plot = _still(name, 60 + 26 * len(rows), y_range=[row[0] for row in rows][::-1], x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis() if limit is None else bytes_axis()
     plot.ygrid.grid_line_color = None
-    plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", source=source)
+    plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", fill_alpha="alpha", source=source)
     plot.text(
         x="right", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],

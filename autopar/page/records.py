@@ -84,12 +84,14 @@ class Machine:
     Attributes:
         num_devices: Devices of the job, those that do nothing included.
         node_starts: The first device of each node.
-        lanes: Devices of each stage, or device group.
+        lanes: Devices of each stage, or device group, by their numbers in the plan.
+        numbers: Number in the plan of each device, node by node; empty if devices are numbered so.
     """
 
     num_devices: int
     node_starts: tuple[int, ...]
     lanes: tuple[DeviceRange, ...]
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
