@@ -379,7 +379,7 @@ def without_effect(degrees: Degrees, asked: Degrees, plan: Plan) -> Iterator[str
         plan: What became of them.
     """
     trains = plan.job.mode == "train"
-    if degrees.zero and degrees.data * degrees.cp == 1:
+    if degrees.zero and degrees.dp * degrees.cp == 1:
         yield f"ZeRO-{degrees.zero} has no effect: no two devices hold the same parameters (dp 1)"
     elif degrees.zero in (1, 2) and not trains:
         yield f"ZeRO-{degrees.zero} has no effect in inference: there are neither gradients nor optimizer state"

@@ -13,6 +13,7 @@ from autopar.cost.collectives import widest_tier
 from autopar.cost.nearest import is_for
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.describe.device_groups import group_word
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
 from autopar.ir.graph import BRANCHES, Phase
@@ -65,7 +66,7 @@ def remarks(
     """
     limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
     checks = (
-        _memory([stage.peak for stage in found.stages], limits),
+        _memory([stage.peak for stage in found.stages], limits, len(plan.stages)),
         _mfu(plan, found, costs),
         _guessed(folded, costs),
         _branches(folded),
@@ -89,7 +90,7 @@ def program_remarks(
     groups = program.stages[: program.num_groups]
     limits = [default_limit(costs.cluster.on(range(*stage.devices))) for stage in groups]
     checks = (
-        _memory([stage.memory.bytes for stage in timeline.stages], limits),
+        _memory([stage.memory.bytes for stage in timeline.stages], limits, len(program.stages)),
         _doubt(doubts),
         _measured(timeline.measured, costs)
         if timeline.measured is not None
@@ -104,8 +105,14 @@ def is_tight(plan: Plan) -> bool:
     return any(stage.peak >= NEAR_LIMIT * limit for stage, limit in zip(stages, plan.stage_limits, strict=True))
 
 
-def _memory(peaks: Sequence[float], limits: Sequence[float]) -> tuple[str, str]:
-    """Return a remark on the stage with the least memory to spare, given the peaks of all and what they may use."""
+def _memory(peaks: Sequence[float], limits: Sequence[float], stages: int) -> tuple[str, str]:
+    """Return a remark on the devices with the least memory to spare.
+
+    Args:
+        peaks: Bytes by stage, or by device group where these have several stages.
+        limits: What they may use.
+        stages: Number of stages.
+    """
     number = max(range(len(peaks)), key=lambda stage: peaks[stage] / limits[stage])
     most, limit = peaks[number], limits[number]
     peak = format_bytes(most)
@@ -114,7 +121,7 @@ def _memory(peaks: Sequence[float], limits: Sequence[float]) -> tuple[str, str]:
             f"{peak} per device is more than any device has ({format_bytes(LARGEST_MEMORY)}): check the sizes of the "
             "model and the batch"
         )
-    where = f"stage {number} takes" if len(peaks) > 1 else "a device takes"
+    where = f"{group_word(len(peaks), stages)} {number} takes" if len(peaks) > 1 else "a device takes"
     if most > limit:
         return "fit", f"does not fit: {where} {peak}, over the limit of {format_bytes(limit)}"
     if most >= NEAR_LIMIT * limit:

@@ -68,7 +68,7 @@ def test_steps_give_back_the_stack_that_made_them(steps: Path) -> None:
     start = replace(IDEAL, name="whatever")
 
     found = calibrate_steps(
-        steps, "zoo:mlp-xs", start, TRUE, dims=DIMS, precision="fp32", scalars=("step_seconds",),
+        [steps], "zoo:mlp-xs", start, TRUE, dims=DIMS, precision="fp32", scalars=("step_seconds",),
         cache_dir=steps.parent,
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_command_writes_a_stack_that_predicts(steps: Path, tmp_path: Path, capsy
     ("text", "message"),
     [
         ("dp,time\n1,2", "unknown column 'time'"),
-        ("dp,tp\n1,2", "no column 'seconds'"),
+        ("dp,tp\n1,2", "no column 'seconds' or 'log'"),
         ("dp,seconds\n", "no rows"),
         ("dp,seconds\n1,fast", "line 2: seconds is 'fast'"),
         ("dp,seconds\n1,1.0\n1,-1", "line 3: seconds is '-1'"),
@@ -132,7 +132,7 @@ def test_plans_that_do_not_fit_the_model_name_their_line(tmp_path: Path, cache_d
     path.write_text("pp,microbatch,global_batch,seconds\n1,1,50,0.1\n50,1,50,0.1\n")
 
     with pytest.raises(DataError, match=r"steps.csv, line 3: "):
-        calibrate_steps(path, "zoo:mlp-xs", IDEAL, TRUE, dims=DIMS, precision="fp32", cache_dir=cache_dir)
+        calibrate_steps([path], "zoo:mlp-xs", IDEAL, TRUE, dims=DIMS, precision="fp32", cache_dir=cache_dir)
 
 
 @cache
@@ -218,7 +218,7 @@ def test_a_profile_without_products_is_no_machine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["calibrate"], "give DATA_DIR, STEPS.csv or --profile DIR"),
+        (["calibrate"], "give DATA_DIR, STEPS.csv, a log or --profile DIR"),
         (["calibrate", "STEPS", "--cluster-output", "c.yaml", "--model", "zoo:mlp-xs"], "--profile alone"),
         (["calibrate", "STEPS", "--stack", "ideal"], "line 2: it names no model"),
         (["calibrate", "STEPS", "--model", "zoo:mlp-xs", "--scalars", "luck"], "there is no scalar 'luck'"),

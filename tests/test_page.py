@@ -36,8 +36,10 @@ from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
+from autopar.simulate.kineto import read_trace
 from autopar.units import format_seconds
 from tests.formulations import DIMS
+from tests.kineto_traces import kineto
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, programs
 from tests.variants import staged
@@ -416,7 +418,7 @@ def test_a_colour_means_one_thing() -> None:
     synonyms = [
         {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
         {"collectives", "tp communication", "communication"}, {"sends", "pp communication"},
-        {"host copies", "host memory"}, {"critical path", "limit"},
+        {"host copies", "host memory"},
     ]  # fmt: skip
     shared: dict[str, set[str]] = defaultdict(set)
     for name, colour in palette.MEANINGS.items():
@@ -449,6 +451,50 @@ def test_devices_of_the_machine_have_their_groups() -> None:
     assert data["choices"] == ["pp", "dp", "tp"]
     twice = machine(replace(plan, job=replace(plan.job, gpus=20)), program, [{}] * 2)
     assert (twice.num_devices, twice.node_starts) == (20, (0, 8, 16))
+
+
+def test_devices_of_numbered_plans_lie_where_the_machine_has_them() -> None:
+    """Two stages of 4 devices inside nodes of 4: a node has 2 devices of either stage."""
+    inside = replace(load_cluster("h200-nvl"), host=None).by_group(groups=2, size=4, block=2)
+    plan = two_stage_plan()
+    plan = replace(plan, job=replace(plan.job, cluster=inside.to_dict()))
+
+    found = machine(plan, staged_program(), [{}] * 2)
+
+    assert found.node_starts == (0, 4)
+    assert found.numbers == (0, 1, 4, 5, 2, 3, 6, 7)
+
+
+def test_experts_share_a_data_parallel_group() -> None:
+    """Devices of an expert-parallel group have samples of their own."""
+    mesh = Mesh.of(dp=2, ep=2)
+    program = staged_program()
+    program = replace(program, stages=tuple(replace(stage, mesh=mesh) for stage in program.stages))
+
+    data = machine_data(machine(two_stage_plan(), program, [{}] * 2), Lanes(program.chunks))
+
+    assert data["choices"] == ["pp", "dp", "ep", "expert dp"]
+    assert data["groups"] == {"dp": ("dp", "ep"), "ep": ("ep",), "expert dp": ("dp",)}
+
+
+def test_a_measured_step_lies_beside_the_simulated_one(tmp_path: Path) -> None:
+    """A trace of what was simulated: equal seconds by term, and bars of compute from the same moment on."""
+    program = equal_stages(2, 4, "1f1b")
+    timeline = simulate(program, ExactCosts(latency=0.25), trace=True)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(kineto(timeline, 0, {})))
+
+    view = view_of(program, traces={"trace.json": replace(read_trace(path), rank=0)})
+
+    (found,) = view.measured
+    starts = {
+        step: min(bar.start for bar in found.bars if (bar.step, bar.kind) == (step, "forward"))
+        for step in ("simulated", "measured")
+    }
+    assert found.lane == "stage 0"
+    assert starts["measured"] == pytest.approx(starts["simulated"])
+    assert "Measured beside simulated" in render(view)
+    assert "forward kernels" in render(view)
 
 
 def test_plans_for_the_same_job_are_compared() -> None:

@@ -1,6 +1,6 @@
 """What a page shows of plans and programs that were made by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ from autopar.plan import BlockPlan, Plan, StagePlan, ValuePlacement
 from autopar.program.records import Program
 from autopar.scenarios import Cell, WhatIf
 from autopar.simulate import simulate
+from autopar.simulate.kineto import Recording
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages
 
@@ -20,6 +21,7 @@ def view_of(
     others: Sequence[Plan] = (),
     weighing: Weighing | None = None,
     whatif: WhatIf | None = None,
+    traces: Mapping[str, Recording] | None = None,
 ) -> View:
     """Return the view of a program, by default of two stages and four microbatches, as that of a plan made by hand."""
     program = program or equal_stages(2, 4, "1f1b")
@@ -27,7 +29,7 @@ def view_of(
     timeline = simulate(program, costs, trace=True)
     return prepare(
         _fitted(plan or two_stage_plan(), program), program, costs, timeline, [{}] * len(program.stages), others,
-        weighing, whatif,
+        weighing, whatif, traces,
     )  # fmt: skip
 
 

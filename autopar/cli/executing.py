@@ -59,7 +59,7 @@ def _settings(path: Path, cluster: str | None, stack: str | None, precision: str
     return {name: value for name, value in stated.items() if value is not None}
 
 
-def _check_against(against: tuple[Path, ...], rank: int | None, trace_out: Path | None) -> None:
+def check_against(against: tuple[Path, ...], rank: int | None, trace_out: Path | None = None) -> None:
     """Check options that go with --against.
 
     Raises:
@@ -72,7 +72,7 @@ def _check_against(against: tuple[Path, ...], rank: int | None, trace_out: Path 
         raise click.UsageError("--rank goes with one trace: several have to name theirs")
 
 
-def _recordings(against: tuple[Path, ...], rank: int | None) -> "list[Recording]":
+def read_recordings(against: tuple[Path, ...], rank: int | None) -> "list[Recording]":
     """Return what measured traces hold, before anything is simulated."""
     if not against:
         return []
@@ -168,7 +168,7 @@ def simulate(
     written by hand. It is checked that either computes its model. Prints time and memory of every stage, or with
     --against where a measured step differs.
     """
-    _check_against(against, rank, trace_out)
+    check_against(against, rank, trace_out)
     settings = _settings(plan_file, cluster, stack, precision)
     if is_program(plan_file) and model is not None:
         raise click.UsageError("--model belongs to a plan: the text of a program has its graph in it")
@@ -176,7 +176,7 @@ def simulate(
     for written in (trace, trace_out):
         if written is not None:
             prepare_file(written)
-    recordings = _recordings(against, rank)
+    recordings = read_recordings(against, rank)
     from autopar import api
     from autopar.plan import Plan
     from autopar.report import format_flat, format_path, format_timeline

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from autopar.cli.executing import check_against, read_recordings
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.options import (
     cache_options,
@@ -35,11 +36,21 @@ _shown_options = together(
 
 @click.command()
 @_shown_options
+@click.option(
+    "--against",
+    multiple=True,
+    type=file_path(),
+    metavar="TRACE",
+    help="Trace of the PyTorch profiler, .json or .json.gz: show its step beside the simulated one. Repeatable.",
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Rank of the trace; default: the one it names.")
 @click.option("-o", "--output", required=True, type=file_path(), metavar="FILE.html", help="Where to write the page.")
 @cache_options
 def report(
     plan_file: Path,
     others: tuple[Path, ...],
+    against: tuple[Path, ...],
+    rank: int | None,
     model: str | None,
     stack: str | None,
     output: Path,
@@ -55,12 +66,14 @@ def report(
     """
     from autopar.plan import Plan
 
+    check_against(against, rank)
     prepare_file(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     plan, *plans = [Plan.load(path) for path in (plan_file, *others)]
+    traces = dict(zip(map(str, against), read_recordings(against, rank), strict=True))
     from autopar.page import look, write_page
 
-    write_page(look(plan, others=plans, model=model, stack=stack, cache_dir=cache), output)
+    write_page(look(plan, others=plans, traces=traces, model=model, stack=stack, cache_dir=cache), output)
     click.echo(one_line(f"wrote {output}"), err=True)
 
 

@@ -106,31 +106,34 @@ def validate(
 
 
 @click.command()
-@click.argument("data", metavar="[DATA_DIR|STEPS.csv]", required=False, type=file_path())
+@click.argument("data", metavar="[DATA_DIR|STEPS.csv|LOG...]", nargs=-1, type=file_path())
 @click.option(
     "--stack",
     metavar="NAME|FILE",
     shell_complete=complete_stack,
-    help="With DATA_DIR the stack to fit, such as megatron-a100; with STEPS.csv the one to start from: its kernels, "
-    "and scalars that are not fitted.",
+    help="With DATA_DIR the stack to fit, such as megatron-a100; with steps the one to start from: its kernels, and "
+    "scalars that are not fitted.",
 )
 @profile_option
 @click.option("--name", metavar="NAME", help="Name of the stack, and of the cluster; default: that of the file.")
-@click.option("--model", shell_complete=complete_model, help="Model of the steps, unless a column names it.")
+@click.option(
+    "--model", shell_complete=complete_model, help="Model of the steps, unless a column names it, or a log its sizes."
+)
+@click.option(
+    "--degrees", default="", metavar="'dp=2 tp=2 microbatch=4'", help="The plan of logs that do not state it."
+)
 @click.option(
     "--cluster",
     metavar="NAME|FILE",
     shell_complete=complete_cluster,
-    help="With STEPS.csv what they ran on, default h100; with --profile alone a cluster whose memory, size of nodes "
-    "and price are taken over.",
+    help="With steps what they ran on, default h100; with --profile alone a cluster whose memory, size of nodes and "
+    "price are taken over.",
 )
 @click.option(
     "--precision",
     type=precision_name,
-    default="mixed",
-    show_default=True,
     metavar="NAME",
-    help="What the steps were computed in.",
+    help="What the steps were computed in; default: what a log says, else mixed.",
 )
 @click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer of the steps.")
 @dims_option("Size of a dynamic dim of the model, or of a zoo model's configuration")
@@ -147,7 +150,7 @@ def validate(
 @cache_options
 @json_option
 def calibrate(
-    data: Path | None,
+    data: tuple[Path, ...],
     stack: str | None,
     profile: Path | None,
     name: str | None,
@@ -161,32 +164,35 @@ def calibrate(
     """Fit a software stack to measurements: published ones, step times of your own, or a profile.
 
     Rows of DATA_DIR that ran on a stack are split by the hash of their configuration: the scalars of the stack are
-    fitted to one part, and errors are reported on both. STEPS.csv has a step a row: degrees and seconds
-    (docs/profile.md); with --profile, measured events count in place of formulas. --profile alone fits a cluster and a
-    stack to the events, which --cluster FILE --stack FILE take at once.
+    fitted to one part, and errors are reported on both. STEPS.csv has a step a row: degrees, and seconds or a log; a
+    LOG is what Megatron-LM, torchtitan or DeepSpeed print (docs/profile.md). With --profile, measured events count in
+    place of formulas. --profile alone fits a cluster and a stack to the events, which --cluster FILE --stack FILE take
+    at once.
     """
     for file in (output, cluster_output):
         if file is not None:
             prepare_file(file)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    if data is None:
+    if not data:
         if profile is None:
-            raise click.UsageError("give DATA_DIR, STEPS.csv or --profile DIR")
+            raise click.UsageError("give DATA_DIR, STEPS.csv, a log or --profile DIR")
         return _machine(profile, name, request["cluster"], output, cluster_output, as_json=as_json)
     if cluster_output is not None:
         raise click.UsageError("--cluster-output goes with --profile alone: steps say nothing of single devices")
     from autopar.validation.report import format_calibration
 
-    if data.suffix.lower() == ".csv":
-        found = _steps(data, stack, profile, name or data.stem, cache, request)
+    if not any(path.is_dir() for path in data):
+        found = _steps(data, stack, profile, name or data[0].stem, cache, request)
     else:
+        if len(data) > 1:
+            raise click.UsageError("give one DATA_DIR alone, or files")
         if stack is None:
             raise click.UsageError("DATA_DIR takes --stack NAME, the stack to fit, such as megatron-a100")
         from autopar.validation.calibrate import calibrate as fit
         from autopar.validation.records import load_rows
 
         with show_progress() as progress:
-            found = fit(load_rows(data), stack, scalars=request["scalars"], cache_dir=cache, progress=progress)
+            found = fit(load_rows(data[0]), stack, scalars=request["scalars"], cache_dir=cache, progress=progress)
     _write_stack(found.stack, output)
     if as_json:
         echo_json(found.stack.to_dict())
@@ -205,7 +211,12 @@ def _write_stack(stack: "Stack", output: Path | None) -> None:
 
 
 def _steps(
-    data: Path, stack: str | None, profile: Path | None, name: str, cache: Path | None, request: dict[str, Any]
+    data: tuple[Path, ...],
+    stack: str | None,
+    profile: Path | None,
+    name: str,
+    cache: Path | None,
+    request: dict[str, Any],
 ) -> "Calibration":
     """Return the stack fitted to step times of one's own."""
     from dataclasses import replace
@@ -228,6 +239,7 @@ def _steps(
             request["model"],
             start,
             cluster,
+            degrees=request["degrees"],
             dims=request["dims"],
             precision=request["precision"],
             optimizer=request["optimizer"],

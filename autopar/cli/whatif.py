@@ -19,6 +19,7 @@ from autopar.cli.options import (
     model_argument,
     model_options,
     precision_option,
+    profile_option,
     resolve_cache_dir,
     solver_option,
     stack_option,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 @memory_limit_option
 @stack_option
 @precision_option
+@profile_option
 @model_options
 @solver_option
 @time_limit_option("Seconds for the search of each plan.", 60.0)

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from autopar.errors import JobError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from autopar.alternatives import Weighing
     from autopar.cost import Stack
     from autopar.page.view import View
     from autopar.plan import Plan
     from autopar.scenarios import WhatIf
+    from autopar.simulate.kineto import Recording
 
 __all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page", "write_scaling"]
 
@@ -31,6 +34,7 @@ def look(
     others: "Sequence[Plan]" = (),
     weighing: "Weighing | None" = None,
     whatif: "WhatIf | None" = None,
+    traces: "Mapping[str, Recording] | None" = None,
     model: str | Path | None = None,
     stack: "str | Path | Stack | None" = None,
     cache_dir: str | Path | None = None,
@@ -42,6 +46,7 @@ def look(
         others: Other plans of the same model: for other devices, for the chart of scaling, or for the same job.
         weighing: What other decisions than the plan's cost (`autopar.alternatives.weigh`).
         whatif: The model on several clusters and numbers of devices (`autopar.whatif`).
+        traces: Measured steps of ranks (`autopar.simulate.kineto.read_trace`), by name.
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -50,6 +55,7 @@ def look(
         PlanError: If the plan does not fit the model, or one of the others is of another model.
         StackError: If there is no such stack.
         ProgramError: If the plan does not compute the model.
+        DataError: If a rank of a trace is not one of the plan.
     """
     from autopar.api import lower_plan
     from autopar.describe.step_parts import roles_by_stage
@@ -58,7 +64,7 @@ def look(
 
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     timeline = simulate(program, costs, trace=True, verified=True)
-    return prepare(plan, program, costs, timeline, roles_by_stage(plan, folded), others, weighing, whatif)
+    return prepare(plan, program, costs, timeline, roles_by_stage(plan, folded), others, weighing, whatif, traces)
 
 
 def write_page(view: "View", path: str | Path) -> None:

@@ -17,6 +17,7 @@ from bokeh.models import (
     CustomJS,
     CustomJSHover,
     CustomJSTickFormatter,
+    FactorRange,
     FixedTicker,
     HoverTool,
     Range1d,
@@ -28,6 +29,7 @@ from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
 from autopar.page.compare import pareto
+from autopar.page.measured import MEASURED, ROWS, SIMULATED
 from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
 from autopar.page.records import (
     Alternatives,
@@ -35,6 +37,7 @@ from autopar.page.records import (
     Gantt,
     Lanes,
     LaneShares,
+    Measured,
     MemoryCurve,
     Progress,
     ScalePoint,
@@ -170,6 +173,7 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
             "left": [row[1] for row in rows],
             "right": [row[2] for row in rows],
             "colour": fills,
+            "alpha": [1.0] * len(ends) + [0.35] * (len(rows) - len(ends)),
             "text": [f"{show(value)} ({100 * value / whole:.1f} %)" for *_, value in rows],
         }
     )
@@ -177,7 +181,7 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     plot = _still(name, 60 + 26 * len(rows), y_range=[row[0] for row in rows][::-1], x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis() if limit is None else bytes_axis()
     plot.ygrid.grid_line_color = None
-    plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", source=source)
+    plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", fill_alpha="alpha", source=source)
     plot.text(
         x="right", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],
@@ -346,6 +350,36 @@ def whatif_chart(found: WhatIf) -> figure:
         x="rate", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],
     )  # fmt: skip
+    return plot
+
+
+def measured_chart(name: str, found: Measured) -> figure:
+    """Return a measured step below the simulated one, from the same moment on."""
+    used = [(step, row) for step in (SIMULATED, MEASURED) for row in ROWS
+            if any((bar.step, bar.row) == (step, row) for bar in found.bars)]  # fmt: skip
+    labels = [f"{step}: {row}" for step, row in used]
+    end = max(bar.start + bar.seconds for bar in found.bars)
+    plot = _timed(name, 90 + 34 * len(labels), end)
+    plot.y_range = FactorRange(factors=labels[::-1])
+    plot.ygrid.grid_line_color = None
+    drawn = []
+    for kind in dict.fromkeys(bar.kind for bar in found.bars):
+        own = [bar for bar in found.bars if bar.kind == kind]
+        source = ColumnDataSource(
+            {
+                "label": [f"{bar.step}: {bar.row}" for bar in own],
+                "left": [bar.start for bar in own],
+                "right": [bar.start + bar.seconds for bar in own],
+                "text": [f"{kind} {bar.name}, {format_seconds(bar.seconds)} from {format_seconds(bar.start)} on"
+                         for bar in own],
+            }
+        )  # fmt: skip
+        (colour,) = colours([kind])
+        drawn.append(
+            plot.hbar(y="label", left="left", right="right", height=0.7, color=colour, source=source, legend_label=kind)
+        )
+    plot.add_tools(HoverTool(renderers=drawn, tooltips="@text", point_policy="follow_mouse", visible=False))
+    _legend(plot)
     return plot
 
 

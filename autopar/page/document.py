@@ -19,7 +19,7 @@ from autopar.page.bars import memory_top
 from autopar.page.compare import RUNNER_UP, THIS
 from autopar.page.machine import machine_data
 from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
-from autopar.page.records import BlockGraph, LaneShares, Node, Progress, Sharded
+from autopar.page.records import BlockGraph, LaneShares, Measured, Node, Progress, Sharded
 from autopar.page.tiles import tiles
 from autopar.page.view import View
 from autopar.plan import Plan, StagePlan
@@ -71,6 +71,7 @@ def render(view: View) -> str:
         alternatives=view.alternatives,
         weighed=_weighed_table(view),
         whatif=None if view.whatif is None else whatif_table(view.whatif),
+        measured=[_measured(found) for found in view.measured],
         graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
         chosen=_first_choice(view),
         legend=_legend(view),
@@ -119,6 +120,8 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         plots["alternatives"] = charts.alternatives_chart(view.alternatives)
     if view.whatif is not None and any(cell.plan is not None for cell in view.whatif.cells):
         plots["whatif"] = charts.whatif_chart(view.whatif)
+    for number, measured in enumerate(view.measured):
+        plots[f"measured_{number}"] = charts.measured_chart(f"measured_{number}", measured)
     if view.scaling:
         plots["scaling"] = charts.scaling_chart(view.scaling)
     return plots, timeline, memory
@@ -249,6 +252,28 @@ def _scaling_table(view: View) -> Table:
         for point in view.scaling
     ]
     return ("GPUs", "cluster", "batch", "step", "bound", "samples/s", "per GPU", "plan"), rows
+
+
+def _measured(found: Measured) -> dict[str, Any]:
+    """Return a measured step in words and by term."""
+    own = found.comparison
+    rank = "a rank" if own.rank is None else f"rank {own.rank}"
+    change = format_change(own.simulated_seconds, own.measured_seconds)
+    rows: list[tuple[str, ...]] = [
+        (
+            row.name,
+            format_seconds(row.simulated),
+            format_seconds(row.measured),
+            format_change(row.simulated, row.measured),
+            "off" if row.is_off else "",
+        )
+        for row in own.rows
+    ]
+    return {
+        "words": f"{rank} on {found.lane}: {format_seconds(own.measured_seconds)} measured, mean of {own.steps} steps; "
+        f"{format_seconds(own.simulated_seconds)} simulated, {change}",
+        "table": (("term", "simulated", "measured", "simulated against measured", ""), rows),
+    }
 
 
 def _host(view: View) -> dict[str, Any] | None:

@@ -3,14 +3,25 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autopar.cluster import cluster_from_dict
+import numpy as np
+
+from autopar.cluster import Cluster, cluster_from_dict
 from autopar.page.palette import PLAIN, ordered, series
 from autopar.page.records import DeviceRange, Lanes, Machine
 from autopar.plan import Plan
 from autopar.program.records import Program
 
-ROLES = ("dp", "tp", "cp", "ep", "spatial")
-"""Roles of mesh axes by which devices can be coloured, besides "pp"."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "dp": ("dp", "ep"),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "expert dp": ("dp",),
+    "spatial": ("spatial",),
+}
+"""Groups by which devices can be coloured, besides "pp", and the roles of the mesh axes that their devices lie along.
+
+Devices of an expert-parallel group have samples of their own, so they are in one data-parallel group, too."""
 
 
 def machine(plan: Plan, program: Program, roles: Sequence[Mapping[str, str]]) -> Machine:
@@ -21,12 +32,21 @@ def machine(plan: Plan, program: Program, roles: Sequence[Mapping[str, str]]) ->
         axes = tuple((roles[stage.index].get(axis.name, axis.name), axis.size, axis.stride) for axis in stage.mesh.axes)
         ranges.append(DeviceRange(stage.devices, axes))
     count = max(plan.job.gpus, program.num_devices)
-    return Machine(count, tuple(_node_starts(plan, count)), tuple(ranges))
-
-
-def _node_starts(plan: Plan, count: int) -> Iterator[int]:
-    """Yield the first device of each node."""
     cluster = cluster_from_dict(plan.job.cluster)
+    return Machine(count, tuple(_node_starts(cluster.by_node, count)), tuple(ranges), _numbers(cluster, count))
+
+
+def _numbers(cluster: Cluster, count: int) -> tuple[int, ...]:
+    """Return the number in the plan of each device, node by node; empty if devices are numbered so."""
+    if cluster.numbered is None:
+        return ()
+    numbering, _ = cluster.numbered
+    used = numbering.groups * numbering.size
+    return (*map(int, np.argsort(numbering.place(np.arange(used)))), *range(used, count))
+
+
+def _node_starts(cluster: Cluster, count: int) -> Iterator[int]:
+    """Yield the first device of each node."""
     start = 0
     for group in cluster.groups:
         for _ in range(group.nodes):
@@ -45,11 +65,16 @@ def machine_data(found: Machine, named: Lanes) -> dict[str, Any]:
     more than one device.
     """
     present = {role for lane in found.lanes for role, size, _ in lane.axes if size > 1}
-    choices = [*(["pp"] if len(found.lanes) > 1 else []), *(role for role in ROLES if role in present)]
+    groups = {name: roles for name, roles in GROUPS.items() if present.intersection(roles)}
+    if "ep" not in present or "dp" not in present:
+        groups.pop("expert dp", None)
+    choices = [*(["pp"] if len(found.lanes) > 1 else []), *groups]
     return {
         "word": named.word,
         "count": found.num_devices,
         "nodes": found.node_starts,
+        "numbers": found.numbers,
+        "groups": groups,
         "lanes": [
             {"title": title, "devices": lane.devices, "axes": lane.axes}
             for title, lane in zip(named.titles, found.lanes, strict=True)

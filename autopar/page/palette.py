@@ -36,7 +36,7 @@ MEANINGS: Mapping[str, str] = {
     "launches, overlap": "#6f7f5e",
     "host copies": "#9a7560",
     "host memory": "#9a7560",
-    "critical path": "#d6423c",
+    "critical path": "#63636d",
     "limit": "#d6423c",
     "parameters": "#6a70cf",
     "gathered": "#7a8fd0",
@@ -52,12 +52,14 @@ MEANINGS: Mapping[str, str] = {
 """What colours mean, in every chart: parts of a step, categories of memory, bars of the timeline, plans. Names of one
 colour are one thing seen twice: the update is the optimizer's time, gradients travel as dp communication."""
 
-PLAIN = MEANINGS["bubble"]
-"""Colour of sums and of what is left."""
+PLAIN = "#78787c"
+"""Colour of sums and of what is left, which are drawn pale, and of frames."""
 
 _SERIES = ("#3b86c6", "#d0722b", "#2a9485", "#c94f86", "#8a6cc0", "#b5842a", "#6f9a4b", "#7d8794", "#d6423c")
 """Colours of things that have no colour of their own, such as clusters and groups of devices."""
 
+_FIRST_HUE, _LAST_HUE = 0.62, 0.07
+"""Hues of the first and the last curve in order: no red, which is the limit's."""
 _LUMINANCE = 0.2
 _LETTERED = 0.16
 _SATURATION = 0.65
@@ -101,8 +103,8 @@ def series(number: int) -> list[str]:
 
 
 def ordered(number: int) -> list[str]:
-    """Return colours of curves in order, from blue over green to red, equally bright."""
-    hues = [0.6 * (1 - i / max(1, number - 1)) for i in range(number)]
+    """Return colours of curves in order, from blue over green to brown, equally bright."""
+    hues = [_FIRST_HUE + (_LAST_HUE - _FIRST_HUE) * i / max(1, number - 1) for i in range(number)]
     return [_of_luminance(hue, _LUMINANCE) for hue in hues]
 
 

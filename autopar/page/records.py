@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.simulate.comparison import Comparison
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -84,12 +86,14 @@ class Machine:
     Attributes:
         num_devices: Devices of the job, those that do nothing included.
         node_starts: The first device of each node.
-        lanes: Devices of each stage, or device group.
+        lanes: Devices of each stage, or device group, by their numbers in the plan.
+        numbers: Number in the plan of each device, node by node; empty if devices are numbered so.
     """
 
     num_devices: int
     node_starts: tuple[int, ...]
     lanes: tuple[DeviceRange, ...]
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,42 @@ class LaneShares:
     lanes: Lanes
     parts: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """A bar of a measured or a simulated step.
+
+    Attributes:
+        step: "simulated" or "measured".
+        row: Where it is drawn: "compute", "collectives", ...
+        kind: What its colour means, a key of the palette.
+        start: Seconds from the start of the step on.
+        seconds: Duration.
+        name: What it is.
+    """
+
+    step: str
+    row: str
+    kind: str
+    start: float
+    seconds: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured step of a rank beside the simulated one.
+
+    Attributes:
+        comparison: Seconds of either by term.
+        lane: Stage, or device group, of the rank in words.
+        bars: Both steps.
+    """
+
+    comparison: Comparison
+    lane: str
+    bars: tuple[StepBar, ...]
 
 
 @dataclass(frozen=True, slots=True)

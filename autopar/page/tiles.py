@@ -1,6 +1,7 @@
 """The headline of a page: step time, throughput, MFU, memory, gap and price, a tile each."""
 
 from autopar.cluster import cluster_from_dict
+from autopar.describe.device_groups import group_word
 from autopar.page.records import Tile
 from autopar.plan import Plan, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -50,14 +51,10 @@ def _throughput(plan: Plan, simulated: Simulated) -> Tile:
 def _memory(plan: Plan, simulated: Simulated) -> Tile:
     number, memory, limit = fullest_stage(plan, simulated)
     share = memory.peak / limit
-    where = f"stage {number}, the fullest, " if len(simulated.stages) > 1 and not _interleaved(plan, simulated) else ""
+    word = group_word(len(simulated.stages), len(plan.stages))
+    where = f"{word} {number}, the fullest, " if len(simulated.stages) > 1 else ""
     detail = f"{where}{100 * share:.1f} % of the limit of {format_bytes(limit)}"
     return Tile("peak memory", format_bytes(memory.peak), detail, share, share >= MEMORY_WARNING)
-
-
-def _interleaved(plan: Plan, simulated: Simulated) -> bool:
-    """Return whether a device group has several stages, so that its number is not that of a stage."""
-    return len(simulated.stages) < len(plan.stages)
 
 
 def _gap(plan: Plan) -> Tile:

@@ -8,6 +8,7 @@ from autopar.page.bars import gantt, lanes_of, memory_curves
 from autopar.page.compare import compared
 from autopar.page.graph import block_graphs
 from autopar.page.machine import machine
+from autopar.page.measured import measured_step
 from autopar.page.records import (
     Alternatives,
     BlockGraph,
@@ -15,6 +16,7 @@ from autopar.page.records import (
     Gantt,
     LaneShares,
     Machine,
+    Measured,
     MemoryCurve,
     Progress,
     Ranked,
@@ -35,6 +37,7 @@ from autopar.plan import Plan
 from autopar.program.records import Program
 from autopar.scenarios import WhatIf
 from autopar.simulate import Costs, Timeline
+from autopar.simulate.kineto import Recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +61,7 @@ class View:
         graphs: Distinct blocks as every device runs them.
         alternatives: What other decisions cost; None if nobody asked.
         whatif: The model on several clusters and numbers of devices; None if nobody asked.
+        measured: Measured steps beside the simulated one.
     """
 
     plan: Plan
@@ -76,6 +80,7 @@ class View:
     graphs: tuple[BlockGraph, ...]
     alternatives: Alternatives | None = None
     whatif: WhatIf | None = None
+    measured: tuple[Measured, ...] = ()
 
 
 def prepare(
@@ -87,6 +92,7 @@ def prepare(
     others: Sequence[Plan] = (),
     weighing: Weighing | None = None,
     whatif: WhatIf | None = None,
+    traces: Mapping[str, Recording] | None = None,
 ) -> View:
     """Return what is shown of a plan.
 
@@ -99,16 +105,19 @@ def prepare(
         others: Plans of the same model for other numbers of devices.
         weighing: What other decisions cost.
         whatif: The model on several clusters and numbers of devices.
+        traces: What ranks did, by the name of the trace.
 
     Raises:
         PlanError: If one of the others is of another model.
+        DataError: If a rank is not one of the plan.
     """
     lanes = lanes_of(program.groups)
+    drawn = gantt(timeline, program.groups)
     ideal = 0.0 if plan.simulated is None else plan.simulated.mfu * plan.simulated.step_seconds
     return View(
         plan=plan,
         timeline=timeline,
-        gantt=gantt(timeline, program.groups),
+        gantt=drawn,
         memory=memory_curves(timeline, lanes),
         time_parts=time_waterfall(timeline, roles, lanes, ideal),
         memory_parts=memory_waterfall(timeline, lanes),
@@ -122,4 +131,7 @@ def prepare(
         graphs=block_graphs(plan, program, costs, roles),
         alternatives=alternatives(weighing),
         whatif=whatif,
+        measured=tuple(
+            measured_step(program, timeline, drawn, recording, repr(name)) for name, recording in (traces or {}).items()
+        ),
     )

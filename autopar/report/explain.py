@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost.collectives import widest_tier
+from autopar.describe.device_groups import group_word
 from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import AxisUse, BlockPlan, Plan, Simulated
@@ -86,12 +87,13 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
     ]
     rows.append(("peak", format_bytes(fullest.peak), format_share(fullest.peak, limit), bar(fullest.peak, limit)))
     rows.append(("free", format_bytes(limit - fullest.peak), format_share(limit - fullest.peak, limit), ""))
+    word = group_word(len(simulated.stages), len(plan.stages))
     lines = [
-        *heading(f"Memory of stage {number}, the fullest, per device; limit {format_bytes(limit)}"),
+        *heading(f"Memory of {word} {number}, the fullest, per device; limit {format_bytes(limit)}"),
         *format_table(("category", "bytes", "of limit", ""), rows),
     ]
     if len(simulated.stages) > 1:
-        lines += ["", *memory_breakdown(simulated)]
+        lines += ["", *memory_breakdown(plan, simulated)]
     return lines
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from autopar.describe.device_groups import device_groups
 from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import Plan
@@ -51,6 +52,7 @@ def to_dataframe(plan: Plan, what: str = "stages") -> "pandas.DataFrame":
 def _stages(plan: Plan) -> list[dict[str, Any]]:
     found = plan.simulated.stages if plan.simulated is not None else ()
     categories = dict.fromkeys(name for memory in found for name in memory.breakdown)
+    groups = device_groups(plan)
     rows = []
     for number, stage in enumerate(plan.stages):
         row: dict[str, Any] = {
@@ -62,7 +64,7 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
             "recompute": stage.recompute,
         }
         if found:
-            memory = found[number % len(found)]
+            memory = found[groups[number]]
             row |= {"peak": memory.peak, **{name: memory.breakdown.get(name, 0.0) for name in categories}}
         rows.append(row)
     return rows

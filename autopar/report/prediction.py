@@ -33,7 +33,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
     if over:
         fits = (
             f"does not fit: peak {format_bytes(fullest.peak)} is over the limit of {format_bytes(limit)} "
-            f"on {over} of {len(timeline.stages)} groups of devices"
+            f"on {over} of {len(timeline.stages)} {timeline.unit}s"
         )
     entries = [
         ("plan", plan.summary),

@@ -1,14 +1,14 @@
 """All there is to say of a plan: figures, memory by stage, the space that was searched, other plans, the search."""
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
 from autopar.cost import IDEAL
 from autopar.cost.reserve import context_of, gaps_of, reserve_of
-from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory
+from autopar.describe.device_groups import device_groups, group_word
+from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory, StagePlan
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
@@ -174,7 +174,8 @@ def price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
 def fullest(plan: Plan, simulated: Simulated) -> str:
     """Return the peak of the stage with the least memory to spare, and its limit."""
     number, memory, limit = fullest_stage(plan, simulated)
-    where = f"stage {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
+    word = group_word(len(simulated.stages), len(plan.stages))
+    where = f"{word} {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
     share = format_share(memory.peak, limit)
     return f"{where}{format_bytes(memory.peak)} per device, {share} of the limit of {format_bytes(limit)}"
 
@@ -266,14 +267,14 @@ def memory_categories(simulated: Simulated) -> list[str]:
     return [name for name in names if any(stage.breakdown.get(name, 0.0) > 0 for stage in simulated.stages)]
 
 
-def memory_breakdown(simulated: Simulated) -> list[str]:
-    """Return the table of memory by stage and category."""
+def memory_breakdown(plan: Plan, simulated: Simulated) -> list[str]:
+    """Return the table of memory by stage, or device group, and category."""
     categories = memory_categories(simulated)
     rows = [
         (str(number), *(format_bytes(stage.breakdown.get(name, 0.0)) for name in categories))
         for number, stage in enumerate(simulated.stages)
     ]
-    return format_table(("stage", *categories), rows)
+    return format_table((group_word(len(simulated.stages), len(plan.stages)), *categories), rows)
 
 
 def format_range(bounds: Sequence[int]) -> str:
@@ -297,7 +298,7 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
             format_bytes(memory.peak),
             format_share(memory.peak, memory.limit or limit),
         )
-        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
+        for number, (stage, memory) in enumerate(_by_stage(plan, simulated))
     ]
     limits = sorted(set(plan.stage_limits), reverse=True)
     return [
@@ -305,9 +306,15 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
         *_reserve(plan),
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
-        *memory_breakdown(simulated),
+        *memory_breakdown(plan, simulated),
         *_hosts(plan, simulated),
     ]
+
+
+def _by_stage(plan: Plan, simulated: Simulated) -> Iterator[tuple[StagePlan, StageMemory]]:
+    """Yield every stage with the memory of its devices."""
+    for stage, group in zip(plan.stages, device_groups(plan), strict=True):
+        yield stage, simulated.stages[group]
 
 
 def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
@@ -316,7 +323,7 @@ def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
         return []
     rows = [
         (str(number), stage.offload or "-", format_bytes(memory.host))
-        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
+        for number, (stage, memory) in enumerate(_by_stage(plan, simulated))
     ]
     return [
         "",

@@ -84,7 +84,7 @@ def _copies(timeline: "Timeline") -> list[str]:
         )
         for stage in timeline.stages
     ]
-    return ["", *format_table(("stage", "host link", "waited for", "in host memory"), rows)]
+    return ["", *format_table((timeline.unit, "host link", "waited for", "in host memory"), rows)]
 
 
 def format_timeline(timeline: "Timeline", remarks: Sequence[Remark] = ()) -> str:
@@ -136,13 +136,13 @@ def format_timeline(timeline: "Timeline", remarks: Sequence[Remark] = ()) -> str
         ),
         "",
         *format_table(
-            ("stage", "compute", "collective", "wait", "bubble", "gradients", "update", "gather", "delay"),
+            (timeline.unit, "compute", "collective", "wait", "bubble", "gradients", "update", "gather", "delay"),
             parts,
         ),
         "",
-        *format_table(("stage", "busy", "peak", "during", "at"), fullest),
+        *format_table((timeline.unit, "busy", "peak", "during", "at"), fullest),
         "",
-        *format_table(("stage", *map(str, categories)), memory),
+        *format_table((timeline.unit, *map(str, categories)), memory),
         *_copies(timeline),
     ]
     return "\n".join(lines) + "\n"

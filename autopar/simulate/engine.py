@@ -105,6 +105,8 @@ def traffic_of(
     return found
 
 
+MOST_MOMENTS = 60_000
+"""Moments of memory over time, by block, up to which a trace has them; more are told by task, for the page's sake."""
 _ROUNDING = 1e-12
 """Share of a step below which a sum of its parts is nothing but rounding."""
 
@@ -263,9 +265,16 @@ def simulate(
         verify_program(program)
     sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
     memories = BlockMemories(program.table(), program.trains)
+    tasks = program.num_microbatches * len(Pass) * sum(len(stage.blocks) for stage in program.stages)
     moments = [
         stage_moments(
-            [program.stages[stage] for stage in chunks], program, memories, done, update_start, costs.stack.gradients
+            [program.stages[stage] for stage in chunks],
+            program,
+            memories,
+            done,
+            update_start,
+            costs.stack.gradients,
+            by_block=trace and tasks <= MOST_MOMENTS,
         )
         for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
@@ -276,7 +285,7 @@ def simulate(
     if isinstance(costs, CostModel) and costs.prices is not None:
         measured = measured_share(program, costs)
     if not trace:
-        return Timeline(sim.step, timelines, error, host=host, measured=measured)
+        return Timeline(sim.step, timelines, error, host=host, measured=measured, stages_per_group=program.num_chunks)
     placed, held = program.groups, program.chunks
     firsts = [0, *accumulate(len(stage.blocks) for stage in program.stages)]
     events = [transfer_event(transfer, placed, held) for transfer in sim.transfers]
@@ -288,10 +297,15 @@ def simulate(
         for layout, first in zip(chunks, begins, strict=True):
             events.extend(part_events(i, layout.update.parts, start, first))
             start += layout.update.seconds
-    samples = tuple(sample for stage in moments for sample in stage.samples())
+    samples = tuple(
+        sample for stage, runs, chunks in zip(moments, sim.runs, sim.groups, strict=True)
+        for sample in stage.samples(runs, chunks)
+    )  # fmt: skip
     arrays = step_arrays(program, sim, samples)
     path, tracks = _path(program, sim), track_names(program)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks, measured)
+    return Timeline(
+        sim.step, timelines, error, tuple(events), samples, path, arrays, host, tracks, measured, program.num_chunks
+    )
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

@@ -20,6 +20,7 @@ Copies that the allocator or a library makes are no part of this, but of the res
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import fsum
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from autopar.program.records import Category, Program, SegmentPhase, StageProgra
 from autopar.schedule import Pass, Task
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
 from autopar.simulate.pipeline import Run
+from autopar.simulate.stages import StageLayout, TaskLayout
 from autopar.simulate.timeline import HostMemory, MemoryPeak, MemorySample
 
 
@@ -40,6 +42,8 @@ class StageMemory:
     Attributes:
         left: Bytes one microbatch leaves behind on the stage after a pass.
         passes: Fullest moment of a task; it counts the task's own microbatch only.
+        blocks: Fullest moments of a task by block of the stage, which count its own microbatch only, too; empty unless
+            asked for.
         receiving: Values under way from the neighbouring stages.
         update: Fullest moment of the reductions and the update.
         transit: Values under way to and from the host.
@@ -48,6 +52,7 @@ class StageMemory:
 
     left: Mapping[Pass, float]
     passes: Mapping[Pass, Peak]
+    blocks: Mapping[Pass, tuple[float, ...]]
     receiving: float
     update: float
     transit: float = 0.0
@@ -71,6 +76,7 @@ def stage_memory(
     *,
     repeats: bool = True,
     unmade: bool = False,
+    by_block: bool = False,
 ) -> StageMemory:
     """Return what the tasks of a stage need.
 
@@ -80,9 +86,11 @@ def stage_memory(
         state: Bytes of the optimizer's state that lie in host memory.
         repeats: Whether there are several microbatches: gradients of one are reduced while the next one runs.
         unmade: Whether sums of gradients are not there before they are made; only of a single microbatch.
+        by_block: Whether moments are wanted by block.
     """
     passed = list(blocks)
     passes = dict.fromkeys(Pass, NOTHING)
+    moments: dict[Pass, list[float]] = {kind: [0.0] * len(passed) for kind in Pass} if by_block else {}
     put_off = fsum(block.late for block in passed)
     kept, late, later = 0.0, 0.0, put_off  # of the blocks before this one; put off, of those before it and after it
     wait = passed[0].reducing if repeats else 0.0  # of the last block of the backward before
@@ -102,11 +110,14 @@ def stage_memory(
             (Pass.WEIGHT, block.weight.on_top_of(late).beside(own + before, reducing, left)),
         ):
             passes[kind] = max(passes[kind], moment, key=lambda peak: peak.total)
+            if by_block:
+                moments[kind][number] = max(moments[kind][number], moment.total)
         kept += block.kept
         late += block.late
     return StageMemory(
         left={Pass.FORWARD: kept, Pass.BACKWARD: put_off, Pass.WEIGHT: 0.0},
         passes=passes,
+        blocks={kind: tuple(found) for kind, found in moments.items()},
         receiving=receiving,
         update=max(block.update for block in passed) + float(state_buffers(state)),
         transit=TRANSIT_BLOCKS * max(block.hosted for block in passed),
@@ -211,12 +222,14 @@ class StageMoments:
         starts: When each task starts.
         moments: The fullest moment of each.
         host_bytes: Most bytes of a device in host memory.
+        needs: What the tasks of each stage need.
     """
 
     chunks: Sequence[StageProgram]
     starts: Sequence[float]
     moments: Sequence[TaskMemory]
     host_bytes: float
+    needs: Sequence[StageMemory]
 
     @property
     def resident(self) -> float:
@@ -231,11 +244,30 @@ class StageMoments:
         during = "update" if moment.task is None else str(moment.task)
         return MemoryPeak(self.resident + sizes[highest], self.starts[highest], during, _breakdown(self.chunks, moment))
 
-    def samples(self) -> Iterator[MemorySample]:
-        """Yield the fullest moment of each task."""
-        resident = self.resident
-        for start, moment in zip(self.starts, self.moments, strict=True):
-            yield MemorySample(self.chunks[0].index, start, resident + moment.bytes)
+    def samples(self, runs: Sequence[Run], layouts: Sequence[StageLayout]) -> Iterator[MemorySample]:
+        """Yield the fullest moment of each block within each task, or of a task where moments are not known by block.
+
+        Args:
+            runs: The tasks, with their times.
+            layouts: What each stage does in time.
+        """
+        group, resident = self.chunks[0].index, self.resident
+        for start, moment, run in zip_longest(self.starts, self.moments, runs):
+            whole = resident + moment.bytes
+            blocks = self.needs[run.task.chunk].blocks.get(run.task.kind, ()) if run else ()
+            parts = layouts[run.task.chunk].passes[run.task.kind] if run and blocks else TaskLayout(())
+            fullest = max(range(len(blocks)), key=blocks.__getitem__, default=0)
+            if not parts.seconds or all(part.index != fullest for part in parts.parts):
+                yield MemorySample(group, start, whole)
+                continue
+            assert run is not None, "it has blocks"
+            begun = whole - blocks[fullest]
+            stretched = (run.end - run.start) / parts.seconds  # tasks that share the devices take longer
+            last = -1
+            for part in parts.parts:
+                if part.index != last:  # what runs again before a backward is in its block's moment
+                    yield MemorySample(group, start + stretched * part.offset, begun + blocks[part.index])
+                last = part.index
 
 
 def stage_moments(
@@ -245,6 +277,8 @@ def stage_moments(
     runs: Sequence[Run],
     update_start: float,
     gradients: Gradients = "kept",
+    *,
+    by_block: bool = False,
 ) -> StageMoments:
     """Return the fullest moments of the stages of a group of devices, whose tasks run as given.
 
@@ -255,6 +289,7 @@ def stage_moments(
         runs: The tasks of the group, in order.
         update_start: When the update begins.
         gradients: How long sums of gradients take memory.
+        by_block: Whether moments are wanted by block.
     """
     table, last = program.table(), len(program.stages) - 1
     needs = [
@@ -264,6 +299,7 @@ def stage_moments(
             fsum(part.bytes for part in stage.hosted),
             repeats=program.num_microbatches > 1,
             unmade=gradients == "made" and program.num_microbatches == 1 and len(chunks) == 1,
+            by_block=by_block,
         )
         for stage in chunks
     ]
@@ -271,4 +307,4 @@ def stage_moments(
     moments = list(memory_over_time(needs, order, program.trains))
     starts = [run.start for run in runs]
     hosted = host_bytes(needs, order) + fsum(part.bytes for stage in chunks for part in stage.hosted)
-    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments, hosted)
+    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments, hosted, needs)

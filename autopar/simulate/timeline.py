@@ -53,7 +53,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Highest bytes on a device of `stage` during the task that starts at `start`."""
+    """Highest bytes on a device of `stage` while the block, or the task, runs that starts at `start`."""
 
     stage: int
     start: float
@@ -159,6 +159,7 @@ class Timeline:
         host: Memory of the fullest host; None if nothing lies in host memory.
         tracks: What the records in `stages` are, with devices and blocks; empty unless asked for.
         measured: Share of the seconds of all ops and collectives that is of a profile; None without one.
+        stages_per_group: Pipeline stages of each record in `stages`.
     """
 
     step_seconds: float
@@ -171,6 +172,12 @@ class Timeline:
     host: HostMemory | None = None
     tracks: tuple[str, ...] = ()
     measured: float | None = None
+    stages_per_group: int = 1
+
+    @property
+    def unit(self) -> str:
+        """What a record in `stages` is of: "stage", or "device group" where it has several stages."""
+        return "stage" if self.stages_per_group == 1 else "device group"
 
     @property
     def band(self) -> tuple[float, float] | None:

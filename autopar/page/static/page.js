@@ -259,6 +259,9 @@ const autopar = (() => {
 
   const byName = (name) => Bokeh.documents[0].get_model_by_name(name);
 
+  /* Number in the plan of the device at a spot of the machine. */
+  const numberOf = (spot) => machine.numbers[spot] ?? spot;
+
   /* Lane of a device; undefined if it does nothing. */
   const laneOf = (device) => machine.lanes.find(({ devices }) => devices[0] <= device && device < devices[1]);
 
@@ -266,16 +269,17 @@ const autopar = (() => {
   function groupOf(device, role) {
     const lane = laneOf(device);
     if (!lane) return null;
+    const along = machine.groups[role] || [];
     if (role === "pp") return { group: machine.lanes.indexOf(lane), place: 0, size: 1 };
     let [group, place, size] = [0, 0, 1];
     for (const [own, length, stride] of lane.axes) {
       const coordinate = Math.floor((device - lane.devices[0]) / stride) % length;
-      if (own === role) [place, size] = [place * length + coordinate, size * length];
+      if (along.includes(own)) [place, size] = [place * length + coordinate, size * length];
       else group = group * length + coordinate;
     }
     const before = machine.lanes.slice(0, machine.lanes.indexOf(lane));
     const groups = ({ devices, axes }) =>
-      (devices[1] - devices[0]) / axes.filter(([own]) => own === role).reduce((all, [, length]) => all * length, 1);
+      (devices[1] - devices[0]) / axes.filter(([own]) => along.includes(own)).reduce((all, [, length]) => all * length, 1);
     return { group: before.reduce((sum, each) => sum + groups(each), group), place, size };
   }
 
@@ -285,14 +289,15 @@ const autopar = (() => {
     return role === "pp" ? machine.ordered[found.group] : machine.series[found.group % machine.series.length];
   }
 
-  function describeDevice(device, node) {
+  function describeDevice(spot, node) {
+    const device = numberOf(spot);
     const lane = laneOf(device);
-    const lines = ["GPU " + device + ", node " + node];
+    const lines = ["GPU " + spot + ", node " + node + (device === spot ? "" : ", number " + device + " in the plan")];
     if (!lane) return [...lines, "does nothing"];
     lines.push(lane.title + " of " + machine.lanes.length);
-    for (const role of new Set(lane.axes.filter(([, length]) => length > 1).map(([own]) => own))) {
+    for (const role of Object.keys(machine.groups)) {
       const { group, place, size } = groupOf(device, role);
-      lines.push(role + " shard " + place + " of " + size + ", group " + group);
+      if (size > 1) lines.push(role + " shard " + place + " of " + size + ", group " + group);
     }
     return lines;
   }
@@ -324,11 +329,11 @@ const autopar = (() => {
       const top = Math.floor(node / across) * high;
       const devices = Array.from({ length: stop - start }, (_, i) => start + i);
       if (whole) {
-        const colours = new Set(devices.map((device) => colourOf(device, role)));
-        const titles = [...new Set(devices.map((device) => laneOf(device)?.title ?? "nothing"))];
+        const colours = new Set(devices.map((spot) => colourOf(numberOf(spot), role)));
+        const titles = [...new Set(devices.map((spot) => laneOf(numberOf(spot))?.title ?? "nothing"))];
         cells.push({
           x: left + size / 2, y: top + size / 2, side: size - 1.5, colour: colours.size === 1 ? [...colours][0] : null,
-          lane: machine.lanes.indexOf(laneOf(start)),
+          lane: machine.lanes.indexOf(laneOf(numberOf(start))),
           lines: ["node " + node + ": GPUs " + start + "-" + (stop - 1), titles.join(", ")]
             .concat(colours.size === 1 ? [] : ["several " + role + " groups"]),
         });
@@ -343,8 +348,8 @@ const autopar = (() => {
       devices.forEach((device, i) => {
         cells.push({
           x: left + size * ((i % columns) + 0.7), y: top + size * (Math.floor(i / columns) + 0.7), side: size - 2,
-          colour: colourOf(device, role), lane: machine.lanes.indexOf(laneOf(device)),
-          lines: describeDevice(device, node),
+          colour: colourOf(numberOf(device), role), lane: machine.lanes.indexOf(laneOf(numberOf(device))),
+          lines: describeDevice(device, node), group: groupOf(numberOf(device), role)?.group,
         });
       });
     });
@@ -363,7 +368,9 @@ const autopar = (() => {
       detail: cells.map(({ lines }) => lines.map((text) => "<div>" + escaped(text) + "</div>").join("")),
     };
     const each = whole ? "Each square is a node" : "Each square is a GPU, each frame a node";
-    const colours = role === "pp" ? "" : "; squares of one colour side by side are one " + role + " group";
+    const number = 1 + Math.max(0, ...cells.map(({ group }) => group ?? 0));
+    const repeat = number > machine.series.length ? "; " + number + " groups share " + machine.series.length : "";
+    const colours = role === "pp" ? "" : "; each " + role + " group has a colour" + (repeat && repeat + " colours");
     const grey = several ? (whole ? "; pale ones have several groups" : "; pale ones do nothing") : "";
     const click = machine.lanes.length > 1 ? " Click one to see only its " + machine.word + " in the charts." : "";
     document.querySelector("#machine-note").textContent = each + colours + grey + "." + click;

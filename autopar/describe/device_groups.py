@@ -1,0 +1,18 @@
+"""Stages and device groups told apart: what a record of the simulator is of, where groups have several stages."""
+
+from autopar.plan import Plan
+
+
+def group_word(groups: int, stages: int) -> str:
+    """Return what each of so many groups of devices is called: a stage, if it has no more than one.
+
+    >>> group_word(4, 4), group_word(4, 8)
+    ('stage', 'device group')
+    """
+    return "stage" if groups == stages else "device group"
+
+
+def device_groups(plan: Plan) -> tuple[int, ...]:
+    """Return the device group of every stage of a plan; stages of a group have the same devices."""
+    numbers: dict[tuple[int, int], int] = {}
+    return tuple(numbers.setdefault(stage.devices, len(numbers)) for stage in plan.stages)
