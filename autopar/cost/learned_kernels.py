@@ -10,6 +10,7 @@ trained on (`Range`); for all others there is no answer, and the analytic cost c
 trains them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -216,12 +217,14 @@ class LearnedKernels:
         range: Groups they hold for.
         weights: Arrays by name.
         known: Seconds of groups that were asked for before.
+        outside: Why others that were asked for are outside the range.
     """
 
     provenance: Provenance
     range: Range
     weights: Mapping[str, Float32]
     known: dict[FusedGroup, float] = field(default_factory=dict, repr=False)
+    outside: dict[FusedGroup, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, path: str | Path) -> "LearnedKernels":
@@ -249,10 +252,26 @@ class LearnedKernels:
     def seconds(self, groups: Iterable[FusedGroup]) -> list[float | None]:
         """Return the seconds of groups; None for those outside the range."""
         wanted = list(groups)
-        new = [own for own in dict.fromkeys(wanted) if own not in self.known and not self.range.fault(own)]
+        new = []
+        for own in dict.fromkeys(wanted):
+            if own not in self.known and own not in self.outside:
+                fault = self.range.fault(own)
+                if fault:
+                    self.outside[own] = fault
+                else:
+                    new.append(own)
         if new:
             self.known.update(zip(new, self.predict(new).tolist(), strict=True))
         return [self.known.get(own) for own in wanted]
+
+    def told(self) -> str:
+        """Return how many groups were priced so far, by what, in words."""
+        made = self.provenance
+        text = f"{len(self.known)} kernels by what was learned of {made.runtime} on {made.machine}"
+        if not self.outside:
+            return text
+        reasons = Counter(self.outside.values()).most_common(1)
+        return f"{text}, {len(self.outside)} by the formula (as {reasons[0][0]})"
 
     def predict(self, groups: Sequence[FusedGroup]) -> FloatArray:
         """Return the seconds of groups that are all in range, (n,)."""
