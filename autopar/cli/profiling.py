@@ -59,7 +59,9 @@ RUNTIMES = ("onnxruntime", "inductor")
 @click.option(
     "--groups", type=positive_whole(), default=1500, show_default=True, metavar="N", help="With --fusion: structures."
 )
-@click.option("--sizes", type=positive_whole(), default=1, show_default=True, metavar="N", help="With --fusion: of each.")
+@click.option(
+    "--sizes", type=positive_whole(), default=1, show_default=True, metavar="N", help="With --fusion: of each."
+)
 @seed_option("With --fusion: seed of the groups drawn.")
 @click.option("--count", "only_count", is_flag=True, help="Say how many events there are; time nothing.")
 @click.option(
@@ -193,7 +195,9 @@ def _time_groups(output: Path | None, runtime: str, groups: int, sizes: int, see
     file = prepare_folder(output) / FILE
     count = 0
     with file.open("ab") as out:
-        for timed in time_drawn(runtime, groups, sizes, seed, seconds, processor(), lambda told: click.echo(told, err=True)):
+        for timed in time_drawn(
+            runtime, groups, sizes, seed, seconds, processor(), lambda told: click.echo(told, err=True)
+        ):
             out.write(msgspec.json.encode(timed) + b"\n")
             out.flush()
             count += 1

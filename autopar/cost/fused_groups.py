@@ -175,4 +175,3 @@ def group_of(
             made.append(Made(typed[name].shape, typed[name].dtype, written))
         ops.append(GroupOp(op.kind, op.attrs, tuple(reads), tuple(made)))
     return FusedGroup(tuple(inputs.values()), tuple(ops))
-

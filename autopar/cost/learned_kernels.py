@@ -185,7 +185,9 @@ def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
             numbers.append(kinds[op.kind])
             scale.append(log(op.elements))
             owner.append(index)
-        inputs.append(sum(1 for own in group.inputs if own.data is None) + sum(m.written for o in group.ops for m in o.made))
+        inputs.append(
+            sum(1 for own in group.inputs if own.data is None) + sum(m.written for o in group.ops for m in o.made)
+        )
     return Batch(
         np.array(numbers, np.int64),
         np.array(features, np.float32).reshape(-1, NUM_FEATURES),

@@ -22,9 +22,10 @@ from autopar.cost import CostModel
 from autopar.cost.fusion import POINTWISE, Kernel
 from autopar.fusion.segment_kernels import Groups, SegmentKernels
 from autopar.fusion_plan import USUAL_ALPHA, USUAL_BETA, OpGroup
-from autopar.program.records import Program, SegmentPhase
+from autopar.program.records import Program, Segment, SegmentPhase
 
 PHASES = (SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)
+
 
 @dataclass(frozen=True, slots=True)
 class OpSearch:
@@ -197,6 +198,13 @@ class _Climb:
         name = self.draw.choice((*own.ops, *own.again))
         ops, again = ([other for other in names if other != name] for names in (own.ops, own.again))
         return [own], [self.segment.kernel(ops, again)] if ops else []
+
+
+def segment_fusion(segment: Segment, costs: CostModel, search: OpSearch = USUAL) -> float:
+    """Return the seconds of the kernels that a search finds for one segment."""
+    climb = _Climb(SegmentKernels(segment, costs), search)
+    climb.run()
+    return climb.cost
 
 
 def fuse_ops(program: Program, costs: CostModel, num_kinds: int, search: OpSearch = USUAL) -> OpFusion:

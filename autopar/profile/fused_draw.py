@@ -208,9 +208,7 @@ def _unwritten(ops: Sequence[GroupOp], place: int) -> list[GroupOp]:
     """Return ops of which the value with a number among those that are made is not written."""
     found, number = [], 0
     for op in ops:
-        made = tuple(
-            replace(own, written=own.written and number + index != place) for index, own in enumerate(op.made)
-        )
+        made = tuple(replace(own, written=own.written and number + index != place) for index, own in enumerate(op.made))
         number += len(op.made)
         found.append(replace(op, made=made))
     return found

@@ -262,5 +262,3 @@ def load_timed(path: Path) -> list[TimedGroup]:
         raise ClusterError(
             f"{path} has no timed groups: {error}", hint="autopar profile --fusion -o DIR writes them"
         ) from error
-
-

@@ -26,7 +26,11 @@ def typed_values(computes: Sequence[Compute]) -> dict[str, Typed]:
 
 
 def learned_seconds(
-    segment: Segment, fused: Mapping[str, Fused], stated: Sequence[Kernel], ranks: Mapping[str, int], kernels: LearnedKernels
+    segment: Segment,
+    fused: Mapping[str, Fused],
+    stated: Sequence[Kernel],
+    ranks: Mapping[str, int],
+    kernels: LearnedKernels,
 ) -> dict[str, float]:
     """Return the seconds of ops whose kernels are priced by learned costs: those of the kernel for its first op, else 0.
 

@@ -181,7 +181,9 @@ def report(timed: list[TimedGroup], runtime: str, folder: Path | None) -> None:
     predicted = model.of_batch(batch)
     network = time.process_time() - start
     print(f"\n## {runtime}\n")
-    print(f"{len(timed)} groups of {structures} structures on {timed[0].machine}, {runtime} {timed[0].version}; held out")
+    print(
+        f"{len(timed)} groups of {structures} structures on {timed[0].machine}, {runtime} {timed[0].version}; held out"
+    )
     print(f"{len(unseen)} groups of {len({repr(own.group.structure) for own in unseen})} structures.")
     print(f"Two rounds of the same measurement differ by {np.median(np.abs(noise)):.1%} (median),")
     print(f"{np.mean(np.abs(noise) <= NEAR):.0%} of them by less than 14 %.")
@@ -196,7 +198,13 @@ def report(timed: list[TimedGroup], runtime: str, folder: Path | None) -> None:
     if trees is not None:
         print(told("gradient boosting", trees, measured))
     print(told("graph network", predicted, measured))
-    print(told("second round of the measurement", np.array([own.second for own in unseen]), np.array([own.first for own in unseen])))
+    print(
+        told(
+            "second round of the measurement",
+            np.array([own.second for own in unseen]),
+            np.array([own.first for own in unseen]),
+        )
+    )
     if folder is not None:
         off = np.abs(predicted / measured - 1)
         provenance = Provenance(
