@@ -54,7 +54,7 @@ RUNTIMES = ("onnxruntime", "inductor")
     type=click.Choice(RUNTIMES),
     default=RUNTIMES[0],
     show_default=True,
-    help="With --fusion: what runs groups. inductor is torch.compile: C++ on a CPU; Triton, not tried on hardware, on a GPU.",
+    help="With --fusion: what runs groups. inductor is torch.compile: C++ on a CPU, Triton (not tried) on a GPU.",
 )
 @click.option(
     "--groups", type=positive_whole(), default=1500, show_default=True, metavar="N", help="With --fusion: structures."

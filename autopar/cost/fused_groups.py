@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from autopar.cost.fusion import Kernel, Work
-from autopar.ir.graph import ITEM_BYTES, Op
+from autopar.ir.graph import ITEM_BYTES
 
 Shape = tuple[int, ...]
 Attr = int | float | str | tuple[int | float | str, ...]

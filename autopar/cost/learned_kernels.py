@@ -6,8 +6,8 @@
 
 The seconds of a kernel are a sum over its ops, each of which sees its neighbourhood: what stays in registers and what
 goes to memory. Weights hold for the machine and the runtime they were measured on, and for groups like those they were
-trained on (`Range`); for all others there is no answer, and the analytic cost counts. `docs/benchmarks/fused_kernels.py`
-trains them.
+trained on (`Range`); for all others there is no answer, and the analytic cost counts.
+`docs/benchmarks/fused_kernels.py` trains them.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from autopar.cost.arrays import FloatArray
 from autopar.cluster import Device
+from autopar.cost.arrays import FloatArray
 from autopar.cost.fused_groups import FusedGroup, GroupOp
 from autopar.cost.policy import DtypePolicy
 from autopar.errors import ClusterError

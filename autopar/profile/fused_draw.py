@@ -217,7 +217,7 @@ def _unwritten(ops: Sequence[GroupOp], place: int) -> list[GroupOp]:
 def _shorter(group: FusedGroup, draw: random.Random) -> FusedGroup:
     """Return a group with sequences of a drawn length, where it has sequences."""
     largest = max((read.shape for op in group.ops for read in op.reads), key=prod)
-    if len(largest) < 3 or len(largest) == 4 and largest[2] == largest[3] and largest[1] > 64:
+    if len(largest) < 3 or (len(largest) == 4 and largest[2] == largest[3] and largest[1] > 64):
         return group
     length = largest[-2]
     each = prod(largest) // SAMPLES

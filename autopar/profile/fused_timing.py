@@ -205,7 +205,7 @@ def time_with_inductor(sizes: Sequence[FusedGroup], batch: int, budget: float, m
     kernels = Compiled(sizes[0], loaded(sizes[0]), 0 if fixed else batch)
     for group in sizes[:1] if fixed else sizes:
         seconds, first, second, repeats = _timed(kernels.prepared(loaded(group)), budget, times)
-        yield TimedGroup(INDUCTOR, machine, torch.__version__, group, seconds, first, second, int(repeats))
+        yield TimedGroup(INDUCTOR, machine, str(torch.__version__), group, seconds, first, second, int(repeats))
 
 
 def _has_views(group: FusedGroup) -> bool:

@@ -32,7 +32,7 @@ def learned_seconds(
     ranks: Mapping[str, int],
     kernels: LearnedKernels,
 ) -> dict[str, float]:
-    """Return the seconds of ops whose kernels are priced by learned costs: those of the kernel for its first op, else 0.
+    """Return seconds of ops whose kernels have learned costs: those of the kernel for its first op, 0 for others.
 
     Args:
         segment: The segment.

@@ -143,6 +143,12 @@ def told(name: str, predicted: Array, seconds: Array) -> str:
     return f"| {name} | {np.mean(off <= NEAR):.1%} | {np.median(off):.1%} | {np.quantile(off, 0.9):.1%} |"
 
 
+def write(line: str) -> None:
+    """Print a line of the page."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Train on the groups of some files; print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,25 +186,25 @@ def report(timed: list[TimedGroup], runtime: str, folder: Path | None) -> None:
     start = time.process_time()
     predicted = model.of_batch(batch)
     network = time.process_time() - start
-    print(f"\n## {runtime}\n")
-    print(
+    write(f"\n## {runtime}\n")
+    write(
         f"{len(timed)} groups of {structures} structures on {timed[0].machine}, {runtime} {timed[0].version}; held out"
     )
-    print(f"{len(unseen)} groups of {len({repr(own.group.structure) for own in unseen})} structures.")
-    print(f"Two rounds of the same measurement differ by {np.median(np.abs(noise)):.1%} (median),")
-    print(f"{np.mean(np.abs(noise) <= NEAR):.0%} of them by less than 14 %.")
-    print(f"Inference: {len(others) / network:,.0f} groups/s once encoded,")
-    print(f"{len(others) / (network + encoding):,.0f} groups/s with encoding (processor time).\n")
-    print("| model | within 14 % | median error | 90 % below |")
-    print("|---|---|---|---|")
+    write(f"{len(unseen)} groups of {len({repr(own.group.structure) for own in unseen})} structures.")
+    write(f"Two rounds of the same measurement differ by {np.median(np.abs(noise)):.1%} (median),")
+    write(f"{np.mean(np.abs(noise) <= NEAR):.0%} of them by less than 14 %.")
+    write(f"Inference: {len(others) / network:,.0f} groups/s once encoded,")
+    write(f"{len(others) / (network + encoding):,.0f} groups/s with encoding (processor time).\n")
+    write("| model | within 14 % | median error | 90 % below |")
+    write("|---|---|---|---|")
     launch, rate = fit_roofline(groups, seconds)
     nbytes = np.array([own.read_bytes + own.written_bytes for own in others], float)
-    print(told(f"analytic: {launch * 1e6:.0f} us + bytes at {rate / 1e9:.1f} GB/s", launch + nbytes / rate, measured))
+    write(told(f"analytic: {launch * 1e6:.0f} us + bytes at {rate / 1e9:.1f} GB/s", launch + nbytes / rate, measured))
     trees = boosted(groups, seconds, others, kinds)
     if trees is not None:
-        print(told("gradient boosting", trees, measured))
-    print(told("graph network", predicted, measured))
-    print(
+        write(told("gradient boosting", trees, measured))
+    write(told("graph network", predicted, measured))
+    write(
         told(
             "second round of the measurement",
             np.array([own.second for own in unseen]),
