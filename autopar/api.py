@@ -10,6 +10,7 @@ from pathlib import Path
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
 from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.events import Profile
@@ -284,6 +285,7 @@ def fuse_plan(
     search: OpSearch | None = None,
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
+    kernels: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> tuple[Plan, Comparison, Joint | None]:
     """Return a plan fused anew and simulated, its gradients in buckets compared, and what fused ops bring if asked.
@@ -296,6 +298,7 @@ def fuse_plan(
         search: How hard to look for kernels of several ops; None for the usual.
         model: As of `simulate_plan`.
         stack: As of `simulate_plan`.
+        kernels: Learned seconds of fused ops: a name or file as of `LearnedKernels.load`; None for the formulas.
         cache_dir: As of `simulate_plan`.
 
     Raises:
@@ -306,6 +309,8 @@ def fuse_plan(
         raise JobError(f"fusion {fusion!r}", hint=f"choose {BUCKETS} or {JOINT}")
     bare = replace(plan, fusion=None)
     program, costs, folded = lower_plan(bare, model=model, stack=stack, cache_dir=cache_dir)
+    if kernels is not None:
+        costs = replace(costs, kernels=LearnedKernels.load(kernels))
     if not program.trains:
         raise JobError("the plan is for inference: there are no gradients", hint="give a plan of a training job")
     joint = fuse_jointly(bare, program, folded, costs, search or OpSearch()) if fusion == JOINT else None

@@ -60,6 +60,11 @@ class ExactCosts:
     cluster: Cluster = _CLUSTER
     stack: Stack = IDEAL
 
+    @property
+    def learned(self) -> None:
+        """None: formulas count."""
+        return None
+
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /
     ) -> Mapping[str, Fused]:

@@ -1,5 +1,6 @@
 """Kernels of several ops: what they cost, which may be, and what a search for them finds."""
 
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -13,7 +14,9 @@ from autopar.degrees import Degrees
 from autopar.errors import PlanError
 from autopar.folding.fold import Folded
 from autopar.fusion import OpSearch, fuse_jointly
-from autopar.fusion.ops import fuse_ops
+from autopar.fusion.exact_ops import best_kernels
+from autopar.fusion.ops import PHASES, fuse_ops, segment_fusion
+from autopar.fusion.segment_kernels import SegmentKernels
 from autopar.fusion_plan import FusionPlan, OpGroup
 from autopar.ir.graph import Op, Phase
 from autopar.plan import Plan
@@ -166,3 +169,41 @@ def test_kernels_that_cannot_be_are_refused(ops: tuple[str, ...], again: tuple[s
 
     with pytest.raises(PlanError, match=message):
         lower(replace(plan, fusion=FusionPlan((), (group,))), folded, costs)
+
+
+def test_the_search_reaches_the_optimum_of_small_segments() -> None:
+    """CP-SAT proves the best kernels of each segment of a small GPT; without duplication the search finds them."""
+    _, program, _, costs = _case()
+    search = OpSearch(duplicates=False)
+
+    for segment in program.segments:
+        if segment.phase in PHASES:
+            best, found = best_kernels(segment, costs, most_ops=6), segment_fusion(segment, costs, search)
+
+            assert found == pytest.approx(best.seconds, rel=1e-9)
+            assert best.bound == pytest.approx(best.seconds, rel=1e-6)
+
+
+def test_kernels_found_lawful_wait_for_none_of_each_other() -> None:
+    """What is checked kernel by kernel in a search is what lowering checks of a whole block."""
+    _, program, _, costs = _case()
+    draw = random.Random(1)
+
+    for segment in program.segments:
+        if segment.phase not in PHASES:
+            continue
+        own = SegmentKernels(segment, costs)
+        pairs = own.pairs()
+        for _ in range(40 if pairs else 0):
+            chosen = [set(pair) for pair in draw.sample(pairs, min(len(pairs), draw.randint(1, 4)))]
+            groups: list[set[str]] = []
+            for pair in chosen:
+                met = [group for group in groups if group & pair]
+                groups = [group for group in groups if not group & pair] + [set().union(pair, *met)]
+            kernels = own.ordered(own.kernel(group) for group in groups)
+            kernel = {name: group.ops[0] for group in kernels for name in group.ops}
+            ops = [compute.op for compute in own.computes.values()]
+
+            circle = find_cycle(ops, kernel, {})
+
+            assert own.are_lawful(kernels) == (not circle and all(own.is_allowed(group) for group in kernels))

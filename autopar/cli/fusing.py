@@ -59,6 +59,12 @@ def _told(joint: "Joint | None") -> dict[str, float] | None:
     metavar="N",
     help="With joint: most changes at once.",
 )
+@click.option(
+    "--kernel-costs",
+    metavar="NAME|FILE",
+    help="With joint: learned seconds of fused ops, for plans on the processor they were measured on. "
+    "Names: onnxruntime, inductor.",
+)
 @seed_option("Seed of the search for kernels.")
 @folder_option("Write plan.json with what was found there.")
 @cache_options
@@ -70,6 +76,7 @@ def fuse(
     fusion: str,
     alpha: float,
     beta: int,
+    kernel_costs: str | None,
     seed: int,
     output: Path | None,
     cache_dir: Path | None,
@@ -94,7 +101,9 @@ def fuse(
 
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     search = OpSearch(alpha, beta, seed=seed)
-    plan, found, joint = api.fuse_plan(given, fusion=fusion, search=search, model=model, stack=stack, cache_dir=cache)
+    plan, found, joint = api.fuse_plan(
+        given, fusion=fusion, search=search, model=model, stack=stack, kernels=kernel_costs, cache_dir=cache
+    )
     file = None if output is None else output / "plan.json"
     if as_json:
         if file is not None:

@@ -17,6 +17,7 @@ from autopar.cli.options import (
     json_option,
     model_options,
     resolve_cache_dir,
+    seed_option,
     stack_option,
     training_options,
 )
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from autopar.profile.extract import Extraction
 
 MERGE = "merge"
+RUNTIMES = ("onnxruntime", "inductor")
+"""As of `profile.fused_timing`, which is not imported for help texts."""
 
 
 @click.command()
@@ -41,6 +44,25 @@ MERGE = "merge"
 )
 @click.option("--global-batch", type=positive_whole(), default=8, show_default=True, metavar="B", help="Samples.")
 @click.option("--suite", is_flag=True, help="Also products, memory-bound ops, attention, transfers and overlap.")
+@click.option(
+    "--fusion",
+    is_flag=True,
+    help="Instead: random groups of ops of the zoo as single kernels, for learned costs of fused ops. Needs torch.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    default=RUNTIMES[0],
+    show_default=True,
+    help="With --fusion: what runs groups. inductor is torch.compile: C++ on a CPU, Triton (not tried) on a GPU.",
+)
+@click.option(
+    "--groups", type=positive_whole(), default=1500, show_default=True, metavar="N", help="With --fusion: structures."
+)
+@click.option(
+    "--sizes", type=positive_whole(), default=1, show_default=True, metavar="N", help="With --fusion: of each."
+)
+@seed_option("With --fusion: seed of the groups drawn.")
 @click.option("--count", "only_count", is_flag=True, help="Say how many events there are; time nothing.")
 @click.option(
     "--ranks",
@@ -80,6 +102,11 @@ def profile(
     degrees: tuple[str, ...],
     global_batch: int,
     suite: bool,
+    fusion: bool,
+    runtime: str,
+    groups: int,
+    sizes: int,
+    seed: int,
     only_count: bool,
     ranks: int | None,
     threads: int,
@@ -96,14 +123,19 @@ def profile(
 
     Equal layers, microbatches and replicas share their events, so that few events tell what plans for any number of
     devices take. Started by torchrun, ranks are those of torchrun. `autopar profile merge A B -o C` puts profiles
-    together.
+    together. With --fusion random groups of ops of the zoo are timed as single kernels, from which
+    docs/benchmarks/fused_kernels.py learns what fused ops take.
     """
     from autopar.report.profile import format_extraction, format_profile
 
     if sources[:1] == (MERGE,):
         return _merge(sources[1:], output, as_json=as_json)
+    if fusion:
+        if sources or suite or only_count:
+            raise click.UsageError("--fusion times groups of its own: no model, --suite or --count beside it")
+        return _time_groups(output, runtime, groups, sizes, seed, seconds)
     if not sources and not suite:
-        raise click.UsageError("give a model, a plan.json, or --suite")
+        raise click.UsageError("give a model, a plan.json, --suite or --fusion")
     if output is None and not only_count:
         raise click.UsageError("give -o DIR, the folder of the profile, or --count")
     from autopar.profile.extract import Extraction
@@ -148,6 +180,28 @@ def profile(
         echo_json({"events": len(database.events), "measured": database.num_measured, "digest": database.digest})
     else:
         click.echo(format_profile(database, output), nl=False)
+    return ExitCode.DONE
+
+
+def _time_groups(output: Path | None, runtime: str, groups: int, sizes: int, seed: int, seconds: float) -> int:
+    """Time random groups of ops; lines are added to the file as they come."""
+    if output is None:
+        raise click.UsageError("give -o DIR, the folder of the timed groups")
+    import msgspec
+
+    from autopar.profile.fused_timing import FILE, time_drawn
+    from autopar.profile.measure import processor
+
+    file = prepare_folder(output) / FILE
+    count = 0
+    with file.open("ab") as out:
+        for timed in time_drawn(
+            runtime, groups, sizes, seed, seconds, processor(), lambda told: click.echo(told, err=True)
+        ):
+            out.write(msgspec.json.encode(timed) + b"\n")
+            out.flush()
+            count += 1
+    click.echo(f"{count} groups timed by {runtime}: {file}")
     return ExitCode.DONE
 
 

@@ -68,6 +68,8 @@ GRACE_HOPPER = KnownHost(
     "480 GB, NVLink-C2C of 450 GB/s each way (GH200 data sheet), 0.85 of it hand-set",
 )
 EIGHT_4090 = KnownHost(_pcie(4, 512 * GB, 8), f"{_FOUR}; memory hand-set")
+TWO_1080TI = KnownHost(_pcie(3, 128 * GB, 2), f"{_THREE}; memory hand-set")
+EIGHT_T4 = KnownHost(_pcie(3, 384 * GIB, 8), f"{_THREE}; 384 GiB (AWS g4dn.metal)")
 AZURE_MI300X = KnownHost(_pcie(5, 1850 * GIB, 8), f"{_FIVE}; 1850 GiB (Azure ND MI300X v5)")
 
 
@@ -104,6 +106,8 @@ _BY_PRESET = {
     "l40s": FOUR_L40S,
     "a10g": AWS_G5,
     "rtx4090": EIGHT_4090,
+    "gtx1080ti": TWO_1080TI,
+    "t4": EIGHT_T4,
     "mi300x": AZURE_MI300X,
     "mi325x": replace(AZURE_MI300X, source=f"{AZURE_MI300X.source}, hand-set"),
     "mi355x": replace(AZURE_MI300X, source=f"{AZURE_MI300X.source}, hand-set"),

@@ -206,6 +206,10 @@ PCIE4_HOST = Known(
     Link("PCIe 4.0 x16 through the host", 12e9, 59.1e-6, overlap_slowdown=NVLINK_OVERLAP),
     "hand-set to half of PCIe 4.0 between A100: without peer access every byte crosses the bus twice",
 )
+PCIE3_HOST = Known(
+    Link("PCIe 3.0 x16 through the host", 6e9, 59.1e-6, overlap_slowdown=NVLINK_OVERLAP),
+    "hand-set to half of PCIe 4.0 through the host",
+)
 INFINITY3 = Known(
     Link(
         "Infinity Fabric 3",

@@ -101,6 +101,29 @@ _B200 = _blackwell("B200-SXM-180GB", 2.25e15, 9e15, 180e9)  # DGX B200: 1,440 GB
 _B300 = _blackwell("B300-SXM-288GB", 2.25e15, 13.5e15, 288e9)  # DGX B300: 2.3 TB in 8 devices
 _GB200 = _blackwell("GB200-186GB", 2.5e15, 10e15, 186e9)  # GB200 NVL72: 13.4 TB in 72 devices
 _GB300 = _blackwell("GB300-288GB", 2.5e15, 15e15, 288e9)  # GB300 NVL72: 288 GB each
+_T4 = Device(
+    name="T4-16GB",
+    peaks=(("half", 65e12), ("single", 8.1e12)),  # NVIDIA T4 data sheet; float16 only, no bfloat16 or TF32
+    memory=16e9,
+    memory_bandwidth=320e9,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.6,  # hand-set to the L4's, a card of as little power
+    attention_efficiency=0.3,  # hand-set to the V100's
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=40,  # NVIDIA Turing whitepaper
+)
+_GTX1080TI = Device(
+    name="GTX-1080Ti-11GB",
+    # NVIDIA GeForce GTX 1080 Ti data sheet. Its float16 units are slow, so that products run in float32 either way.
+    peaks=(("half", 11.34e12), ("single", 11.34e12)),
+    memory=11e9,
+    memory_bandwidth=484e9,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.7,  # hand-set to the V100's
+    attention_efficiency=0.3,  # hand-set to the V100's
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=28,  # NVIDIA Pascal whitepaper
+)
 _L4 = Device(
     name="L4-24GB",
     peaks=(("half", 121e12), ("tf32", 60e12), ("single", 30.3e12), ("fp8", 242.5e12)),  # NVIDIA L4 data sheet, dense
@@ -281,6 +304,9 @@ _WITHOUT_HOSTS = {
     "v100-aws": _nodes("v100-aws", _V100_16, networks.NVLINK2, networks.nics("Ethernet", 1, 25, 8)),
     "v100-dgx2": _nodes("v100-dgx2", _V100, networks.NVLINK2_SWITCH, networks.nics(_EDR, 8, 100, 16), 16),
     "l4": _nodes("l4", _L4, networks.PCIE4, networks.nics("Ethernet", 1, 100, 8)),
+    # The machines of DisCo (Yi et al., TPDS 2022).
+    "gtx1080ti": _nodes("gtx1080ti", _GTX1080TI, networks.PCIE3_HOST, networks.nics("Ethernet", 1, 100, 2), 2),
+    "t4": _nodes("t4", _T4, networks.PCIE3_HOST, networks.nics("Ethernet", 1, 100, 8)),
     "rtx4090": _nodes("rtx4090", _RTX4090, networks.PCIE4_HOST, networks.nics("Ethernet", 1, 100, 8)),
     "l40s": _nodes("l40s", _L40S, networks.PCIE4, networks.nics("Ethernet", 2, 400, 4), 4),
     "l20": _nodes("l20", _L20, networks.PCIE4, networks.nics("Ethernet", 1, 100, 8)),

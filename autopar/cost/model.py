@@ -31,6 +31,7 @@ from autopar.cost.formats import Format
 from autopar.cost.fusion import ALONE, Fused, Kernel, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
 from autopar.cost.handover import Handed, hand_over_seconds
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.cost.prices import Prices
 from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, op_products
@@ -69,6 +70,7 @@ class CostModel:
         policy: Bytes per element and the class of numbers matrix products run in.
         stack: What the software makes of the hardware.
         prices: Measured seconds, which count in place of the formulas; None if there are none.
+        kernels: Learned seconds of fused groups, which count in simulated steps; None for the formulas.
         slowdowns: Factors of the stack on seconds of transfers within nodes and beyond.
     """
 
@@ -76,6 +78,7 @@ class CostModel:
     policy: DtypePolicy = MIXED
     stack: Stack = IDEAL
     prices: Prices | None = None
+    kernels: LearnedKernels | None = None
     slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,12 @@ class CostModel:
     def profile(self) -> Profile | None:
         """The measured events that prices are made of; None if there are none."""
         return None if self.prices is None else self.prices.profile
+
+    @property
+    def learned(self) -> LearnedKernels | None:
+        """The learned seconds of fused groups, if they were measured on the device of the cluster in its precision."""
+        kernels = self.kernels
+        return kernels if kernels is not None and kernels.holds_for(self.cluster.device, self.policy) else None
 
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None

@@ -30,6 +30,7 @@ class Joint:
         both: With both.
         ops: The kernels that were found.
         buckets: The cuts that were found beside the kernels of the stack.
+        prices: What priced the kernels, in words.
     """
 
     fusion: FusionPlan | None
@@ -40,6 +41,7 @@ class Joint:
     both: float
     ops: OpFusion
     buckets: Bucketing
+    prices: str
 
     @property
     def step_seconds(self) -> float:
@@ -67,8 +69,19 @@ def fuse_jointly(plan: Plan, program: Program, folded: Folded, costs: CostModel,
         (buckets_only, FusionPlan.of_cuts(plain.cuts)),
         (both, replace(FusionPlan.of_cuts(cut.cuts), groups=ops.groups)),
     ]
+    prices = _prices(costs)
     step, fusion = min(ways, key=lambda way: way[0])
     if step > (1 - LEAST_GAIN) * neither:
-        return Joint(None, program, neither, ops_only, buckets_only, both, ops, plain)
+        return Joint(None, program, neither, ops_only, buckets_only, both, ops, plain, prices)
     chosen = with_buckets(fused if fusion.groups else program, fusion)
-    return Joint(fusion, chosen, neither, ops_only, buckets_only, both, ops, plain)
+    return Joint(fusion, chosen, neither, ops_only, buckets_only, both, ops, plain, prices)
+
+
+def _prices(costs: CostModel) -> str:
+    """Return what priced kernels, in words."""
+    if costs.kernels is None:
+        return "by the formula: bytes and launches"
+    if costs.learned is None:
+        trained = costs.kernels.provenance.machine
+        return f"by the formula: learned costs are of {trained} in float32, not of {costs.cluster.device.name}"
+    return costs.learned.told()

@@ -172,7 +172,7 @@ def this_machine(backend: str, threads: int) -> Machine:
             raise JobError("backend nccl needs GPUs, and torch finds none here", hint="use --backend gloo")
         properties = torch.cuda.get_device_properties(0)
         return Machine(str(properties.name), backend, threads, usable_cores(), software, float(properties.total_memory))
-    return Machine(_processor(), backend, threads, usable_cores(), software, _memory())
+    return Machine(processor(), backend, threads, usable_cores(), software, _memory())
 
 
 def _installed(name: str) -> str:
@@ -182,7 +182,8 @@ def _installed(name: str) -> str:
         return ""
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor of this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -80,4 +80,4 @@ def _joint(joint: "Joint | None") -> list[str]:
         ("fused", "step", "change"),
         [(name, format_seconds(step), format_change(step, joint.neither)) for name, step in rows],
     )
-    return [*format_entries([("ops", told)]), "", *table]
+    return [*format_entries([("ops", told), ("kernels priced", joint.prices)]), "", *table]

@@ -20,6 +20,7 @@ from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack, rings
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
 from autopar.cost.fusion import Work
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.cost.overlap import bucket_share, full_bucket, launched
 from autopar.folding.graph_facts import BesideProducts
 from autopar.ir.graph import Op
@@ -39,6 +40,7 @@ from autopar.program.records import (
     reads,
 )
 from autopar.sharding import Axis
+from autopar.simulate.learned import learned_seconds
 
 Shapes = NDArray[np.int64]
 """Local shapes, (n, rank), one row per strategy; the simulator asks for one."""
@@ -78,6 +80,10 @@ class Costs(Protocol):
             sizes: Bytes per element by the name the op knows the value by.
             fused: What is left to the op's own kernel.
         """
+
+    @property
+    def learned(self) -> LearnedKernels | None:
+        """Learned seconds of fused groups; None if formulas count."""
 
     def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
         """Return the seconds in which the host launches an op whose first input has `rank` dims."""
@@ -260,6 +266,14 @@ def _repeated_seconds(segment: Segment, costs: Costs) -> Mapping[str, float]:
     }
 
 
+def _learned(segment: Segment, fused: Mapping[str, Fused], costs: Costs) -> Mapping[str, float]:
+    """Return the seconds of ops by learned costs; none if formulas count."""
+    if costs.learned is None:
+        return {}
+    computes = [item for item in segment.instructions if isinstance(item, Compute)]
+    return learned_seconds(segment, fused, stated_kernels(computes) or (), ranks_of(computes), costs.learned)
+
+
 def element_bytes(compute: Compute) -> dict[str, float]:
     """Return the bytes of an element of what an op reads and makes, by the name the op knows it by."""
     op = compute.op
@@ -367,6 +381,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
     fused, repeated = fused_in(segment, costs), _repeated_seconds(segment, costs)
+    learned = _learned(segment, fused, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     beside = _Chunks(segment) if costs.stack.hides_tp else None
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
@@ -374,8 +389,11 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = compute_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
-                seconds += repeated.get(instruction.op.name, 0.0)
+                name = instruction.op.name
+                if name in learned:
+                    seconds = learned[name]
+                else:
+                    seconds = compute_seconds(instruction, costs, fused.get(name, ALONE)) + repeated.get(name, 0.0)
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
                 kernels += seconds
                 weight += seconds if position in covering else 0.0
