@@ -130,10 +130,11 @@ def _behind_cache(
 ) -> str:
     """Return what queries make of the keys and values of a cache and of their own; the first chunk has no cache."""
     given = {"window": 0, "chunk": 0, **limits, "softcap": part.softcap, "scale": part.scale or part.size**-0.5}
-    shape, kind, more = ("batch", part.kv_heads, part.cached, part.size), "Causal", (k, v)
+    kind, more = "Causal", [k, v]
     if part.cached:
-        caches = (w.g.input(f"{name}.cached_{which}", shape) for which in ("keys", "values"))
-        kind, more = "Cached", (*caches, k, v)
+        shape = "batch", part.kv_heads, part.cached, part.size
+        caches = [w.g.input(f"{name}.cached_{which}", shape) for which in ("keys", "values")]
+        kind, more = "Cached", [*caches, k, v]
     if not part.sinks:
         return w.g.op(f"autopar::{kind}Attention", q, *more, name=name, **given)
     kind = {"Causal": "Sink", "Cached": "CachedSink"}[kind]
