@@ -1,6 +1,7 @@
 """Whether a model fits: the usual layouts, their memory as the simulator has it, and the command that tells."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,8 @@ from autopar.errors import JobError
 from autopar.estimates.fitting import Fit, fit_layouts
 from autopar.estimates.layouts import usual_layouts
 from autopar.prediction import Setting, open_setting
+from autopar.report.fitting import format_largest
+from tests.plans import two_stage_plan
 
 TIGHT = 0.9
 """Share of the memory of a layout without recompute that recompute stays within."""
@@ -89,3 +92,13 @@ def test_the_command_answers_in_its_exit_code(limit: str, code: int, word: str) 
     assert word in told.stdout
     as_json = CliRunner().invoke(app, [*asked, "--no-cache", "--json"], standalone_mode=False)
     assert json.loads(as_json.stdout)["fits"] is (code == ExitCode.DONE)
+
+
+def test_the_largest_microbatches_are_told_beside_a_plan(setting: Setting) -> None:
+    fit = fit_layouts(setting, 2, global_batch=128, memory_limit=4e9, max_batch=True)
+    size = fit.layouts[0].largest_microbatch or 0
+
+    text = format_largest(fit, two_stage_plan())
+
+    assert re.search(rf"data parallel +{size} +{2 * size}\n", text)
+    assert "fastest: " in text

@@ -74,6 +74,11 @@ if TYPE_CHECKING:
     help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
     "(joint), or nothing beyond the rules of the stack (off).",
 )
+@click.option(
+    "--max-batch",
+    is_flag=True,
+    help="Also list the largest microbatch with which each usual layout fits, beside that of the fastest plan.",
+)
 @profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
@@ -95,6 +100,7 @@ def solve(
     as_json: bool,
     verbose: bool,
     grid_seconds: float | None,
+    max_batch: bool,
     **request: Any,
 ) -> int:
     """Plan how to run MODEL on a cluster.
@@ -110,6 +116,10 @@ def solve(
     """
     asked = question(request["gpus"], request)
     compares = request["precision"] == AUTO_PRECISION
+    if max_batch and (asked is not None or as_json):
+        raise click.UsageError(
+            "--max-batch lists layouts for a number of --gpus, as text; autopar fit has them as JSON"
+        )
     if asked is not None:
         refuse_alone(context)
         if request.pop("framework") is not None:
@@ -158,10 +168,30 @@ def solve(
             else:
                 folder = None if output is None else shlex.quote(str(output))
                 click.echo(format_answer(plan, next_commands(plan, folder, typed_command(context))), nl=False)
+        if max_batch:
+            click.echo(_largest_batches(plan, cache, request, interruption.requested), nl=False)
         if compares:
             click.echo(format_precisions(in_other_precisions(plan, cache_dir=cache)), nl=False, err=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+
+_SETTING = ("cluster", "stack", "mode", "dims", "loss", "optimizer", "sync_batchnorm", "lora", "precision", "profile")
+"""Options that say what the largest microbatches of layouts are asked for."""
+
+
+def _largest_batches(plan: "Plan", cache: Path | None, request: dict[str, Any], should_stop: StopCallback) -> str:
+    """Return the largest microbatches of the usual layouts for the job of a plan, as text."""
+    from autopar.estimates.fitting import fit_layouts
+    from autopar.prediction import open_setting
+    from autopar.report.fitting import format_largest
+
+    setting = open_setting(plan.model.source, cache_dir=cache, **{name: request[name] for name in _SETTING})
+    found = fit_layouts(
+        setting, request["gpus"], global_batch=plan.job.global_batch, memory_limit=request["memory_limit"],
+        max_batch=True, should_stop=should_stop,
+    )  # fmt: skip
+    return format_largest(found, plan)
 
 
 def _grid(

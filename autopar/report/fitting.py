@@ -1,7 +1,8 @@
 """Whether a model fits, as text: a table of the usual layouts, and the answer in its first line."""
 
 from autopar.estimates.fitting import Fit, LayoutFit
-from autopar.report.text import format_entries, format_items, format_share, format_table, heading
+from autopar.plan import Plan
+from autopar.report.text import WIDTH, format_entries, format_items, format_share, format_table, heading, wrap
 from autopar.units import format_bytes, format_count, format_seconds
 
 
@@ -20,6 +21,30 @@ def format_fit(fit: Fit) -> str:
         lines += format_items([f"{name}: {why}" for name, why in fit.refused])
     if fit.stopped:
         lines += ["", "interrupted: the layouts looked at until then"]
+    return "\n".join(lines) + "\n"
+
+
+def format_largest(fit: Fit, plan: Plan) -> str:
+    """Return the largest microbatches of the usual layouts, and that of a plan, the fastest one that was found."""
+    fitting = [layout for layout in fit.layouts if layout.largest_microbatch]
+    rows = [
+        (layout.name, str(layout.largest_microbatch), f"{(layout.largest_microbatch or 0) * layout.degrees.dp:,}")
+        for layout in sorted(fitting, key=lambda layout: -(layout.largest_microbatch or 0) * layout.degrees.dp)
+    ]
+    none = [layout.name for layout in fit.layouts if not layout.largest_microbatch]
+    lines = [
+        *heading(f"Largest microbatches that fit, of a global batch of {fit.global_batch:,}"),
+        *wrap(
+            f"fastest: {plan.microbatch:,} samples over all devices of a stage, the microbatch of the plan above", WIDTH
+        ),
+        "",
+        *(
+            format_table(("layout, everything recomputed", "per data-parallel device", "over all"), rows)
+            if rows
+            else []
+        ),
+        *([f"not even 1 sample: {', '.join(none)}"] if none else []),
+    ]
     return "\n".join(lines) + "\n"
 
 
