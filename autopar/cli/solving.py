@@ -23,6 +23,7 @@ from autopar.cli.options import (
     model_argument,
     model_options,
     profile_option,
+    recompute_modules_option,
     resolve_cache_dir,
     seed_option,
     top_k_option,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
     "(joint), or nothing beyond the rules of the stack (off).",
 )
+@recompute_modules_option
 @profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")

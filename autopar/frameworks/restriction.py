@@ -14,6 +14,7 @@ from pathlib import Path
 from autopar import models
 from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import divisors
+from autopar.cost import Stack, resolve_stack
 from autopar.errors import ExportError
 from autopar.frameworks.abilities import ABILITIES, FSDP, Abilities
 from autopar.frameworks.facts import Sizes, config_sizes, sizes_of
@@ -87,6 +88,23 @@ def kept_to(
         offload=(BlockOffload(hosted),) if hosted else (),
     )
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
+
+
+def stack_kept_to(framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster) -> Stack:
+    """Return a software stack that recomputes selectively as a framework can be told to: by modules, if it knows any.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        stack: Name, YAML file or record.
+        cluster: What the devices are taken from.
+
+    Raises:
+        ClusterError: If there is no such cluster.
+        StackError: If there is no such stack.
+    """
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    ability = ABILITIES.get(framework, ABILITIES[FSDP])
+    return replace(resolve_stack(stack, machine), recompute_among=ability.recompute_modules)
 
 
 def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:
