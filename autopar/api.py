@@ -92,7 +92,7 @@ def solve(
             `rival` comes on top.
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
-        loss: "auto", "cross-entropy", "mse" or "mean".
+        loss: "auto", "cross-entropy", "chunked-cross-entropy", "mse" or "mean".
         optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
             "lion", "muon" or "adafactor".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else

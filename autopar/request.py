@@ -25,7 +25,7 @@ class JobRequest:
         global_batch: Samples per step; None for the model's published batch, else 8 per GPU.
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
-        loss: "auto", "cross-entropy", "mse" or "mean".
+        loss: "auto", "cross-entropy", "chunked-cross-entropy", "mse" or "mean".
         optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
             "lion", "muon" or "adafactor".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else

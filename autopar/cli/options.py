@@ -105,7 +105,14 @@ model_options = together(
     ),
 )
 training_options = together(
-    click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
+    click.option(
+        "--loss",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="Loss of the training step: auto, cross-entropy, chunked-cross-entropy (never all logits at once), "
+        "mse or mean.",
+    ),
     click.option(
         "--optimizer",
         default="adam",
