@@ -120,6 +120,17 @@ ABILITIES: Mapping[str, Abilities] = {
         sequence_parallel=frozenset({False}),
         hybrid=frozenset(),
     ),
+    "fsdp": Abilities(
+        "FSDP2",
+        schedules=(),
+        zero=frozenset({0, 2, 3}),
+        zero_in_pipeline=frozenset(),
+        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+        recomputes_by_stage=False,
+        hosted=frozenset(),
+        roles=frozenset(),
+        sequence_parallel=frozenset({False}),
+    ),
     "maxtext": Abilities(
         "MaxText",
         # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
@@ -135,9 +146,6 @@ ABILITIES: Mapping[str, Abilities] = {
     ),
 }
 """What each framework that takes degrees can run."""
-
-FSDP = "trainer"
-"""The row of PyTorch's FSDP2 alone, data parallelism by blocks."""
 
 
 def nearest_zero(level: int, levels: frozenset[int]) -> int:

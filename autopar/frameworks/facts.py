@@ -7,6 +7,7 @@ into the other, and writes down what is lost on the way.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from math import prod
 from typing import Any, Literal
 
@@ -112,6 +113,7 @@ class Facts:
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
         recompute_modules: Modules of a layer that selective recompute runs again, of `RECOMPUTE_MODULES`.
+        modules: Names of the modules of the layers, in order; empty if some layer has none of its own.
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
     """
@@ -136,6 +138,7 @@ class Facts:
     lost: tuple[str, ...]
     recompute_modules: tuple[str, ...] = ()
     recompute_beside: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()
     bucket: OneSize | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
 
@@ -299,6 +302,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         lost=tuple(lost),
         recompute_modules=modules,
         recompute_beside=beside,
+        modules=_layer_modules(folded),
         cp_kinds=kinds,
     )
 
@@ -319,6 +323,28 @@ def _selective(plan: Plan, folded: Folded) -> tuple[tuple[str, ...], frozenset[s
         left |= {op.kind for op in folded.kinds[block.kind].ops if op.name in beside and op.kind not in VIEW_KINDS}
     whole = {part for module, parts in _PARTS.items() if module in found for part in parts}
     return tuple(name for name in RECOMPUTE_MODULES if name in found - whole), frozenset(left)
+
+
+def _layer_modules(folded: Folded) -> tuple[str, ...]:
+    """Return the names that all parameters of a layer begin with, layer by layer."""
+    parameters = {state.input for state in folded.graph.states if state.role is Role.PARAMETER}
+    names: dict[int, set[str]] = {index: set() for index in layers_of(folded)}
+    for op in folded.graph.ops:
+        if op.block in names and op.phase is Phase.FORWARD:
+            names[op.block] |= parameters.intersection(op.inputs)
+    modules = tuple(_common_owner(own) for own in names.values())
+    return modules if all(modules) and len(set(modules)) == len(modules) else ()
+
+
+def _common_owner(names: Iterable[str]) -> str:
+    """Return the innermost module that has all of some parameters.
+
+    >>> _common_owner(["layers.1.attn.q.weight", "layers.1.attn_norm.weight"])
+    'layers.1'
+    """
+    paths = [name.split(".")[:-1] for name in names]
+    common = [part[0] for part in takewhile(lambda part: len(set(part)) == 1, zip(*paths, strict=False))]
+    return ".".join(common)
 
 
 _PARTS = {"mlp": ("activation",), "moe": ("moe_act", "shared_experts", "activation"), "shared_experts": ("activation",)}
