@@ -76,7 +76,7 @@ def _rank(rank: int, count: int, port: int, path: str) -> None:
     expected = _train(script, alone, whole, microbatches)
     if rank == 0:
         sharded = sum(type(own).__name__ == "DTensor" for own in wrapped.parameters())
-        print(json.dumps({"found": (losses / count).tolist(), "expected": expected, "sharded": sharded}))
+        sys.stdout.write(json.dumps({"found": (losses / count).tolist(), "expected": expected, "sharded": sharded}) + "\n")
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ def _step(model: str, samples: int, loss: str = CHUNKED) -> Graph:
 
 
 @cache
-def _rules(model: str) -> Rules:
-    return discover(_step(model, 10))
+def _rules(model: str, cache_dir: Path) -> Rules:
+    return discover(_step(model, 10), cache_dir=cache_dir)
 
 
 @cache
@@ -54,20 +55,20 @@ def test_a_step_in_chunks_is_the_step_of_the_plain_loss(model: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "seed"), [("llama3-8b", 0), *((m, s) for m in MODELS for s in (1, 2))])
-def test_partitioned_heads_compute_what_the_model_does(model: str, seed: int) -> None:
+def test_partitioned_heads_compute_what_the_model_does(model: str, seed: int, cache_dir: Path) -> None:
     """Tokens, classes and width are split at random over two axes, with recompute."""
     execution = _execution(model)
     configuration = Configuration(1, Mesh.of(outer=2, inner=2), 2, "1f1b")
 
-    plan = random_plan(execution.folded, _rules(model), configuration, SAMPLES, seed)
+    plan = random_plan(execution.folded, _rules(model, cache_dir), configuration, SAMPLES, seed)
 
     execution.check(plan)
 
 
-def test_heads_can_share_tokens_or_classes() -> None:
+def test_heads_can_share_tokens_or_classes(cache_dir: Path) -> None:
     """As in a vocabulary-parallel loss: sums of exponentials are added up, the largest logits compared."""
     step = _step("llama3-8b", 10)
-    rules = _rules("llama3-8b")
+    rules = _rules("llama3-8b", cache_dir)
     (stats,) = (op for op in step.ops if op.kind == "autopar::HeadStats")
 
     splits = {tuple(str(own) for own in strategy.inputs[:2]) for strategy in rules.of(stats).strategies}
