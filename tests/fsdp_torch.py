@@ -18,7 +18,7 @@ def _module(names: list[str]) -> Any:
     """Return a module with a product and an activation function under each name, and a head."""
     import torch
 
-    class Chain(torch.nn.Module):
+    class Chain(torch.nn.Module):  # type: ignore[misc]  # of an optional package
         def forward(self, data: Any) -> Any:
             for name in names:
                 data = data + self.get_submodule(name)(data)
@@ -76,7 +76,9 @@ def _rank(rank: int, count: int, port: int, path: str) -> None:
     expected = _train(script, alone, whole, microbatches)
     if rank == 0:
         sharded = sum(type(own).__name__ == "DTensor" for own in wrapped.parameters())
-        sys.stdout.write(json.dumps({"found": (losses / count).tolist(), "expected": expected, "sharded": sharded}) + "\n")
+        sys.stdout.write(
+            json.dumps({"found": (losses / count).tolist(), "expected": expected, "sharded": sharded}) + "\n"
+        )
     dist.destroy_process_group()
 
 

@@ -50,7 +50,7 @@ def without_logits(step: Graph) -> Graph:
     if dhidden is None or dweight is None or len(products) > 2:
         raise JobError(f"the gradient of the logits {logits!r} is no product of both its operands", hint=_HINT)
     outputs = (*dhidden.outputs, *dweight.outputs)
-    made = {
+    replaced = {
         largest.name: replace(largest, kind="autopar::HeadRowMax", inputs=(hidden, weight), attrs=()),
         stats.name: replace(stats, kind="autopar::HeadStats", inputs=(hidden, weight, row_max, labels, classes)),
         grad.name: Op(
@@ -59,7 +59,7 @@ def without_logits(step: Graph) -> Graph:
         ),
     }  # fmt: skip
     gone = {head.name, dhidden.name, dweight.name}
-    ops = tuple(made.get(op.name, op) for op in step.ops if op.name not in gone)
+    ops = tuple(replaced.get(op.name, op) for op in step.ops if op.name not in gone)
     read = {name for op in ops for name in op.inputs}
     constants = {name: array for name, array in step.constants.items() if name in read}
     values = {
