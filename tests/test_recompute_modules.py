@@ -9,13 +9,17 @@ import pytest
 
 from autopar.configuration import Configuration
 from autopar.cost import IDEAL, stack_from_dict
+from autopar.degrees import Degrees
 from autopar.errors import StackError
 from autopar.folding.recompute_modules import MODULES
 from autopar.folding.selective_recompute import modules_of, selective_ops
+from autopar.frameworks.configurations import parse_configuration
+from autopar.frameworks.restriction import stack_kept_to
+from autopar.prediction import predict
 from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
-from tests.executions import COSTS, Execution, model_rules
+from tests.executions import COSTS, TINY, Execution, model_rules
 from tests.named_plans import Free, named_plan
 
 SAMPLES = 4
@@ -125,3 +129,27 @@ def test_stacks_name_modules() -> None:
     assert stack_from_dict(stack.to_dict()) == stack
     with pytest.raises(StackError, match="recompute_modules has 'head'"):
         replace(IDEAL, recompute_modules=("head",))
+
+
+def test_megatron_is_told_the_modules_and_reads_them_back(cache_dir: Path) -> None:
+    """And what the file comes to is predicted with these."""
+    plan = predict(
+        "zoo:llama3-8b", Degrees(dp=2, recompute="selective", global_batch=4), dims=TINY["llama3-8b"],
+        recompute_modules=("mlp", "layernorm"), cache_dir=cache_dir,
+    ).plan  # fmt: skip
+
+    exported = plan.export("megatron", cache_dir=cache_dir)
+
+    assert "--recompute-modules layernorm mlp\n" in exported.text
+    assert not any("run again" in sentence for sentence in exported.lost)
+    read = parse_configuration(exported.text, "megatron", gpus=2, model="zoo:llama3-8b")
+    assert read.degrees.recompute == "selective"
+    assert read.stack(IDEAL).recompute_modules == ("layernorm", "mlp")
+
+
+def test_searches_for_megatron_choose_among_its_modules() -> None:
+    """Activation functions of dense MLPs are none of them; FSDP2 is told nothing."""
+    among = stack_kept_to("megatron", "ideal", "h100").recompute_among
+
+    assert set(RECOMPUTE_MODULES) - set(among) == {"activation"}
+    assert stack_kept_to("fsdp", "ideal", "h100").recompute_among == ()
