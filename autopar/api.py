@@ -60,6 +60,7 @@ def solve(
     lora: str | Path | Lora | None = None,
     stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
+    recompute_modules: tuple[str, ...] = (),
     cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -92,7 +93,7 @@ def solve(
             `rival` comes on top.
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
-        loss: "auto", "cross-entropy", "mse" or "mean".
+        loss: "auto", "cross-entropy", "chunked-cross-entropy", "mse" or "mean".
         optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
             "lion", "muon" or "adafactor".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
@@ -101,6 +102,8 @@ def solve(
             `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        recompute_modules: Modules that selective recompute runs again, names of
+            `autopar.recompute.RECOMPUTE_MODULES`; none for what frees the most bytes for its seconds.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing. A plan found before for
             the same content (model, cluster, job, effort, this autopar) is returned at once, with `search.cached`.
         progress: Told how far the search is.
@@ -141,9 +144,10 @@ def solve(
     crew.start_workers()
     end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
     if framework is not None:
-        from autopar.frameworks.restriction import kept_to  # frameworks take long to import, and most jobs ask for none
+        from autopar.frameworks import restriction  # frameworks take long to import, and most jobs ask for none
 
-        pins = kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
+        pins = restriction.kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
+        stack = restriction.stack_kept_to(framework, stack, cluster)
     request = JobRequest(
         model,
         gpus=gpus,
@@ -158,6 +162,7 @@ def solve(
         lora=lora,
         stack=stack,
         precision=precision,
+        recompute_modules=recompute_modules,
         pins=pins,
         profile=profile,
         cache_dir=cache_dir,

@@ -39,6 +39,7 @@ class Degrees:
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
+        recompute_every: Of how many layers of a stage the last one recomputes; 1 for all of them.
         offload: What lies in host memory between steps: "" for nothing, or "optimizer".
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: in
             training 1F1B, interleaved with several stages per group, in inference forward-only.
@@ -67,6 +68,7 @@ class Degrees:
     shard: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
+    recompute_every: int = 1
     offload: str = ""
     schedule: str = ""
     interleave: int = 1
@@ -78,7 +80,7 @@ class Degrees:
     cp_kind: ContextKind | Literal[""] = ""
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch", "recompute_every"):
             if getattr(self, name) < 1:
                 raise JobError(f"{name} is {getattr(self, name)}", hint="degrees and batches are whole numbers from 1")
         if self.zero not in range(4):

@@ -236,7 +236,14 @@ def in_context(degrees: Degrees, stack: Stack) -> Degrees:
 
 def kernels(stack: Stack) -> Stack:
     """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
-    return replace(IDEAL, attention=stack.attention, loss=stack.loss, selective=stack.selective)
+    return replace(
+        IDEAL,
+        attention=stack.attention,
+        loss=stack.loss,
+        selective=stack.selective,
+        recompute_modules=stack.recompute_modules,
+        recompute_among=stack.recompute_among,
+    )
 
 
 def predict(
@@ -253,6 +260,7 @@ def predict(
     sync_batchnorm: bool = False,
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
+    recompute_modules: tuple[str, ...] = (),
     first_layers: int = 0,
     profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
@@ -278,6 +286,8 @@ def predict(
         lora: Adapters to be trained in place of the model: "rank=16,targets=q:v", the path of peft's
             `adapter_config.json`, or a record; None for the one in the folder of a Hugging Face model, "none" for none.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        recompute_modules: Modules that selective recompute runs again, names of
+            `autopar.recompute.RECOMPUTE_MODULES`; none for what the stack says.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
         profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
             None for formulas alone.
@@ -298,6 +308,7 @@ def predict(
         sync_batchnorm=sync_batchnorm,
         lora=lora,
         precision=precision,
+        recompute_modules=recompute_modules,
         profile=profile,
         cache_dir=cache_dir,
     )
@@ -357,12 +368,13 @@ def open_setting(
     sync_batchnorm: bool = False,
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
+    recompute_modules: tuple[str, ...] = (),
     profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    software = resolve_stack(stack, machine)
+    software = resolve_stack(stack, machine).recomputing(recompute_modules)
     workload = open_workload(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
         fusion=software.fusion, lora=lora, cache_dir=cache_dir,

@@ -39,6 +39,18 @@ class Hosted(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "layernorm",
+    "mla_up_proj",
+    "activation",
+    "mlp",
+    "moe_act",
+    "shared_experts",
+    "moe",
+)
+"""Modules of a layer that selective recompute can be told to run again (`autopar.folding.recompute_modules`)."""
+
 FLAVOURS = "none, offload, selective or full"
 """All of them, as errors name them."""
 

@@ -25,7 +25,7 @@ class JobRequest:
         global_batch: Samples per step; None for the model's published batch, else 8 per GPU.
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
-        loss: "auto", "cross-entropy", "mse" or "mean".
+        loss: "auto", "cross-entropy", "chunked-cross-entropy", "mse" or "mean".
         optimizer: A name in `autopar.training.OPTIMIZERS`: "adam", "adamw", "adamw-8bit", "sgd",
             "lion", "muon" or "adafactor".
         sync_batchnorm: Whether devices that share a batch normalise it with statistics of all of it in training; else
@@ -35,6 +35,8 @@ class JobRequest:
         stack: What the software makes of the hardware: name, YAML file or record; "default" for the fitted one
             nearest to the cluster, "ideal" for what its data sheet says.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        recompute_modules: Modules that selective recompute runs again, names of
+            `autopar.recompute.RECOMPUTE_MODULES`; none for what the stack says.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
             None for formulas alone.
@@ -55,6 +57,7 @@ class JobRequest:
     lora: str | Path | Lora | None = None
     stack: str | Path | Stack = NEAREST
     precision: str = "mixed"
+    recompute_modules: tuple[str, ...] = ()
     pins: str | Path | Pins | Mapping[str, object] | None = None
     profile: str | Path | Profile | None = None
     cache_dir: str | Path | None = None
@@ -74,7 +77,7 @@ class JobRequest:
             ClusterError: If there is no such cluster, or its file is wrong.
             StackError: If there is no such stack, or its file is wrong.
         """
-        return resolve_stack(self.stack, self.load_cluster())
+        return resolve_stack(self.stack, self.load_cluster()).recomputing(self.recompute_modules)
 
     def load_profile(self) -> Profile | None:
         """Return the measured events; None if there are none.

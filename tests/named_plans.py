@@ -7,7 +7,7 @@ the kind is then read from the plan, not from the problem.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Protocol
@@ -220,6 +220,7 @@ def named_plan(
     seed: int = 0,
     *,
     recompute: Recompute = Recompute.NONE,
+    modules: tuple[str, ...] = (),
 ) -> Plan:
     """Return a plan in which every mesh axis has its task.
 
@@ -232,9 +233,11 @@ def named_plan(
         samples: Samples per microbatch.
         seed: Of what the tasks leave open.
         recompute: What all stages recompute.
+        modules: Modules that selective recompute runs again; none for what frees the most bytes for its seconds.
     """
+    costs_of_ops = replace(COSTS, stack=COSTS.stack.recomputing(modules))
     facts, rng = _facts(model, samples), np.random.default_rng(seed)
-    tables = build_tables(folded, rules, configuration.mesh, COSTS)
+    tables = build_tables(folded, rules, configuration.mesh, costs_of_ops)
     costs = []
     for node in tables.nodes:
         cost = rng.random(node.count) / (2 * len(tables.nodes))

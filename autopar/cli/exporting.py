@@ -45,7 +45,7 @@ def export(
     """Write a plan in the words of a framework.
 
     PLAN is a plan.json or its folder.
-    Frameworks are megatron, torchtitan, deepspeed, nemo, accelerate, trainer and maxtext, which
+    Frameworks are megatron, torchtitan, deepspeed, nemo, accelerate, trainer, fsdp and maxtext, which
     take degrees; jax, pytorch and onnx, which take placements of tensors. What a framework cannot be told is listed in
     the file and on standard error. A configuration by degrees is predicted without what the framework cannot do; one
     that does not fit into memory is not written.

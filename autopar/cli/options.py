@@ -14,6 +14,7 @@ from autopar.cli.values import (
     file_path,
     folder_path,
     gigabytes,
+    module_names,
     network_cards,
     not_negative,
     positive_number,
@@ -104,7 +105,14 @@ model_options = together(
     ),
 )
 training_options = together(
-    click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
+    click.option(
+        "--loss",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="Loss of the training step: auto, cross-entropy, chunked-cross-entropy (never all logits at once), "
+        "mse or mean.",
+    ),
     click.option(
         "--optimizer",
         default="adam",
@@ -214,6 +222,14 @@ precision_option = click.option(
     help="What is stored and multiplied in which precision: bf16 (mixed), fp16, fp8, fp8-current, fp8-block, mxfp8, "
     "nvfp4, int8-current, int8, fsdp, tf32, fp32; changes are weights=low, gradients=16, reduce=16, moments=8 or 16. "
     "`docs/cost_model.md` has the bytes.",
+)
+recompute_modules_option = click.option(
+    "--recompute-modules",
+    type=module_names,
+    default="",
+    metavar="NAME,NAME,...",
+    help="What selective recompute runs again in a layer: core_attn, layernorm, mla_up_proj, activation, mlp, moe_act, "
+    "shared_experts, moe; default: what frees the most bytes for its seconds.",
 )
 program_options = together(
     click.option(

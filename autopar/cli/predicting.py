@@ -20,6 +20,7 @@ from autopar.cli.options import (
     model_options,
     precision_option,
     profile_option,
+    recompute_modules_option,
     resolve_cache_dir,
     stack_option,
     training_options,
@@ -121,6 +122,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
     show_default=True,
     help="What runs again in the backward pass; offload keeps it in host memory instead.",
 )
+@_degree("recompute-every", "Recompute only every N-th layer of a stage.")
 @click.option(
     "--offload",
     type=click.Choice(["optimizer"]),
@@ -157,6 +159,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @stack_option
 @profile_option
 @precision_option
+@recompute_modules_option
 @memory_limit_option
 @training_options
 @model_options

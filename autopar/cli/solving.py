@@ -23,6 +23,7 @@ from autopar.cli.options import (
     model_argument,
     model_options,
     profile_option,
+    recompute_modules_option,
     resolve_cache_dir,
     seed_option,
     top_k_option,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Also list the largest microbatch with which each usual layout fits, beside that of the fastest plan.",
 )
+@recompute_modules_option
 @profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")

@@ -19,6 +19,21 @@ _MAX_WHOLE = 2**31 - 1
 """Numbers that are typed; solvers take no longer ones, and nothing has so many of anything."""
 
 
+def module_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return modules of layers that selective recompute can run again.
+
+    Raises:
+        click.BadParameter: If there is no such module.
+    """
+    from autopar.recompute import RECOMPUTE_MODULES
+
+    names = tuple(filter(None, text.replace(",", " ").split())) if isinstance(text, str) else text
+    for name in names:
+        if name not in RECOMPUTE_MODULES:
+            raise click.BadParameter(f"{name!r} is no module; choose among {', '.join(RECOMPUTE_MODULES)}")
+    return names
+
+
 def positive_number(text: str) -> float:
     """Return a finite number above 0.
 

@@ -38,6 +38,8 @@ from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, 
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes, scan_vector_seconds
 from autopar.cost.stack import IDEAL, Stack
 from autopar.cost.traffic import (
+    FLOAT32,
+    HEAD_GRAD,
     LOGIT_BYTES,
     PERMUTE_SHARE,
     PLAIN_SHARE,
@@ -343,10 +345,16 @@ class CostModel:
 
         Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask; a delta rule the
         inverses of its triangular matrices; a loss its probabilities (`loss_bytes`). What a gradient "keeps" is there
-        while it runs. Arguments are as of `op_seconds`, and whether devices share the classes of a loss.
+        while it runs: of a head with its cross-entropy the float32 logits of a chunk, of so many tokens that they are
+        as many numbers as the head reads (Liger Kernel, `fused_linear_cross_entropy.py`). Arguments are as of
+        `op_seconds`, and whether devices share the classes of a loss.
         """
         if op.kind in SCAN_KERNELS:
             return scan_kept_bytes(op, inputs, element_bytes[op.inputs[0]])
+        if op.kind == HEAD_GRAD:
+            hidden = inputs[0]
+            assert hidden is not None, op.name
+            return num_elements(hidden) * FLOAT32
         if op.kind in LOGIT_BYTES:
             logits = inputs[0]
             assert logits is not None, op.name

@@ -171,7 +171,22 @@ def _recurrent_gradient(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product
     ]
 
 
+def _head(count: int) -> Callable[[Op, Shapes, Shapes], list[Product]]:
+    """Return so many products of tokens, classes and width, those of a head with its cross-entropy."""
+
+    def products(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+        hidden, weight = shape_of(inputs, 0), shape_of(inputs, 1)
+        k, n = weight.T.astype(np.float64)
+        rows = num_elements(hidden) / np.maximum(k, 1)
+        return [Product(np.ones(len(k)), rows, n, k)] * count
+
+    return products
+
+
 _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
+    # The kernel that sums exponentials finds the largest logit, too; a gradient makes the logits once more.
+    "autopar::HeadStats": _head(1),
+    "autopar::HeadGrad": _head(3),
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Einsum": _einsum,

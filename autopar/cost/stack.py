@@ -23,6 +23,7 @@ import msgspec
 from autopar.errors import StackError
 from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, check, parse_yaml
+from autopar.recompute import RECOMPUTE_MODULES
 from autopar.units import format_quantity, parse_quantity
 
 Attention = Literal["fused", "unfused"]
@@ -182,6 +183,10 @@ class Stack:
         context: Kind of context parallelism that plans by degrees have unless they say otherwise: `--cp-comm-type p2p`
             of Megatron-LM is a ring, FSDP2's `allgather` of torchtitan and MaxText gather, DeepSpeed exchanges heads.
         selective: What selective recompute runs again.
+        recompute_modules: Modules of layers that selective recompute runs again, names of
+            `autopar.recompute.RECOMPUTE_MODULES`; none for what frees the most bytes for its seconds.
+        recompute_among: Modules that selective recompute may be told to run again, where `recompute_modules` names
+            none: those of them that free the most bytes for their seconds do; none for any ops.
     """
 
     name: str
@@ -198,6 +203,8 @@ class Stack:
     hides_tp: bool = False
     context: ContextKind = "ring"
     selective: Selective = "cheap"
+    recompute_modules: tuple[str, ...] = ()
+    recompute_among: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -213,6 +220,15 @@ class Stack:
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
+        for field in ("recompute_modules", "recompute_among"):
+            named = getattr(self, field)
+            for module in named:
+                if module not in RECOMPUTE_MODULES:
+                    raise StackError(
+                        f"stack {self.name!r}: {field} has {module!r}",
+                        hint=f"modules are {', '.join(RECOMPUTE_MODULES)}",
+                    )
+            object.__setattr__(self, field, tuple(own for own in RECOMPUTE_MODULES if own in named))
         values = dict(self.scalars)
         for name, value in values.items():
             scalar = SCALARS.get(name)
@@ -244,6 +260,14 @@ class Stack:
     def overlapped(self) -> "Stack":
         """Return the stack under a schedule that hides the dispatch whatever the stack does."""
         return self if self.hides_dispatch else replace(self, hides_dispatch=True)
+
+    def recomputing(self, modules: tuple[str, ...]) -> "Stack":
+        """Return the stack with modules that selective recompute runs again; without any it stays as it is.
+
+        Raises:
+            StackError: If there is no such module.
+        """
+        return replace(self, recompute_modules=modules) if modules else self
 
     def with_scalars(self, **values: float) -> "Stack":
         """Return the stack with other values of some scalars.
@@ -283,6 +307,10 @@ class Stack:
             data["context"] = self.context
         if self.selective != IDEAL.selective:
             data["selective"] = self.selective
+        if self.recompute_modules:
+            data["recompute_modules"] = list(self.recompute_modules)
+        if self.recompute_among:
+            data["recompute_among"] = list(self.recompute_among)
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -345,6 +373,8 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gradients: str = IDEAL.gradients
     context: str = IDEAL.context
     selective: str = IDEAL.selective
+    recompute_modules: tuple[str, ...] = ()
+    recompute_among: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -402,6 +432,8 @@ def _stack(source: str, data: _StackFile) -> Stack:
             hides_tp=data.hides_tp,
             context=data.context,  # type: ignore[arg-type]
             selective=data.selective,  # type: ignore[arg-type]
+            recompute_modules=data.recompute_modules,
+            recompute_among=data.recompute_among,
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

@@ -36,6 +36,9 @@ reading for the largest that makes 28; published step times ask for 24 to 32."""
 FLOAT32 = 4.0
 """Bytes of a number in which losses are computed."""
 
+HEAD_GRAD, HEAD_ROW_MAX = "autopar::HeadGrad", "autopar::HeadRowMax"
+"""Heads with their cross-entropy: the gradient, and the largest logits, which the kernel of the sums finds."""
+
 
 def loss_bytes(kind: str, loss: Loss, element: float, *, splits: bool = False) -> float:
     """Return the bytes per logit that a cross-entropy holds beside its logits and their gradient.
@@ -168,6 +171,8 @@ def op_bytes(
     if logit_bytes is not None and first is not None:
         return num_elements(first) * logit_bytes
     total = np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
+    if op.kind == HEAD_ROW_MAX:
+        unread = range(len(inputs))
     if is_view(op, 0 if first is None else first.shape[1]):
         return total
     if op.kind in SCAN_KERNELS:

@@ -158,7 +158,7 @@ class Table:
 
     def stages(self, degrees: Degrees) -> StageTimes:
         """Return the seconds of the stages of a plan."""
-        key = (data_axes(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
+        key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
             split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
@@ -168,7 +168,7 @@ class Table:
 
     def works(self, degrees: Degrees) -> tuple[StageWork, ...]:
         """Return what the stages of a plan take whose schedule splits the backward."""
-        key = (data_axes(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
+        key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
             self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
@@ -188,16 +188,9 @@ class Table:
                 totals[kind.id, Slot.FORWARD] += copies[Slot.OFFLOAD]
                 totals[kind.id, Slot.BACKWARD] += copies[Slot.FETCH]
             elif degrees.recompute != Recompute.NONE:
-                full = degrees.recompute == Recompute.FULL
-                totals[kind.id, Slot.BACKWARD] += totals[kind.id, Slot.FORWARD if full else Slot.SELECTIVE]
-                gathers = Slot.FORWARD_GATHER if full else Slot.SELECTIVE_GATHER
-                totals[kind.id, Slot.BACKWARD_GATHER] += totals[kind.id, gathers]
-                totals[kind.id, Slot.BACKWARD_WAIT] += totals[
-                    kind.id, Slot.FORWARD_WAIT if full else Slot.SELECTIVE_WAIT
-                ]
-                totals[kind.id, Slot.BACKWARD_OUTSIDE] += totals[
-                    kind.id, Slot.FORWARD_OUTSIDE if full else Slot.SELECTIVE_OUTSIDE
-                ]
+                own, share = totals[kind.id], 1 / degrees.recompute_every
+                for target, full, selective in _RERUN:
+                    own[target] += share * own[full if degrees.recompute == Recompute.FULL else selective]
         return totals
 
     def _copies(self, degrees: Degrees, totals: FloatArray) -> FloatArray:
@@ -235,7 +228,7 @@ class Table:
 
     def peaks(self, degrees: Degrees) -> FloatArray:
         """Return the bytes at the fullest moment of each group of devices of the pipeline, (groups,)."""
-        shape = (degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
+        shape = (_rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         held = (degrees.sharing, *shape, degrees.pp, schedule_of(degrees))
         if held not in self._resident:
             self._resident[held] = self._resident_bytes(degrees)
@@ -254,7 +247,7 @@ class Table:
         if degrees.schedule != "gpipe":  # more rounds of microbatches than a few fill no device further
             rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
             count = min(count, rounds * degrees.pp)
-        shape = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp)
+        shape = (_rerun(degrees), degrees.num_stages, degrees.layers, degrees.pp)
         key = (*shape, count, schedule_of(degrees), degrees.offload and degrees.sharing)
         if key not in self._live:
             self._live[key] = self._live_bytes(degrees, count)
@@ -265,7 +258,7 @@ class Table:
         ranges = self.ranges(degrees)
         last = len(ranges) - 1
         stages = [
-            self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last, count > 1)
+            self._stage(self.folded.chain[start:stop], _rerun(degrees), index == 0, index == last, count > 1)
             for index, (start, stop) in enumerate(ranges)
         ]
         held_away = self._held(degrees, (Category.OPTIMIZER,)) if degrees.offload else np.zeros(len(self.folded.kinds))
@@ -292,12 +285,18 @@ class Table:
             fullest.append(max(most + beside, update))
         return np.array(fullest)
 
-    def _stage(self, kinds: tuple[int, ...], recompute: str, first: bool, last: bool, repeats: bool) -> StageMemory:
+    def _stage(
+        self, kinds: tuple[int, ...], rerun: tuple[str, int], first: bool, last: bool, repeats: bool
+    ) -> StageMemory:
         """Return what the tasks of a stage need, the first or the last of the pipeline or one in between."""
-        key = (kinds, recompute, first, last, repeats)
+        key = (kinds, rerun, first, last, repeats)
         if key not in self._memory:
+            recompute, every = rerun
             layers = layer_kinds(self.folded)
-            flavours = [Recompute(recompute) if kind in layers else Recompute.NONE for kind in kinds]
+            again = [index for index, kind in enumerate(kinds) if kind in layers][every - 1 :: every]
+            flavours = [Recompute.NONE] * len(kinds)
+            for index in again:
+                flavours[index] = Recompute(recompute)
             receiving = received_bytes(self.segments, kinds, first, last)
             self._memory[key] = stage_memory(
                 self.memories.walk(kinds, flavours), receiving, repeats=repeats,
@@ -347,6 +346,20 @@ class Table:
 def schedule_of(degrees: Degrees) -> str:
     """Return the schedule of a plan: 1F1B with several stages per group of devices is the interleaved one."""
     return "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+
+
+_RERUN = (
+    (Slot.BACKWARD, Slot.FORWARD, Slot.SELECTIVE),
+    (Slot.BACKWARD_GATHER, Slot.FORWARD_GATHER, Slot.SELECTIVE_GATHER),
+    (Slot.BACKWARD_WAIT, Slot.FORWARD_WAIT, Slot.SELECTIVE_WAIT),
+    (Slot.BACKWARD_OUTSIDE, Slot.FORWARD_OUTSIDE, Slot.SELECTIVE_OUTSIDE),
+)
+"""Slots of a backward, and what full and selective recompute add to each."""
+
+
+def _rerun(degrees: Degrees) -> tuple[str, int]:
+    """Return what layers recompute, and of how many layers the last one does."""
+    return degrees.recompute, degrees.recompute_every
 
 
 def _groups(degrees: Degrees) -> tuple[int, ...]:

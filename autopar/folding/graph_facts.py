@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
+from autopar.cost.attention import ATTENTION_KINDS
 from autopar.cost.collectives import Collective
 from autopar.cost.products import PRODUCT_KINDS
+from autopar.cost.scans import SCAN_KERNELS
 from autopar.folding.fold import Folded, Producer, Source
 from autopar.ir.graph import Graph, Op, Phase, Role, State
 from autopar.ir.routing import Routing, routings
@@ -58,6 +60,9 @@ def _states(folded: Folded) -> States:
 def layer_kinds(folded: Folded) -> frozenset[int]:
     """Return the kinds of blocks whose forward ops occur more than once in the chain: the layers of a model.
 
+    A block before them is a layer, too, if it has attention, or a scan, and reads from the block before it what they
+    read: the one dense layer of DeepSeek-V2 before its mixtures.
+
     The backward does not count: nothing passes a gradient on to what lies before the first trained parameter, so that
     the layer that has it is of a kind of its own.
     """
@@ -77,7 +82,29 @@ def _layer_kinds(folded: Folded) -> frozenset[int]:
                 for op in forward
             )
     counts = Counter(forms[kind] for kind in folded.chain)
-    return frozenset(kind for kind, form in forms.items() if counts[form] > 1)
+    found = {kind for kind, form in forms.items() if counts[form] > 1}
+    first = next((index for index, kind in enumerate(folded.chain) if kind in found), 0)
+    if first:
+        read = _shapes_read(folded, folded.chain[first])
+        found |= {
+            kind
+            for kind in folded.chain[1:first]
+            if any(op.kind in ATTENTION_KINDS or op.kind in SCAN_KERNELS for op in folded.kinds[kind].ops)
+            and not read.isdisjoint(_shapes_read(folded, kind))
+        }
+    return frozenset(found)
+
+
+def _shapes_read(folded: Folded, kind: int) -> frozenset[tuple[int, ...]]:
+    """Return the shapes of the float values that the forward of a kind reads from other blocks."""
+    values = folded.graph.values
+    return frozenset(
+        values[name].shape
+        for op in folded.kinds[kind].ops
+        if op.phase is Phase.FORWARD
+        for name in op.inputs
+        if name in {arrival.value for arrival in folded.kinds[kind].arrivals} and values[name].is_float
+    )
 
 
 def gradient_terms(folded: Folded) -> frozenset[Producer]:

@@ -20,19 +20,23 @@ backward reads and which is not counted here.
 
 Bytes and seconds are those of the whole block on one device: both are divided alike by most placements, so all
 placements of a block share one answer.
+
+Where the software stack names modules (`Stack.recompute_modules`), these run again instead, products included. Where
+it says which modules there are (`Stack.recompute_among`), rule 2 chooses among these, in place of single values.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 
 from autopar.cost import CostModel, op_flops
 from autopar.cost.attention import ATTENTION_KINDS
-from autopar.cost.products import PRODUCT_KINDS
+from autopar.cost.products import GROUPED_KINDS, PRODUCT_KINDS
 from autopar.cost.scans import SCAN_KERNELS
 from autopar.folding.fold import VIEW_KINDS, BlockKind, Folded
 from autopar.folding.graph_facts import global_shapes, moved_bytes, states_of
+from autopar.folding.recompute_modules import MODULES, BlockForward, module_ops
 from autopar.ir.graph import Op, Phase
 
 WORTH = 2.0
@@ -72,10 +76,31 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
     return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
 
 
+@lru_cache(maxsize=64)
+def modules_of(folded: Folded, costs: CostModel) -> tuple[Mapping[str, frozenset[str]], ...]:
+    """Return, per kind, the names of the ops that each module of `MODULES` runs again, for modules that have any.
+
+    Args:
+        folded: The graph.
+        costs: Seconds of ops, and bytes they keep.
+    """
+    element_bytes = moved_bytes(folded, costs.policy)
+    found: list[Mapping[str, frozenset[str]]] = []
+    for kind in folded.kinds:
+        search = _ForwardOps(folded, kind, costs, element_bytes)
+        each = {name: search.modules((name,)) for name in MODULES}
+        found.append({name: frozenset(kind.ops[own].name for own in ops) for name, ops in each.items() if ops})
+    return tuple(found)
+
+
 def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> frozenset[int]:
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
     search = _ForwardOps(folded, kind, costs, element_bytes)
+    if costs.stack.recompute_modules:
+        return search.modules(costs.stack.recompute_modules)
+    if costs.stack.recompute_among:
+        return search.worthwhile_modules(costs.stack.recompute_among)
     if costs.stack.selective == "alternate":
         chosen = search.between_kept()
         return frozenset(chosen | search.views_of(chosen))
@@ -104,7 +129,7 @@ class _ForwardOps:
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
         read = {name for position in self._forward for name in kind.ops[position].inputs}
-        parameters = set(states_of(folded).parameters & read)
+        self._parameters = parameters = set(states_of(folded).parameters & read)
         self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]
@@ -130,6 +155,68 @@ class _ForwardOps:
         self._leaving = {
             name for name in self._maker if any(reader.block != block for reader in folded.readers.get(name, ()))
         } | set(graph.outputs)
+
+    def modules(self, names: Iterable[str]) -> frozenset[int]:
+        """Return the ops of modules that run again: those that make what is saved, and what these read of the modules.
+
+        Args:
+            names: Keys of `autopar.folding.recompute_modules.MODULES`.
+        """
+        found = module_ops(self.block)
+        chosen = frozenset(position for name in names for position in found[name])
+        pending = [position for position in chosen if self._kept[position] or self._is_dropped(position)]
+        ops: set[int] = set()
+        while pending:
+            position = pending.pop()
+            if position not in ops:
+                ops.add(position)
+                makers = (self._maker.get(name) for name in self._kind.ops[position].inputs)
+                pending += [maker for maker in makers if maker is not None and maker in chosen]
+        return frozenset(ops | self.views_of(ops)) if ops else frozenset()
+
+    def worthwhile_modules(self, names: Iterable[str]) -> frozenset[int]:
+        """Return the ops of those modules that free `WORTH` times as many bytes per second as the whole forward.
+
+        Args:
+            names: Keys of `autopar.folding.recompute_modules.MODULES`.
+        """
+        rate = self.rate_of_rest(0.0, frozenset())
+        each = {name: ops for name in names if (ops := self.modules((name,)))}
+        chosen = {
+            name
+            for name, ops in each.items()
+            if (name == "core_attn" and self._keeps_scores)
+            or self._freed(ops) >= WORTH * rate * max(1e-12, self.seconds_of(ops))
+        }
+        return self.modules(chosen)
+
+    def _freed(self, ops: frozenset[int]) -> float:
+        """Return the bytes that are not kept if ops run again, less those of values that are kept for it."""
+        made = {name for position in ops for name in self._kind.ops[position].outputs}
+        read = {name for position in ops for name in self._kind.ops[position].inputs if name in self._maker}
+        also = read - made - self._saved
+        dropped = (made & self._saved) - self._leaving
+        sizes = fsum(map(self._size, dropped)) - fsum(map(self._size, also))
+        return sizes + fsum(self._kept[position] for position in ops)
+
+    @property
+    def block(self) -> BlockForward:
+        """The forward ops, and which of them are products with parameters."""
+        experts = {
+            position
+            for position in self._products
+            if self._kind.ops[position].kind in GROUPED_KINDS
+            or (self._kind.ops[position].kind == "MatMul" and self._weight_rank(position) > 2)
+        }
+        return BlockForward(self._kind.ops, tuple(self._forward), frozenset(self._products), frozenset(experts))
+
+    def _weight_rank(self, position: int) -> int:
+        inputs = self._kind.ops[position].inputs
+        return max(len(self._values[name].shape) for name in inputs if name in self._parameters)
+
+    def _is_dropped(self, position: int) -> bool:
+        """Return whether an op makes a value that the backward needs and no other block reads."""
+        return any(name in self._saved and name not in self._leaving for name in self._kind.ops[position].outputs)
 
     def seconds_of(self, ops: frozenset[int]) -> float:
         return fsum(self._seconds[position] for position in ops)

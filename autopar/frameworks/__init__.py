@@ -7,7 +7,18 @@ from pathlib import Path
 from autopar.describe.one_line import name_stages
 from autopar.errors import ExportError
 from autopar.folding.fold import Folded
-from autopar.frameworks import deepspeed, fsdp, jax, maxtext, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks import (
+    deepspeed,
+    fsdp,
+    fsdp_script,
+    jax,
+    maxtext,
+    megatron,
+    nemo,
+    onnx_devices,
+    pytorch,
+    torchtitan,
+)
 from autopar.frameworks.abilities import ABILITIES, Abilities
 from autopar.frameworks.buckets import one_size
 from autopar.frameworks.export_check import outcome_of
@@ -24,6 +35,7 @@ BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
     "nemo": nemo.export,
     "accelerate": fsdp.export_accelerate,
     "trainer": fsdp.export_trainer,
+    "fsdp": fsdp_script.export,
     "maxtext": maxtext.export,
 }
 """Frameworks that take degrees; a file also says what it comes to."""
@@ -48,8 +60,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
 
     Args:
         plan: A plan, solved or read from a file.
-        to: "megatron", "torchtitan", "deepspeed", "nemo", "accelerate", "trainer" or "maxtext", which take degrees;
-            "jax", "pytorch" or "onnx", which take placements.
+        to: "megatron", "torchtitan", "deepspeed", "nemo", "accelerate", "trainer", "fsdp" or "maxtext", which take
+            degrees; "jax", "pytorch" or "onnx", which take placements.
         model: Where the model is now; None for where it was.
         cache_dir: Where exported Hugging Face models are kept between runs; None to keep
             nothing.

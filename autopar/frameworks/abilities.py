@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from autopar.degrees import Degrees
 from autopar.frameworks.facts import Facts
-from autopar.recompute import Hosted, Recompute
+from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
 
 _ON_DEVICE = frozenset({Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL})
 
@@ -26,6 +26,7 @@ class Abilities:
         zero: ZeRO levels without a pipeline.
         zero_in_pipeline: ZeRO levels in a pipeline.
         recompute: What layers may keep of their forward.
+        recompute_modules: Modules that it can be told to run again; none if it decides itself.
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
         hosted: What may lie in host memory.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
@@ -49,6 +50,7 @@ class Abilities:
     copies_heads: bool = False
     zero_beside_tp: frozenset[int] = frozenset(range(4))
     hybrid: frozenset[int] = frozenset(range(1, 4))
+    recompute_modules: tuple[str, ...] = ()
 
 
 _MEGATRON = Abilities(
@@ -62,6 +64,8 @@ _MEGATRON = Abilities(
     roles=frozenset({"tp", "cp", "ep"}),
     sequence_parallel=frozenset({True, False}),
     copies_heads=True,
+    # `activation` is not among them: Megatron-Core runs a dense MLP again whole or not at all.
+    recompute_modules=tuple(own for own in RECOMPUTE_MODULES if own != "activation"),
 )
 
 ABILITIES: Mapping[str, Abilities] = {
@@ -116,6 +120,17 @@ ABILITIES: Mapping[str, Abilities] = {
         sequence_parallel=frozenset({False}),
         hybrid=frozenset(),
     ),
+    "fsdp": Abilities(
+        "FSDP2",
+        schedules=(),
+        zero=frozenset({0, 2, 3}),
+        zero_in_pipeline=frozenset(),
+        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+        recomputes_by_stage=False,
+        hosted=frozenset(),
+        roles=frozenset(),
+        sequence_parallel=frozenset({False}),
+    ),
     "maxtext": Abilities(
         "MaxText",
         # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
@@ -131,9 +146,6 @@ ABILITIES: Mapping[str, Abilities] = {
     ),
 }
 """What each framework that takes degrees can run."""
-
-FSDP = "trainer"
-"""The row of PyTorch's FSDP2 alone, data parallelism by blocks."""
 
 
 def nearest_zero(level: int, levels: frozenset[int]) -> int:

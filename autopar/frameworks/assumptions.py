@@ -15,6 +15,7 @@ from autopar.frameworks.facts import Facts
 from autopar.frameworks.known import ROTATE_METHODS
 from autopar.plan import ContextKind
 from autopar.schedule import SCHEDULES
+from autopar.training.chunked_loss import CHUNKED
 from autopar.workload import job_stack
 
 Change = Callable[[Stack], Stack]
@@ -88,6 +89,7 @@ COLUMN_OF: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "accelerate": "fsdp",
     "trainer": "fsdp",
+    "fsdp": "fsdp",
     "maxtext": "maxtext",
 }
 """Column of each target: Megatron-Bridge passes fields of Megatron-Core on, accelerate and Trainer run FSDP2."""
@@ -397,6 +399,20 @@ def _graph_words(facts: Facts) -> str:
             return "CUDA graphs launch all of a step"
 
 
+_TILES = 8
+"""Parts of the tokens of a microbatch for which MaxText makes logits one after the other; torchtitan has as many."""
+_CHUNKS = "the logits are made for some tokens at a time"
+
+
+def _in_chunks(facts: Facts) -> bool:
+    return facts.plan.job.loss == CHUNKED
+
+
+def _chunked(answer: Answer, plain: Callable[[Facts], Answer]) -> Callable[[Facts], Answer]:
+    """Return what a framework makes of a loss in chunks, and of one that is not."""
+    return lambda facts: answer if _in_chunks(facts) else plain(facts)
+
+
 _LOSSES: Mapping[str, str] = {
     "fused": "the cross-entropy keeps nothing beside the logits",
     "float32": "the cross-entropy keeps probabilities in float32",
@@ -584,14 +600,15 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
     Assumption(
         "memory of the loss",
         lambda _: True,
-        lambda facts: _LOSSES[_stack(facts).loss],
+        lambda facts: _CHUNKS if _in_chunks(facts) else _LOSSES[_stack(facts).loss],
         {
-            "megatron": _megatron_loss,
-            "nemo": _bridge_loss,
+            "megatron": _chunked(Otherwise("Megatron-LM 0.19 makes all of them"), _megatron_loss),
+            "nemo": _chunked(Otherwise("Megatron-LM 0.19 makes all of them"), _bridge_loss),
             "torchtitan": Inherent("ChunkedLossWrapper makes logits in chunks"),
-            "deepspeed": _eager_loss,
-            "fsdp": _eager_loss,
-            "maxtext": Inherent("XLA fuses the loss"),
+            "deepspeed": _chunked(Otherwise("call TiledFusedLogitsLoss of deepspeed in the script"), _eager_loss),
+            "fsdp": _chunked(Otherwise("call the fused loss of Liger Kernel in the script"), _eager_loss),
+            "trainer": _chunked(Told({"use_liger_kernel": True}), _eager_loss),
+            "maxtext": _chunked(Told({"num_vocab_tiling": _TILES}), lambda _: Inherent("XLA fuses the loss")),
         },
     ),
     Assumption(

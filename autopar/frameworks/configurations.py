@@ -17,6 +17,7 @@ from autopar.frameworks.python_file import is_python, read_fields
 from autopar.huggingface import read_config
 from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, parse_json, parse_toml
+from autopar.units import parse_whole
 from autopar.workload import HUGGING_FACE, ZOO
 
 
@@ -95,8 +96,8 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     reshard = fields.text("parallelism.fsdp_reshard_after_forward", "default")
     # Devices that split a sequence share parameters with those that split the batch.
     zero = 0 if shards * cp == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
-    recompute, assumed = _titan_recompute(fields, python=python)
-    assumed += _titan_stages(pp, parts)
+    recompute, every = _titan_recompute(fields, python=python)
+    assumed = _titan_stages(pp, parts)
     degrees = Degrees(
         dp=dp,
         tp=tp,
@@ -108,6 +109,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         zero=zero,
         sequence_parallel=tp > 1 and fields.get("parallelism.enable_sequence_parallel", True) is True,
         recompute=recompute,
+        recompute_every=every,
         schedule=schedule if pp > 1 else "",
         interleave=(len(layers) // pp if layers else each) if pp > 1 else 1,
         microbatch=fields.whole("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
@@ -155,21 +157,21 @@ def _titan_software(fields: "_Fields", tp: int, *, python: bool) -> dict[str, ob
     return found
 
 
-def _titan_recompute(fields: "_Fields", *, python: bool) -> tuple[str, list[str]]:
-    """Return what layers recompute, and what of it is taken otherwise than torchtitan has it."""
+def _titan_recompute(fields: "_Fields", *, python: bool) -> tuple[str, int]:
+    """Return what layers recompute, and of how many layers the last one does."""
     if python:
         policy = str(fields.get("activation_checkpoint", "SelectiveAC"))
         if policy not in _POLICIES:
             raise ExportError(f"activation_checkpoint is {policy!r}", hint=f"{', '.join(_POLICIES)} are predicted")
-        return _POLICIES[policy], []
+        return _POLICIES[policy], 1
     mode = fields.text("activation_checkpoint.mode", "selective")
     option = str(fields.get("activation_checkpoint.selective_ac_option", _SELECTIVE))
     if mode != "selective" or option == "op":
-        return mode, []
-    return mode, [
-        f"selective recompute is by op in every layer; torchtitan recomputes one layer in {option} whole "
-        f"(selective_ac_option {option!r})"
-    ]
+        return mode, 1
+    every = parse_whole(option)
+    if not every:
+        raise ExportError(f"selective_ac_option is {option!r}", hint='write "op", or of how many layers one recomputes')
+    return "full", every
 
 
 def _titan_context(fields: "_Fields") -> ContextKind:

@@ -94,11 +94,11 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
 
 
 def _predict(plan: Plan, predictor: Predictor, read: Configuration, stack: Stack) -> Prediction:
-    job = plan.job
+    job, modules = plan.job, dict(read.software).get("recompute_modules", ())
     return predictor.predict(
         read.degrees,
         cluster_from_dict(job.cluster),
-        stack,
+        stack.recomputing(modules),
         policy=load_policy(read.precision or job.precision),
         memory_limit=job.memory_limit,
         first_layers=read.first_layers,

@@ -7,6 +7,7 @@ into the other, and writes down what is lost on the way.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from math import prod
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ import onnx
 
 from autopar import models
 from autopar.cost import load_policy
-from autopar.cost.attention import ATTENTION_KINDS
 from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.describe.context_kinds import context_kinds
 from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
+from autopar.folding.graph_facts import layer_kinds
+from autopar.folding.selective_recompute import modules_of
 from autopar.frameworks.buckets import OneSize
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
@@ -31,9 +33,10 @@ from autopar.models.mixtral import MixtralConfig
 from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
 from autopar.plan import ContextKind, DimSize, Plan
-from autopar.recompute import Recompute
+from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of
+from autopar.task import job_costs
 from autopar.workload import HUGGING_FACE, ZOO
 
 _FROM_INSIDE = {"tp": 0, "cp": 1, "ep": 2, "dp": 2}
@@ -110,7 +113,9 @@ class Facts:
         hosted: Stages whose optimizer state lies in host memory.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
-        selective: Parts of a layer that selective recompute runs again, keys of `PARTS`.
+        recompute_modules: Modules of a layer that selective recompute runs again, of `RECOMPUTE_MODULES`.
+        modules: Names of the modules of the layers, in order; empty if some layer has none of its own.
+        recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
     """
 
@@ -132,7 +137,9 @@ class Facts:
     hosted: tuple[int, ...]
     sizes: Sizes | None
     lost: tuple[str, ...]
-    selective: frozenset[str] = frozenset()
+    recompute_modules: tuple[str, ...] = ()
+    recompute_beside: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()
     bucket: OneSize | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
 
@@ -274,6 +281,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
             f"a microbatch of {samples} samples is not divisible by the data-parallel degree {dp}",
             hint="export --to pytorch, jax or onnx, which take placements",
         )
+    modules, beside = _selective(plan, folded)
     return Facts(
         plan=plan,
         axes=axes,
@@ -293,26 +301,55 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
         sizes=_sizes(plan, model),
         lost=tuple(lost),
-        selective=_selective(plan, folded),
+        recompute_modules=modules,
+        recompute_beside=beside,
+        modules=_layer_modules(folded),
         cp_kinds=kinds,
     )
 
 
-PARTS = ("core_attn", "layernorm", "activation")
-"""Parts of a layer that selective recompute may run again: scores and softmax, norms, activation functions."""
+def _selective(plan: Plan, folded: Folded) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the modules that run again in layers that recompute selectively, and the kinds of ops beside them."""
+    known = modules_of(folded, job_costs(plan.job))
+    layers = layer_kinds(folded)
+    found: set[str] = set()
+    left: set[str] = set()
+    for block in plan.blocks:
+        if block.kind not in layers or not block.selective:
+            continue
+        names = frozenset(block.selective)
+        covered = {module: ops for module, ops in known[block.kind].items() if ops <= names}
+        found |= covered.keys()
+        beside = names.difference(*covered.values())
+        left |= {op.kind for op in folded.kinds[block.kind].ops if op.name in beside and op.kind not in VIEW_KINDS}
+    whole = {part for module, parts in _PARTS.items() if module in found for part in parts}
+    return tuple(name for name in RECOMPUTE_MODULES if name in found - whole), frozenset(left)
 
 
-def _selective(plan: Plan, folded: Folded) -> frozenset[str]:
-    """Return the parts of layers that run again in blocks that recompute selectively."""
-    names = {name for block in plan.blocks for name in block.selective}
-    kinds = {op.kind for kind in folded.kinds for op in kind.ops if op.name in names and op.kind not in VIEW_KINDS}
-    return frozenset(_part(kind) for kind in kinds)
+def _layer_modules(folded: Folded) -> tuple[str, ...]:
+    """Return the names that all parameters of a layer begin with, layer by layer."""
+    parameters = {state.input for state in folded.graph.states if state.role is Role.PARAMETER}
+    names: dict[int, set[str]] = {index: set() for index in layers_of(folded)}
+    for op in folded.graph.ops:
+        if op.block in names and op.phase is Phase.FORWARD:
+            names[op.block] |= parameters.intersection(op.inputs)
+    modules = tuple(_common_owner(own) for own in names.values())
+    return modules if all(modules) and len(set(modules)) == len(modules) else ()
 
 
-def _part(kind: str) -> str:
-    if kind in ATTENTION_KINDS or kind == "Softmax":
-        return "core_attn"
-    return "layernorm" if kind.endswith("Normalization") else "activation"
+def _common_owner(names: Iterable[str]) -> str:
+    """Return the innermost module that has all of some parameters.
+
+    >>> _common_owner(["layers.1.attn.q.weight", "layers.1.attn_norm.weight"])
+    'layers.1'
+    """
+    paths = [name.split(".")[:-1] for name in names]
+    common = [part[0] for part in takewhile(lambda part: len(set(part)) == 1, zip(*paths, strict=False))]
+    return ".".join(common)
+
+
+_PARTS = {"mlp": ("activation",), "moe": ("moe_act", "shared_experts", "activation"), "shared_experts": ("activation",)}
+"""Modules that are parts of another one."""
 
 
 def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: list[str]) -> tuple[ContextKind, ...]:

@@ -30,7 +30,7 @@ def export_accelerate(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
     """
     degrees, _ = nearest(facts, ABILITIES["accelerate"])
-    lost = _lost(facts, "accelerate")
+    lost = lost_by(facts, "accelerate")
     asked = told(facts, "accelerate")
     per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).by_node.devices_per_node)
     fields: dict[str, object] = {
@@ -74,7 +74,7 @@ def export_trainer(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for what it says about itself.
     """
     degrees, _ = nearest(facts, ABILITIES["trainer"])
-    lost = _lost(facts, "trainer")
+    lost = lost_by(facts, "trainer")
     if facts.tp > 1:
         lost.append(f"tensor parallelism of {facts.tp}: give tp_plan='auto' to from_pretrained")
     if facts.cp > 1:
@@ -89,6 +89,8 @@ def export_trainer(facts: Facts, outcome: str = "") -> Exported:
         "fp16": half == "fp16",
         "torch_compile": bool(told(facts, "trainer").get(_COMPILE)),
     }
+    if "use_liger_kernel" in told(facts, "trainer"):
+        fields["use_liger_kernel"] = True
     if degrees.zero:
         fields["fsdp"] = True
         fields |= {f"fsdp_config.{name}": value for name, value in _fsdp(facts, degrees.recompute).items()}
@@ -126,8 +128,8 @@ def _half(facts: Facts, lost: list[str]) -> str:
     return policy.half
 
 
-def _lost(facts: Facts, target: str) -> list[str]:
-    """Return what FSDP2 has no word for."""
+def lost_by(facts: Facts, target: str) -> list[str]:
+    """Return what FSDP2 has no word for, under accelerate, the Trainer or alone."""
     ability = ABILITIES[target]
     lost = [*facts.lost, *offloads_lost(facts.plan)]
     if facts.pp > 1:

@@ -9,7 +9,7 @@ from itertools import groupby
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.assumptions import FULL_SHARDING, TWO_LEVELS, hides_dispatch, taken_for_granted, told
-from autopar.frameworks.facts import ON_CPU, PARTS, Facts
+from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
@@ -227,13 +227,17 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
 def _modules(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     """Return the modules that selective recompute runs again; unset, Megatron-LM takes the core of attention alone."""
     grouped = facts.sizes is not None and facts.sizes.experts and load_policy(facts.plan.job.precision).half == "bf16"
-    known = {"core_attn": "core_attn", "layernorm": "layernorm", "activation": "moe_act" if grouped else ""}
-    modules = tuple(known[part] for part in PARTS if part in facts.selective and known[part])
-    if "activation" in facts.selective and not grouped:
+    modules = [own for own in facts.recompute_modules if own != "activation" and (own != "moe_act" or grouped)]
+    if "activation" in facts.recompute_modules:
         lost.append("activation functions of MLPs that run again: Megatron-LM runs an MLP again whole or not at all")
+    if "moe_act" in facts.recompute_modules and not grouped:
+        lost.append("activation functions of experts that run again: Megatron-LM does so with --moe-grouped-gemm only")
+    if facts.recompute_beside:
+        kinds = ", ".join(sorted(kind.removeprefix("autopar::") for kind in facts.recompute_beside))
+        lost.append(f"ops that run again and are part of no module that does in Megatron-LM: {kinds}")
     if modules:
         yield "--recompute-granularity", "selective"
-        yield "--recompute-modules", modules
+        yield "--recompute-modules", tuple(modules)
 
 
 def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -11,6 +11,7 @@ from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
+from autopar.frameworks.abilities import ABILITIES
 from autopar.frameworks.assumptions import CP_COMM_TYPES
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.known import MEGATRON_RECIPES
@@ -265,7 +266,6 @@ def _recompute(arguments: Taken, layers: tuple[int, ...], stages: int) -> tuple[
     if granularity is None:
         return "selective" if arguments.flag("--recompute-activations") else "none", 0
     if granularity == "selective":
-        arguments.text("--recompute-modules")
         return "selective", 0
     method, number = arguments.text("--recompute-method"), arguments.whole("--recompute-num-layers")
     if method not in ("uniform", "block") or number is None:
@@ -408,6 +408,8 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
             arguments.text("--moe-flex-dispatcher-backend")
         if dispatcher in ("flex", "alltoall"):
             found["dispatch"] = "per-node" if dispatcher == "flex" else "all-to-all"
+    if modules := _modules(arguments):
+        found["recompute_modules"] = modules
     for name, field, values in (
         ("--attention-backend", "attention", _ATTENTION),
         ("--cuda-graph-impl", "graphs", _GRAPHS),
@@ -420,6 +422,19 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
     if arguments.flag("--cross-entropy-loss-fusion"):
         found["loss"] = "fused" if arguments.text("--cross-entropy-fusion-impl") == "te" else "float32"
     return found
+
+
+def _modules(arguments: Taken) -> tuple[str, ...]:
+    """Return the modules that selective recompute runs again: the core of attention unless others are named."""
+    if arguments.peek("--recompute-granularity") != "selective" and not arguments.flag("--recompute-activations"):
+        return ()
+    named = arguments.text("--recompute-modules")
+    modules = tuple(named.replace(",", " ").split()) if isinstance(named, str) else ("core_attn",)
+    known = ABILITIES["megatron"].recompute_modules
+    for module in modules:
+        if module not in known:
+            raise ExportError(f"--recompute-modules has {module!r}", hint=f"Megatron-LM takes {', '.join(known)}")
+    return modules
 
 
 def _schedule(arguments: Taken, pp: int, ep: int, interleave: int) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from autopar import models
 from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import divisors
+from autopar.cost import Stack, resolve_stack
 from autopar.errors import ExportError
-from autopar.frameworks.abilities import ABILITIES, FSDP, Abilities
+from autopar.frameworks.abilities import ABILITIES, Abilities
 from autopar.frameworks.facts import Sizes, config_sizes, sizes_of
 from autopar.huggingface import read_config
 from autopar.pins import BlockOffload, BlockRecompute, Choices, Pins
@@ -24,7 +25,7 @@ from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.workload import HUGGING_FACE, ZOO
 
-RESTRICTED = (*ABILITIES, "fsdp")
+RESTRICTED = tuple(ABILITIES)
 """Frameworks that a search can be kept to; "fsdp" is PyTorch's FSDP2 alone."""
 _WIDEST = 8
 """Devices of a tensor- or context-parallel group at most where nodes have fewer, as in the space without pins."""
@@ -58,7 +59,7 @@ def kept_to(
     """
     if framework not in RESTRICTED:
         raise ExportError(f"no search is kept to {framework!r}", hint=f"choose {', '.join(RESTRICTED)}")
-    ability = ABILITIES.get(framework, ABILITIES[FSDP])
+    ability = ABILITIES[framework]
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     sizes = _sizes_of_model(str(model))
     seq = (dims or {}).get("seq", 0 if sizes is None else sizes.seq)
@@ -87,6 +88,23 @@ def kept_to(
         offload=(BlockOffload(hosted),) if hosted else (),
     )
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
+
+
+def stack_kept_to(framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster) -> Stack:
+    """Return a software stack that recomputes selectively as a framework can be told to: by modules, if it knows any.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        stack: Name, YAML file or record.
+        cluster: What the devices are taken from.
+
+    Raises:
+        ClusterError: If there is no such cluster.
+        StackError: If there is no such stack.
+    """
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    ability = ABILITIES[framework]
+    return replace(resolve_stack(stack, machine), recompute_among=ability.recompute_modules)
 
 
 def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:

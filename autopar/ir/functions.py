@@ -30,7 +30,7 @@ from autopar.ir.bodies.relative_attention import RELATIVE_ATTENTION
 from autopar.ir.bodies.ring_attention import RING_ATTENTION
 from autopar.ir.bodies.sampling import SAMPLING
 from autopar.ir.bodies.scans import SCANS
-from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
+from autopar.ir.bodies.steps import HEADS, LOSS, OPTIMIZERS
 
 DOMAIN = "autopar"
 OPSET = 24
@@ -69,6 +69,7 @@ FUNCTIONS: Mapping[str, str] = _table(
     SAMPLING,
     SCANS,
     LOSS,
+    HEADS,
     OPTIMIZERS,
 )
 """ONNX text (`onnx.parser` syntax) of every function by kind. Attributes without a default value are required."""

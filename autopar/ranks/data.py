@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 _VIEWS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Ops that hand on whole numbers as they are."""
-_CLASSES = {"autopar::CrossEntropyStats": (2, 3)}
+_CLASSES = {"autopar::CrossEntropyStats": (2, 3), "autopar::HeadStats": (3, 4)}
 """Ops that read labels: the inputs that hold the labels, and the numbers of all classes."""
 _ONES = {
     "LayerNormalization": (1,), "RMSNormalization": (1,), "GroupNormalization": (1,), "InstanceNormalization": (1,),

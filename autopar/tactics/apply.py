@@ -69,7 +69,7 @@ class Outcome:
     refused: tuple[Refused, ...]
 
 
-_CLASSED = frozenset({"Gather", "MatMul", "Gemm", "Einsum", "Transpose"})
+_CLASSED = frozenset({"Gather", "autopar::HeadStats", "MatMul", "Gemm", "Einsum", "Transpose"})
 """Ops that read a table of classes: look-ups, and products with it."""
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "autopar::GroupedMatMul"})
@@ -599,7 +599,8 @@ class Applier:
         What is only added, such as a table of as many positions, is none.
         """
         folded = self.topology.folded
-        scored = [op.inputs[0] for op in self.topology.ops.values() if op.kind == "autopar::CrossEntropyStats"]
+        read = {"autopar::CrossEntropyStats": 0, "autopar::HeadStats": 1}  # logits, or the matrix that makes them
+        scored = [op.inputs[read[op.kind]] for op in self.topology.ops.values() if op.kind in read]
         classes = {
             self.graph.values[name].shape[-1] for name in scored or self.graph.outputs if self.topology.rank(name)
         }

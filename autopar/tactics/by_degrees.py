@@ -132,21 +132,22 @@ def stages_by_degrees(degrees: Degrees, folded: Folded, first_layers: int = 0) -
     stages = blocks_per_stage(folded, degrees.layers, degrees.predictions) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     found: list[Tactic] = [pipeline]
-    if degrees.recompute != "none" and not first_layers:
+    if degrees.recompute != "none" and not first_layers and degrees.recompute_every == 1:
         found.append(Recompute(degrees.recompute))
     elif degrees.recompute != "none":
-        found += _first_layers(degrees, folded, first_layers)
+        found += _some_layers(degrees, folded, first_layers)
     if degrees.offload:
         found.append(Offload(degrees.offload))
     return tuple(found)
 
 
-def _first_layers(degrees: Degrees, folded: Folded, number: int) -> list[Tactic]:
-    """Return the tactics by which so many layers of every stage recompute, the first ones."""
+def _some_layers(degrees: Degrees, folded: Folded, first_layers: int) -> list[Tactic]:
+    """Return the tactics by which the first layers of every stage recompute, or every n-th one."""
     repeated = set(layers(folded))
     found: list[Tactic] = []
     for stage, (start, stop) in enumerate(ranges_by_degrees(degrees, folded)):
-        again = [index for index in range(start, stop) if index in repeated][:number]
+        again = [index for index in range(start, stop) if index in repeated]
+        again = again[: first_layers or None][degrees.recompute_every - 1 :: degrees.recompute_every]
         words = [degrees.recompute if index in again else str(Flavour.NONE) for index in range(start, stop)]
         runs = " ".join(f"{word}*{len(list(run))}" for word, run in groupby(words))
         found.append(Recompute(runs, (stage,)))

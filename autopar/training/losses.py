@@ -11,6 +11,7 @@ from math import prod
 
 from autopar.errors import JobError
 from autopar.ir.graph import Graph, Value
+from autopar.training.chunked_loss import CHUNKED
 from autopar.training.tape import Shape, Tape, scalar_array
 
 LOSS_SCALE = "loss_scale"
@@ -104,6 +105,7 @@ def _mean(t: Tape, y: str) -> Loss:
 
 LOSSES: Mapping[str, Callable[[Tape, str], Loss]] = {
     "cross-entropy": _cross_entropy,
+    CHUNKED: _cross_entropy,  # `without_logits` makes of the step what it is
     "mse": _squared_error,
     "mean": _mean,
 }
@@ -126,11 +128,12 @@ def choose_loss(graph: Graph, name: str) -> tuple[str, Callable[[Tape, str], Los
     if name != "auto" and name not in LOSSES:
         raise JobError(f"there is no loss {name!r}", hint=f"choose auto, {', '.join(LOSSES)}")
     kind = ("mse" if _makes_images(graph) else "cross-entropy") if name == "auto" else name
-    rank = 2 if kind == "cross-entropy" else 0
+    scores = kind in ("cross-entropy", CHUNKED)
+    rank = 2 if scores else 0
     outputs = [graph.values[output] for output in graph.outputs]
     for value in outputs:
         if value.is_float and len(value.shape) >= rank:
-            output = _logits(graph, value) if kind == "cross-entropy" else value.name
+            output = _logits(graph, value) if scores else value.name
             return output, LOSSES[kind]
     raise JobError(
         f"no output of {graph.name!r} can be trained with loss {kind!r}: {', '.join(map(str, outputs)) or 'none'}",

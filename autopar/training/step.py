@@ -8,6 +8,7 @@ from autopar.errors import JobError
 from autopar.ir.graph import FROZEN, Graph, Op, Phase, Role, State
 from autopar.training.backward import backward, needed_values
 from autopar.training.batch_norm import use_batch_statistics
+from autopar.training.chunked_loss import CHUNKED, without_logits
 from autopar.training.experts import check_experts
 from autopar.training.fused_again import compute_again
 from autopar.training.layer_weights import in_layers, product_weights
@@ -103,6 +104,8 @@ def training_step(
             LOSS_SCALE: written.scale,
         },
     )
+    if loss == CHUNKED:
+        step = without_logits(step)
     return compute_again(step) if fused else step
 
 

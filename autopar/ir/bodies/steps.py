@@ -51,6 +51,55 @@ CrossEntropyGrad (logits, row_max, sum_exp, labels, classes, dloss) => (dlogits)
 }
 """
 
+HEADS = """
+HeadRowMax (hidden, weight) => (row_max)
+{
+    last = Constant <value_ints = [-1]> ()
+    logits = MatMul (hidden, weight)
+    row_max = ReduceMax <keepdims = 1> (logits, last)
+}
+
+HeadStats (hidden, weight, row_max, labels, classes) => (sum_exp, picked)
+{
+    last = Constant <value_ints = [-1]> ()
+    logits = MatMul (hidden, weight)
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, logits)
+    shifted = Sub (logits, row_max)
+    exponential = Exp (shifted)
+    sum_exp = ReduceSum <keepdims = 1> (exponential, last)
+    labels_1 = Unsqueeze (labels, last)
+    hit = Equal (labels_1, classes)
+    own = Where (hit, logits, zero)
+    picked = ReduceSum <keepdims = 1> (own, last)
+}
+
+HeadGrad (hidden, weight, row_max, sum_exp, labels, classes, dloss) => (dhidden, dweight)
+{
+    last = Constant <value_ints = [-1]> ()
+    logits = MatMul (hidden, weight)
+    shifted = Sub (logits, row_max)
+    exponential = Exp (shifted)
+    probability = Div (exponential, sum_exp)
+    labels_1 = Unsqueeze (labels, last)
+    hit = Equal (labels_1, classes)
+    target = CastLike (hit, logits)
+    difference = Sub (probability, target)
+    dlogits = Mul (difference, dloss)
+    turned = Transpose <perm = [1, 0]> (weight)
+    dhidden = MatMul (dlogits, turned)
+    width = Shape <start = -1> (hidden)
+    number = Shape <start = -1> (dlogits)
+    hidden_shape = Concat <axis = 0> (last, width)
+    dlogits_shape = Concat <axis = 0> (last, number)
+    hidden_2 = Reshape (hidden, hidden_shape)
+    dlogits_2 = Reshape (dlogits, dlogits_shape)
+    columns = Transpose <perm = [1, 0]> (hidden_2)
+    dweight = MatMul (columns, dlogits_2)
+}
+"""
+"""Heads with their cross-entropy (`autopar.training.chunked_loss`)."""
+
 _UNPACKED = """
     last = Constant <value_ints = [-1]> ()
     half_f = Constant <value_float = 128.0> ()
