@@ -83,14 +83,16 @@ def test_layers_that_embedding_and_loss_count_among() -> None:
     assert read(text).degrees.layers == (7, 8, 8, 7)
 
 
-@pytest.mark.parametrize(("option", "selective"), [("op", "alternate"), ("2", "cheap")])
-def test_checkpointing_by_op_is_that_of_torchtitan(option: str, selective: str) -> None:
-    """Every other product is kept; recompute of every second layer has no counterpart and is named."""
+@pytest.mark.parametrize(
+    ("option", "selective", "recompute", "every"), [("op", "alternate", "selective", 1), ("2", "cheap", "full", 2)]
+)
+def test_checkpointing_by_op_is_that_of_torchtitan(option: str, selective: str, recompute: str, every: int) -> None:
+    """Every other product is kept, or every second layer recomputes whole."""
     text = f"[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '{option}'\n"
 
     found = parse_configuration(text, "torchtitan", gpus=8, model="zoo:llama3-8b")
 
-    assert found.degrees.recompute == "selective"
+    assert (found.degrees.recompute, found.degrees.recompute_every) == (recompute, every)
     assert dict(found.software).get("selective", "cheap") == selective
 
 

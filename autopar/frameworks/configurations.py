@@ -149,7 +149,7 @@ def _titan_software(fields: "_Fields", tp: int, *, python: bool) -> dict[str, ob
     hides_tp = fields.get(f"{section}.enable_async_tensor_parallel", False) is True
     if compiles and hides_tp and tp > 1:
         found["hides_tp"] = True
-    if _titan_recompute(fields, python=python) == ("selective", []):
+    if _titan_recompute(fields, python=python)[0] == "selective":
         found["selective"] = "alternate"
     if python:
         found["fusion"] = "chains" if compiles else "none"
