@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autopar.bounds.column_generation import ColumnGeneration
-from autopar.bounds.master_problem import parts_of, step_program
+from autopar.bounds.master_problem import step_program
 from autopar.bounds.roofline import roofline
 from autopar.configuration import Configuration
 from autopar.cost import CostModel, Overlap, Stack
@@ -20,7 +20,6 @@ from autopar.formulate.scheduled_step import pass_seconds
 from autopar.formulate.step_time import Pipeline, Split, stage_times, step_time, time_of
 from autopar.formulate.tables import OUTSIDE, Memory, Tables
 from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
-from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
@@ -154,7 +153,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_a_limit(model: str, nu
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
-            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=True))
+            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit))
             column_generation.add(choice)
             for _ in range(8):
                 column_generation.step(_solve, np.inf, lambda _: None, memory=True)
@@ -213,7 +212,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound(
             plan = RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()
             if plan is None:
                 break
-            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=True))
+            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit))
             column_generation.add(choice)
             for _ in range(4):
                 column_generation.step(_solve, np.inf, lambda _: None, memory=True)
@@ -222,34 +221,6 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound(
             fitting += 1
             limit *= 0.3
     assert fitting > 4
-
-
-def test_parts_of_a_long_pipeline_raise_its_bound_where_memory_is_short() -> None:
-    """With six stages of twelve layers: not with room, and by half a percent without."""
-    model = open_workload("zoo:gpt2", mode="train")
-    found, pipeline = (
-        build_tables(model.folded(8), discover(model.probe), Mesh.of(inner=2), COSTS),
-        Pipeline(6, 12, "1f1b"),
-    )
-    instance = problem(found, weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=False))
-    choice = _solve(instance, np.inf).choice
-    assert choice is not None
-    memory, totals, raised = lowered_bytes(found, choice), found.block_seconds(choice), []
-    for limit in (1e9, 4e8):
-        bounds = []
-        for finely in (False, True):
-            column_generation = ColumnGeneration(found, step_program(found, pipeline, limit, finely=finely))
-            column_generation.add(choice)
-            for _ in range(20):
-                if not column_generation.step(_solve, np.inf, lambda _: None, memory=True):
-                    break
-            bounds.append(column_generation.bound)
-        plan = best_split(totals, memory, pipeline, limit, 0.0)
-        assert plan is None or bounds[1] <= plan[1].seconds * (1 + TOLERANCE)
-        raised.append(bounds[1] / bounds[0] - 1)
-
-    assert abs(raised[0]) < 1e-6
-    assert raised[1] > 0.005
 
 
 @pytest.mark.parametrize("speed", [1e8, 1e10])
@@ -364,43 +335,6 @@ def test_the_saved_values_of_the_last_block_count_under_every_flavour() -> None:
         without = rows.memory_use(index, np.where(saved, 0.0, amounts), between)[rows.memory_rows]
         assert held - without == pytest.approx(amounts[saved].sum())
         assert (held <= memory.peak(0, stop, 1, (flavour,) * stop)).all()
-
-
-@pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
-@pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_each_part_satisfies_its_rows_of_memory(model: str, num_stages: int) -> None:
-    """At a limit of the fullest stage no row is short, and the fullest part's row is a good part of the limit.
-
-    Up to four stages have a part each; beyond, parts of one or two stages have two rows.
-    """
-    found, rng = tables(model), np.random.default_rng(2)
-    pipeline, chain = Pipeline(num_stages, 4, "1f1b"), np.asarray(found.folded.chain)
-    main = int(np.bincount(chain).argmax())
-    fullest = 0.0
-    for choice in _choices(found, model, 10):
-        memory, amounts = (
-            lowered_bytes(found, choice),
-            np.array([item.amounts[choice[item.node]] for item in found.bytes]),
-        )
-        ranges = splits(len(chain), num_stages)
-        for number in rng.integers(len(ranges), size=2):
-            split = _mixed(ranges[number], rng)
-            limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
-            rows = step_program(found, pipeline, limit, finely=True)
-            parts = parts_of(num_stages)
-            part_of = {stage: number for number, part in enumerate(parts) for stage in part}
-            each = len(rows.flavours) // len(parts)
-            shares = np.zeros(len(rows.flavours))  # of the blocks of the most frequent kind, by group and flavour
-            for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
-                for kind, flavour in zip(chain[start:stop], flavours, strict=True):
-                    own = rows.flavours[:each].index(flavour) if flavour in rows.flavours else 0
-                    shares[part_of[stage] * each + own] += (kind == main) / (chain == main).sum()
-            held = shares @ (rows.bytes @ amounts)[rows.bytes_of].T
-            groups = [row for row in np.flatnonzero(rows.memory_rows) if not rows.bytes_of[row].all()]
-            assert len(groups) == sum(min(len(part), 2) for part in parts)
-            assert (held[groups] <= 1 + TOLERANCE).all()
-            fullest = max(fullest, *held[groups].tolist())
-    assert fullest > 0.3
 
 
 def test_no_slot_has_a_negative_factor() -> None:

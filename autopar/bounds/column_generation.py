@@ -173,7 +173,7 @@ class ColumnGeneration:
         matrix = np.vstack([np.hstack([rows.lhs * variable_scale, -columns]), convex])
         least = np.concatenate([rows.least * scale, [1.0]])
         if not memory:
-            least[: len(rows.least)][rows.with_memory] = -np.inf
+            least[: len(rows.least)][rows.memory_rows] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
         value, duals, values = _solve_lp(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
@@ -185,16 +185,12 @@ class ColumnGeneration:
         row_prices = np.where(self._memory, self._unit, 1.0) * prices
         constant = float(row_prices @ rows.least) + rows.fixed
         bound = math.inf
-        priced = set()
         for index, flavour in enumerate(rows.flavours):
             factors = np.tensordot(row_prices, rows.seconds[:, index], axes=1)
             items = rows.item_prices(index, row_prices)
             flavour_constant = constant + float(row_prices @ rows.host[:, index])
             if flavour is not rows.flavours[0] and not items.any():
                 continue  # without a price of memory no flavour is cheaper than the first
-            if (factors.tobytes(), items.tobytes(), flavour_constant) in priced:
-                continue  # parts with equal prices
-            priced.add((factors.tobytes(), items.tobytes(), flavour_constant))
             instance = self._pricing_problem(factors, items, rows.pair_prices(row_prices))
             solution = solve(instance, min(bound, max(cutoff, self.value)) - flavour_constant)
             bound = min(bound, solution.bound + flavour_constant)

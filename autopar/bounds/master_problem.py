@@ -12,9 +12,8 @@ Look here for what the rows are; `docs/bounds.md` lists them. The step time is b
 slots, hence convex, so that its minimum over convex combinations is a lower bound on every choice. y are the seconds of
 passes, stages, tail and step.
 
-A column is a choice with a recompute flavour of the most frequent kind. Groups of devices, or parts of long pipelines,
-have flavours of their own: the first groups hold more microbatches, and may have to recompute where the last ones do
-not. With host memory, y contains shares of memory that lie there, which take time of the host link (`HostRates`).
+A column is a choice with a recompute flavour of the most frequent kind. With host memory, y contains shares of memory
+that lie there, which take time of the host link (`HostRates`).
 
 `column_generation.py` solves the program, and states the bound, its validity, cost and sources.
 """
@@ -31,17 +30,13 @@ from autopar.bounds.pass_rows import PassRows
 from autopar.bounds.reshard_buffers import BufferUse, buffers
 from autopar.bounds.saved_values import main_kind
 from autopar.cost.overlap import LEAST_COPY
-from autopar.formulate.block_memory import KEPT, RESIDENT, FloatArray
-from autopar.formulate.mean_memory import mean_bytes, stage_weights
+from autopar.formulate.block_memory import FloatArray
+from autopar.formulate.mean_memory import mean_bytes
 from autopar.formulate.offload_costs import HostRates
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
-
-MOST_APART = 4
-"""Most parts of a pipeline with rows of memory of their own. Each part is one group of devices or several neighbours,
-and adds pricing problems of its own."""
 
 SHORTAGE = 10.0
 """Price of missing memory, in step times per device of memory: high enough to prefer any choice that fits."""
@@ -56,7 +51,6 @@ def step_program(
     fastest: Sequence[Recompute] = (),
     hosted: Collection[Hosted] = (),
     path: CriticalPath | None = None,
-    finely: bool = False,
 ) -> StepProgram:
     """Write the master problem of a configuration.
 
@@ -73,22 +67,9 @@ def step_program(
         fastest: For each kind, the least that its blocks recompute; nothing if not given.
         hosted: What may lie in host memory.
         path: Critical path bound that is valid for every schedule of the node.
-        finely: Whether long pipelines have parts with flavours of their own as well, which take several times as long
-            to price.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _MasterProblem(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
-
-
-def parts_of(num_groups: int) -> tuple[range, ...]:
-    """Divide the groups of a pipeline into at most `MOST_APART` parts of about equal length.
-
-    >>> parts_of(6)
-    (range(0, 1), range(1, 3), range(3, 4), range(4, 6))
-    """
-    count = min(num_groups, MOST_APART)
-    ends = [part * num_groups // count for part in range(count + 1)]
-    return tuple(range(start, stop) for start, stop in pairwise(ends))
+    return _MasterProblem(tables, pipeline, limit, tuple(flavours), least, hosted, path).program()
 
 
 class _MasterProblem:
@@ -103,7 +84,6 @@ class _MasterProblem:
         fastest: tuple[Recompute, ...],
         hosted: Collection[Hosted],
         path: CriticalPath | None,
-        finely: bool,
     ) -> None:
         self.fastest, self.hosted, self.path = fastest, hosted, path
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
@@ -113,11 +93,7 @@ class _MasterProblem:
         self.trains = SCHEDULES[pipeline.schedule].trains
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [flavour for flavour in allowed if flavour is not Recompute.SELECTIVE or tables.selective[self.main]]
-        usable = tuple(useful or allowed[:1])
-        has_parts = pipeline.num_groups <= MOST_APART or finely
-        limited = self.trains and np.isfinite(limit) and not hosted
-        self.parts = parts_of(pipeline.num_groups) if has_parts and limited else (range(pipeline.num_groups),)
-        self.flavours, self.part_of = usable * len(self.parts), np.repeat(np.arange(len(self.parts)), len(usable))
+        self.flavours = tuple(useful or allowed[:1])
         self.rows, self.slot_counts = RowWriter(tables, self.flavours), SlotCounts(tables, self.flavours)
         self.counts = self.slot_counts.counts
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
@@ -140,8 +116,6 @@ class _MasterProblem:
         if np.isfinite(self.limit):
             self._write_memory()
         self._write_flow(passes)
-        if len(self.parts) > 1:
-            self._write_parts(passes)
         return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
     def _write_stage_sums(self, passes: Mapping[PassVariable, float]) -> None:
@@ -311,31 +285,6 @@ class _MasterProblem:
                     for buffer in self.rows.buffers
                 ]  # fmt: skip
                 self.rows.add(row, amounts=amounts, pairs=np.array(factors) / limit, least=-1.0)
-
-    def _write_parts(self, passes: Mapping[PassVariable, float]) -> None:
-        """Write time and memory of each part of the pipeline for the most frequent kind.
-
-        The groups of a part take at most their number times the slowest group. Their mean, weighted by `stage_weights`,
-        fits into a device.
-        """
-        share, slowdown = self.overlap.share, self.overlap.slowdown - 1
-        count, limit = float(self.counts[self.main]), self.limit - self.tables.folded.buffer_bytes
-        for number, groups in enumerate(self.parts):
-            of_part = self.part_of == number
-            row: dict[Variable, float] = {"pace": len(groups) / self.pipeline.with_turns}
-            row.update({name: -factor for name, factor in passes.items() if name[1] == self.main and of_part[name[2]]})
-            seconds = self.slot_counts.of_kind(self.main, {Slot.GRADIENT: (share + slowdown * (1 - share)) * count})
-            self.rows.add(row, seconds * of_part[:, None, None], with_memory=True)
-            for evenly in (True, False) if len(groups) > 1 else (True,):
-                resident_weight, kept_weight = stage_weights(self.pipeline, groups, evenly=evenly)
-                amounts = np.zeros((len(self.flavours), len(self.tables.bytes)))
-                for flavour in np.flatnonzero(of_part):
-                    for index, item in enumerate(self.tables.bytes):
-                        if item.kind == self.main and item.memory in RESIDENT:
-                            amounts[flavour, index] = resident_weight * count / limit
-                        elif item.kind == self.main and item.memory in KEPT[self.flavours[flavour]]:
-                            amounts[flavour, index] = kept_weight * count / limit
-                self.rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
 
     def _mean_weights(self, *, evenly: bool) -> FloatArray:
         """Shares of the limit per byte of each item of a mean stage, (flavours, items)."""

@@ -48,8 +48,7 @@ class StepProgram:
     """The linear program of a step; `autopar.bounds.master_problem` states it.
 
     Attributes:
-        flavours: Recompute flavours of blocks of the most frequent kind, from fastest to slowest; repeated once per
-            part of the pipeline where parts have flavours of their own.
+        flavours: Recompute flavours of blocks of the most frequent kind, from fastest to slowest.
         cost: (variables,) objective of the variables y >= 0.
         lhs: (rows, variables) factors of y.
         least: (rows,) constants, in seconds; in rows of memory, in shares of the limit.
@@ -62,7 +61,6 @@ class StepProgram:
         pairs_of: (rows,) index into `pairs`.
         fixed: Seconds added to every step.
         are_shares: (variables,) which of y are shares of the limit; all others but `short` are seconds.
-        with_memory: (rows,) which rows are dropped when memory is unlimited.
     """
 
     flavours: tuple[Recompute, ...]
@@ -78,7 +76,6 @@ class StepProgram:
     pairs_of: IntArray
     fixed: float
     are_shares: Mask
-    with_memory: Mask
 
     @property
     def memory_rows(self) -> Mask:
@@ -136,7 +133,6 @@ class RowWriter:
         self.bytes_of: list[list[int]] = []
         self.buffers: tuple[Buffer, ...] = ()
         self.pairs: list[FloatArray | None] = []  # as long as `buffers` is once all rows are written
-        self.with_memory: list[bool] = []
 
     def variable(self, name: Variable) -> int:
         """Number of a variable."""
@@ -150,8 +146,6 @@ class RowWriter:
         amounts: FloatArray | None = None,
         pairs: FloatArray | None = None,
         least: float = 0.0,
-        *,
-        with_memory: bool = False,
     ) -> None:
         """Add the row `variables >= least + seconds + host + amounts + pairs`.
 
@@ -162,7 +156,6 @@ class RowWriter:
             amounts: (flavours, items) shares of the limit per byte.
             pairs: (buffers,) shares of the limit per byte of a buffer.
             least: A constant.
-            with_memory: Whether the row is dropped when memory is unlimited; always so with `amounts`.
         """
         self.lhs.append({self.variable(name): factor for name, factor in variables.items() if factor})
         self.least.append(least)
@@ -171,7 +164,6 @@ class RowWriter:
         weights = [None] * len(self.flavours) if amounts is None else list(amounts)
         self.bytes_of.append([self.bytes.number(flavour_weights) for flavour_weights in weights])
         self.pairs.append(pairs)
-        self.with_memory.append(with_memory or amounts is not None)
 
     def program(self, cost: Mapping[Variable, float], fixed: float) -> StepProgram:
         """Return the program of all rows, with the objective `cost` by variable and the constant `fixed`."""
@@ -199,7 +191,6 @@ class RowWriter:
             np.array(pairs_of),
             fixed,
             np.array([name in (COPIED, HOSTED_STATE, *SHARE_VARIABLES.values()) for name in self.names]),
-            np.array(self.with_memory),
         )
 
 

@@ -147,9 +147,8 @@ class NodeSolver:
         own, more = self.relaxation.raise_bound(bound, cutoff, settings.memory_steps, memory=True)
         bound = max(bound, own)
         assert state.column_generation is not None, "the relaxation is solved first"
-        near = state.best is not None and bound >= state.target(math.inf)
-        ends = near or not more or state.column_generation.steps >= settings.most_steps
-        if ends and not (not near and bound < cutoff and self.relaxation.refine()):
+        is_near = state.best is not None and bound >= state.target(math.inf)
+        if is_near or not more or state.column_generation.steps >= settings.most_steps:
             self._fitting.fit(bound, cutoff)
             self.is_settled = True
             self.exhausted = not (state.proves and self._proof.is_open(bound, cutoff))

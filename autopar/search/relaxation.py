@@ -10,7 +10,7 @@ import numpy as np
 
 from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.critical_path import CriticalPath
-from autopar.bounds.master_problem import MOST_APART, step_program
+from autopar.bounds.master_problem import step_program
 from autopar.bounds.master_rows import StepProgram
 from autopar.bounds.microbatch import MicrobatchBound, host_launch_bound
 from autopar.formulate.linear_weights import kind_weights, problem
@@ -36,7 +36,6 @@ class Relaxation:
     def __init__(self, state: NodeState, solver: PlacementSolver, finder: PlanFinder) -> None:
         self._state, self._solver, self._finder = state, solver, finder
         self._first = 0.0
-        self._is_fine = False
         self._is_rounded = False
 
     def bound_without_memory(self, cutoff: float) -> float:
@@ -104,19 +103,6 @@ class Relaxation:
                 self._finder.consider(solution.choice)
         self._is_rounded = True
 
-    def refine(self) -> bool:
-        """Write the master problem with separate rows for parts of a long pipeline; return whether that is new."""
-        state = self._state
-        if self._is_fine or state.bounding.num_groups <= MOST_APART or state.cut_lp_applies:
-            return False
-        assert state.column_generation is not None, "the relaxation is solved first"
-        self._is_fine = True
-        known = state.column_generation.choices
-        state.column_generation = ColumnGeneration(state.tables, self.program())
-        for choice in reversed(known):
-            state.column_generation.add(choice)
-        return True
-
     def program(self) -> StepProgram:
         """Return the rows of the master problem, of the configurations that the bound covers."""
         state = self._state
@@ -129,7 +115,6 @@ class Relaxation:
             fastest=state.fastest,
             hosted=state.search.constraints.hosted,
             path=self._critical_path(),
-            finely=self._is_fine,
         )
 
     def _first_bound(self, cutoff: float) -> float:

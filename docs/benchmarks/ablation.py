@@ -36,7 +36,6 @@ ROWS = {
     "corrections of lowered memory": ["node.corrections=1"],
     "rounds of the cut LP": ["node.cut_steps=1"],
     "smoothing of duals": ["autopar.bounds.column_generation:SMOOTHING=0.0"],
-    "parts of a master problem": ["autopar.bounds.master_problem:MOST_APART=1"],
 }
 """Parts of the search by name, and the settings, or constants of modules, that leave them out."""
 
