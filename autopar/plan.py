@@ -687,9 +687,12 @@ class Plan:
         timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)
         return timeline
 
-    def to_dataframe(self, what: str = "stages") -> "pandas.DataFrame":
+    def to_dataframe(
+        self, what: str = "stages", *, model: str | Path | None = None, cache_dir: str | Path | None = None
+    ) -> "pandas.DataFrame":
         """Return a part of the plan as a table; see `autopar.report.notebook.to_dataframe`."""
-        frame: pandas.DataFrame = import_module("autopar.report.notebook").to_dataframe(self, what)
+        tables = import_module("autopar.report.notebook")
+        frame: pandas.DataFrame = tables.to_dataframe(self, what, model=model, cache_dir=cache_dir)
         return frame
 
     def _repr_html_(self) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 from autopar.simulate import Row, Timeline
 from autopar.simulate.timeline import Event
 
-_KERNELS = {"all_reduce": "AllReduce_Sum_bf16_RING_LL", "all_gather": "AllGather_RING_LL"}
+_KERNELS = {"all_reduce": "AllReduce_Sum_bf16_RING_LL", "all_gather": "AllGather_RING_LL",
+            "reduce_scatter": "ReduceScatter_Sum_bf16_RING_LL"}  # fmt: skip
 FORWARD_THREAD, BACKWARD_THREAD = 100, 101
 
 

@@ -30,7 +30,7 @@ from autopar.errors import AutoparError, ClusterError, StackError
 from autopar.ir.graph import Op
 from autopar.sharding import Axis
 
-DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
+DOCS = Path(__file__).parents[1] / "docs" / "clusters.md"
 
 SMALL = """\
 name: small
@@ -129,7 +129,7 @@ def test_files_take_quantities_with_units(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs_is_a_cluster() -> None:
-    """The cluster files of docs/cost_model.md: the first has the NICs of a100-4hdr, the second has groups."""
+    """The cluster files of docs/clusters.md: the first has the NICs of a100-4hdr, the second has groups."""
     _, first, second = DOCS.read_text(encoding="utf-8").split("```yaml\n# cluster file\n")
 
     cluster, mixed = (parse_cluster(text.split("```")[0]) for text in (first, second))

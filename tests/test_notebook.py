@@ -1,5 +1,6 @@
 """What an interactive user sees and gets of a plan."""
 
+import importlib.util
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -80,8 +81,8 @@ def test_tensors_of_stages_with_their_own_placements_have_a_row_each() -> None:
 
 
 def test_a_table_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlanError, match="no table 'ops'"):
-        two_stage_plan().to_dataframe("ops")
+    with pytest.raises(PlanError, match="no table 'layers'"):
+        two_stage_plan().to_dataframe("layers")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(PlanError, match="need pandas"):
         two_stage_plan().to_dataframe()
@@ -92,6 +93,11 @@ def test_a_solved_plan_has_a_timeline_and_files() -> None:
 
     timeline = plan.timeline()
 
+    if importlib.util.find_spec("pandas") is not None:
+        ops, collectives, bars = (plan.to_dataframe(what) for what in ("ops", "collectives", "timeline"))
+        assert set(ops["phase"]) >= {"forward", "backward", "update"}
+        assert len(ops) + len(collectives) < len(bars)
+        assert (bars["start"] + bars["seconds"]).max() <= timeline.step_seconds * (1 + 1e-9)
     assert plan.simulated is not None
     assert timeline.step_seconds == pytest.approx(plan.simulated.step_seconds)
     assert timeline.events

@@ -221,7 +221,7 @@ precision_option = click.option(
     shell_complete=complete_precision,
     help="What is stored and multiplied in which precision: bf16 (mixed), fp16, fp8, fp8-current, fp8-block, mxfp8, "
     "nvfp4, int8-current, int8, fsdp, tf32, fp32; changes are weights=low, gradients=16, reduce=16, moments=8 or 16. "
-    "`docs/cost_model.md` has the bytes.",
+    "`docs/memory_costs.md` has the bytes.",
 )
 recompute_modules_option = click.option(
     "--recompute-modules",

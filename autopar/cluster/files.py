@@ -1,4 +1,4 @@
-"""Cluster files: YAML whose quantities are texts with units. docs/cost_model.md has the schema and examples."""
+"""Cluster files: YAML whose quantities are texts with units. docs/clusters.md has the schema and examples."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -301,7 +301,7 @@ def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
     return Cluster.mixed(data.name, tuple(groups), between)
 
 
-_SCHEMA = "docs/cost_model.md lists the fields of a cluster file, with an example"
+_SCHEMA = "docs/clusters.md lists the fields of a cluster file, with an example"
 
 
 def _read(source: str, load: Callable[[], object]) -> Cluster:

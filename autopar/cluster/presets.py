@@ -1,7 +1,7 @@
 """Clusters known by name. Every constant says where it comes from.
 
 `SOURCES` says it of every preset for users; `autopar.cluster.networks` of the links.
-*Fit*: a constant of a formula in docs/cost_model.md, fitted to published measurements.
+*Fit*: a constant of a formula in docs/cost_model.md or docs/collectives.md, fitted to published measurements.
 GEMM fits are of launch, efficiency and bandwidth in `autopar.cost.gemm` to the kernel times of microsoft/vidur;
 `autopar.cost.accuracy.gemm_report` prints the errors.
 *Hand-set*: chosen between published values or after a similar device, not fitted.

@@ -136,7 +136,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ClusterError: If it cannot be read or is no list of records with a source and an op.
     """
-    hint = "give the path of a list of records as docs/cost_model.md describes them"
+    hint = "give the path of a list of records as docs/published_steps.md describes them"
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

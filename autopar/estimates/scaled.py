@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster
 from autopar.cost import CostModel, Fused, Kernel, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
 from autopar.sharding import Axis
@@ -40,6 +41,11 @@ class Scaled:
     def stack(self) -> Stack:
         """What the software makes of it."""
         return self.costs.stack
+
+    @property
+    def learned(self) -> LearnedKernels | None:
+        """The learned seconds of fused groups; None if formulas count."""
+        return self.costs.learned
 
     def on(self, devices: range, /) -> "Scaled":
         """Return the costs of work on some devices: a table has one kind of them."""

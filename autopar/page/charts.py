@@ -17,7 +17,6 @@ from bokeh.models import (
     CustomJS,
     CustomJSHover,
     CustomJSTickFormatter,
-    FactorRange,
     FixedTicker,
     HoverTool,
     Range1d,
@@ -359,8 +358,7 @@ def measured_chart(name: str, found: Measured) -> figure:
             if any((bar.step, bar.row) == (step, row) for bar in found.bars)]  # fmt: skip
     labels = [f"{step}: {row}" for step, row in used]
     end = max(bar.start + bar.seconds for bar in found.bars)
-    plot = _timed(name, 90 + 34 * len(labels), end)
-    plot.y_range = FactorRange(factors=labels[::-1])
+    plot = _timed(name, 90 + 34 * len(labels), end, y_range=labels[::-1])
     plot.ygrid.grid_line_color = None
     drawn = []
     for kind in dict.fromkeys(bar.kind for bar in found.bars):
@@ -511,13 +509,13 @@ def _still(name: str, height: int, **options: Any) -> figure:
     return plot
 
 
-def _timed(name: str, height: int, end: float) -> figure:
+def _timed(name: str, height: int, end: float, **options: Any) -> figure:
     """Return a chart whose time axis can be zoomed."""
     tools = [
         PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl"), BoxZoomTool(),
         ZoomInTool(dimensions="width"), ZoomOutTool(dimensions="width"), ResetTool(),
     ]  # fmt: skip
-    plot = _plot(name, height, tools, x_range=Range1d(0, end, bounds=(0, end), min_interval=end * 1e-7))
+    plot = _plot(name, height, tools, x_range=Range1d(0, end, bounds=(0, end), min_interval=end * 1e-7), **options)
     plot.xaxis.formatter = seconds_axis()
     return plot
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster
 from autopar.cost import CostModel, Fused, Kernel, Stack, devices_in_node
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.events import Event, OpEvent, PieceEvent, TensorType, TransferEvent, event_id
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Op, Phase
@@ -201,6 +202,11 @@ class _Asked:
     def stack(self) -> Stack:
         """The software."""
         return self._costs.stack
+
+    @property
+    def learned(self) -> LearnedKernels | None:
+        """The learned seconds of fused groups; None if formulas count."""
+        return self._costs.learned
 
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /

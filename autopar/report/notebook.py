@@ -1,7 +1,8 @@
 """Plans in notebooks: as a small table of HTML, and as data frames."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.describe.device_groups import device_groups
@@ -10,12 +11,18 @@ from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.report.summary import describe_job, describe_model, verdict
 from autopar.sharding import parse_placements
+from autopar.simulate.timeline import Row
 
 if TYPE_CHECKING:
     import pandas
 
-TABLES = ("stages", "tensors", "plans")
-"""The tables a plan can be turned into."""
+    from autopar.simulate import Timeline
+
+TABLES = ("stages", "tensors", "plans", "ops", "collectives", "timeline")
+"""The tables a plan can be turned into; the last three take its model, which is simulated."""
+
+
+_COLLECTIVES = (Row.COLLECTIVES, Row.GRADIENTS_INTRA, Row.GRADIENTS_INTER)
 
 
 def to_html(plan: Plan) -> str:
@@ -28,16 +35,21 @@ def to_html(plan: Plan) -> str:
     return f"<p>{escape(describe_model(plan))}<br>{escape(describe_job(plan))}</p><table>{rows}</table>"
 
 
-def to_dataframe(plan: Plan, what: str = "stages") -> "pandas.DataFrame":
+def to_dataframe(
+    plan: Plan, what: str = "stages", *, model: str | Path | None = None, cache_dir: str | Path | None = None
+) -> "pandas.DataFrame":
     """Return a part of a plan as a table, in seconds and bytes.
 
     Args:
         plan: The plan.
         what: "stages": devices, blocks, recompute and memory by category of each stage. "tensors": placement of every
-            persistent tensor by mesh axis. "plans": the plan and its runners-up.
+            persistent tensor by mesh axis. "plans": the plan and its runners-up. "ops" and "collectives": what runs for
+            the first microbatch and in the update, with block, phase and seconds. "timeline": all bars of the step.
+        model: Where the model is now; None for where it was.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
-        PlanError: If there is no such table, or pandas is not installed.
+        PlanError: If there is no such table, pandas is not installed, or the plan does not fit the model.
     """
     if what not in TABLES:
         raise PlanError(f"a plan has no table {what!r}", hint=f"there are {', '.join(TABLES)}")
@@ -45,7 +57,10 @@ def to_dataframe(plan: Plan, what: str = "stages") -> "pandas.DataFrame":
         import pandas
     except ImportError:
         raise PlanError("data frames need pandas", hint="pip install pandas") from None
-    rows = {"stages": _stages, "tensors": _tensors, "plans": _plans}[what](plan)
+    if what in _OF_PLAN:
+        rows = _OF_PLAN[what](plan)
+    else:
+        rows = list(_bars(plan.timeline(model=model, cache_dir=cache_dir), what))
     return pandas.DataFrame.from_records(rows)
 
 
@@ -99,3 +114,28 @@ def _plans(plan: Plan) -> list[dict[str, Any]]:
         }
         for each in (plan, *plan.alternatives)
     ]
+
+
+def _bars(timeline: "Timeline", what: str) -> Iterator[dict[str, Any]]:
+    """Yield bars of a simulated step: ops, collectives, or all."""
+    for event in timeline.events:
+        is_op = event.row is Row.COMPUTE and event.depth == 2
+        is_collective = event.row in _COLLECTIVES
+        if (what == "ops" and not is_op) or (what == "collectives" and not is_collective):
+            continue
+        yield {
+            timeline.unit.replace(" ", "_"): event.stage,
+            **({} if what == "ops" else {"row": str(event.row)}),
+            "name": event.name,
+            "block": event.block,
+            "phase": event.phase,
+            "start": event.start,
+            "seconds": event.seconds,
+        }
+
+
+_OF_PLAN: Mapping[str, Callable[[Plan], Sequence[Mapping[str, Any]]]] = {
+    "stages": _stages,
+    "tensors": _tensors,
+    "plans": _plans,
+}

@@ -1,7 +1,7 @@
 """Published measurements as they come: one record per row of `train.json`, in which anything may be missing.
 
 A data folder holds `train.json` (steps of training) and may hold `comm.json`, `gemm.json`, `memory_bound_ops.json` and
-`layers.json`. docs/cost_model.md lists the fields.
+`layers.json`. docs/published_steps.md lists the fields.
 """
 
 import hashlib
@@ -225,10 +225,10 @@ def _load(path: Path, kind: Any) -> Sequence[Any]:
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}",
-            hint="a data folder has a train.json; docs/cost_model.md has its form",
+            hint="a data folder has a train.json; docs/published_steps.md has its form",
         ) from None
     try:
         found: Sequence[Any] = msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:  # also the base of ValidationError, which says where
-        raise DataError(f"{path}: {error}", hint="docs/cost_model.md lists the fields of a row") from None
+        raise DataError(f"{path}: {error}", hint="docs/published_steps.md lists the fields of a row") from None
     return found

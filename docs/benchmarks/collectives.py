@@ -15,7 +15,7 @@ from autopar.cost.measured import Timing, collective_report
 HEAD = """\
 # Collectives against published timings
 
-`python docs/benchmarks/collectives.py comm.json` prints this page; docs/cost_model.md has the formulas.
+`python docs/benchmarks/collectives.py comm.json` prints this page; docs/collectives.md has the formulas.
 Errors are absolute shares of the measured time; bias is the mean of signed ones.
 Held out: every third message size of a table, and whole tables of other hands; no constant was fitted to them.
 """

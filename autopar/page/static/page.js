@@ -304,8 +304,9 @@ const autopar = (() => {
 
   function showMachine() {
     const plot = byName("machine");
+    if (!(plot.inner_width > 0)) return; // drawn when its width is known
     const role = document.querySelector("#colour-choice").value;
-    const width = Math.max(200, plot.inner_width || 200);
+    const width = Math.max(200, plot.inner_width);
     const nodes = machine.nodes.map((start, i) => ({ start, stop: machine.nodes[i + 1] ?? machine.count }));
     const most = Math.max(...nodes.map(({ start, stop }) => stop - start));
     const columns = Array.from({ length: most }, (_, i) => i + 1).find(
