@@ -375,6 +375,19 @@ def test_rows_are_fitted_as_they_are_predicted(changes: dict[str, Any], cache_di
 
 
 @pytest.mark.slow
+def test_rows_on_slices_are_fitted_on_the_slice_of_their_size(cache_dir: Path) -> None:
+    """A preset of a torus is its largest slice; 8 chips are 2 x 2 x 2 of it."""
+    row = _row(framework="MaxText", gpu="TPU-v5p", dp=8, zero=3, recompute="full")
+    case = express(row)
+    (prepared,) = prepare([row], "maxtext-tpu", cache_dir)
+
+    _, found = predict_case(case, case.stack, cache_dir)
+
+    assert prepared.cluster.intra.torus == (2, 2, 2)
+    assert np.exp(prepared.log_ratio(case.stack)) * case.seconds == pytest.approx(found.timeline.step_seconds)
+
+
+@pytest.mark.slow
 def test_rows_are_lowered_with_the_kernels_of_their_stack(cache_dir: Path) -> None:
     """Torchtitan gathers keys and values of other devices, and keeps every other product under selective recompute."""
     row = _row(framework="torchtitan compile", gpu="H100-SXM-80GB", cp=2, dp=4, zero=3, recompute="selective")

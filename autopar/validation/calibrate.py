@@ -24,6 +24,7 @@ from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.simulate.engine import run_step
+from autopar.task import job_machine
 from autopar.validation.completion import InexpressibleError
 from autopar.validation.express import express
 from autopar.validation.records import Row
@@ -119,14 +120,15 @@ def prepare(
         try:
             if case.lighter:
                 case, _ = predict_case(case, case.stack, cache_dir)
+            cluster = case.degrees.numbered(job_machine(case.degrees.gpus, case.cluster.by_node))
             program, _ = machine.lowered(
-                case.degrees, case.cluster, case.stack, policy=case.policy, first_layers=case.first_layers
+                case.degrees, cluster, case.stack, policy=case.policy, first_layers=case.first_layers
             )
         except AutoparError:
             continue
         sizes = {name: size for name in _VALID if isinstance(size := getattr(case.row, name), int)}
         prepared.append(
-            Prepared(program, case.cluster, case.policy, case.seconds, case.row.source, sizes, choices=case.stack)
+            Prepared(program, cluster, case.policy, case.seconds, case.row.source, sizes, choices=case.stack)
         )
     return prepared
 

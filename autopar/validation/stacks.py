@@ -61,7 +61,8 @@ _A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
 _H100 = ("h100", "h100-2x400", "h100-96", "h200")
 _B200 = ("b200", "gb200")
 _V100 = ("v100", "v100-aws", "v100-dgx2")
-_TPU = ("tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x")
+_TPU = ("tpu-v5p",)
+"""The slices that rows of MaxText with stated degrees ran on."""
 _OF_CORE = ("megascale-a100", "megatron-ci-a100", "internevo-a100")
 """Software on A100 that is of Megatron-Core's kind: flash attention and fused chains."""
 
@@ -101,7 +102,7 @@ STACKS = (
     Known(r"mega", r"B200", "megatron-b200", "fused", "chains", _B200, loss="fused"),
     Known(r"maxtext|paxml", r"H[12]00", "maxtext-h100", "fused", "chains", _H100),
     Known(r"maxtext", r"TPU", "maxtext-tpu", "fused", "chains", _TPU),
-    Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi355x"), loss="fused"),
+    Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi325x", "mi355x"), loss="fused"),
 )
 
 
