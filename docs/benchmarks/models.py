@@ -16,6 +16,9 @@ import pytest
 
 from autopar import models
 from autopar.models.architectures import READERS
+from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
+from autopar.models.encoder_reader import ENCODERS
+from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.published_decoders import CONFIGURATIONS
 from tests import test_architectures as decoders
 from tests import test_architectures_encoders as encoders
@@ -23,24 +26,30 @@ from tests import test_architectures_images as images
 from tests.parity import Pairs, deviations
 from tests.test_models import EXACT, ROUNDED
 
-SEQ = 1024
+SEQ, SHORT_SEQ, LONG_SEQ = 1024, 256, 2048
+"""Tokens of decoders; of encoders and encoder-decoders, which take fewer; of models of images and text, whose patches
+are many. No parameter depends on them."""
 HEAD = """\
 # Models built from configurations
 
 `python docs/benchmarks/models.py` prints this page.
 Per `model_type`: the largest configuration of the tests and the zoo, its trained parameters as built and as published,
-processor seconds from the configuration to the ONNX graph without PyTorch and transformers, and the deviation of a tiny
-random model from the library's, in float64: of results relative to the largest result, of gradients to the largest
-gradient (`tests/parity.py`).
-Several tiny models of a type are held to the library; the largest deviation counts.
-
+and processor seconds from the configuration to the ONNX graph, without PyTorch and transformers.
 Published counts are those of released checkpoints where they have all digits, without buffers and fixed tables; *as
 stated* is a rounded count of the publisher, to which the built one rounds.
-Types without a count have no published one here; types without a deviation are not in transformers, and are held to
-diffusers where that is installed (`tests/test_diffusion.py`) or to a reference of our own (`grok-1`).
-
-| type | largest configuration | parameters | published | seconds | results | gradients |
-|---|---|---|---|---|---|---|"""
+Types without a count have no published one here.
+"""
+HELD = """\
+Slow tests hold a tiny random model of each type to transformers, in float64: results to 1e-6, gradients to 1e-5
+(`tests/test_architectures*.py`); diffusion transformers to diffusers where that is installed
+(`tests/test_diffusion.py`), `grok-1` to a reference of our own.
+"""
+MEASURED = """\
+Deviations are the largest of several tiny random models of a type from transformers, in float64: of results relative to
+the largest result, of gradients to the largest gradient (`tests/parity.py`).
+Diffusion transformers are held to diffusers, where that is installed (`tests/test_diffusion.py`), `grok-1` to a
+reference of our own.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,16 @@ class Published:
     name: str
     config: Mapping[str, Any]
     parameters: int
+
+    @property
+    def rounded(self) -> float:
+        """Billions of parameters that are published rounded; 0 if all digits are."""
+        return ROUNDED.get(self.name.removeprefix("zoo:"), (0.0, 0))[0]
+
+    @property
+    def size(self) -> float:
+        """Parameters, all digits or not."""
+        return self.parameters or 1e9 * self.rounded
 
 
 def published() -> Iterator[tuple[str, Published]]:
@@ -78,7 +97,11 @@ def built(item: Published) -> tuple[int, float]:
     """Return the trained parameters of a configuration as built, and the processor seconds of building it."""
     start = time.process_time()
     if item.config:
-        native = models.read_architecture(item.config, SEQ)
+        kind = item.config["model_type"]
+        is_short = kind in ENCODERS or kind in ENCODER_DECODERS
+        native = models.read_architecture(
+            item.config, SHORT_SEQ if is_short else LONG_SEQ if kind in IMAGE_TEXT else SEQ
+        )
         assert not isinstance(native, models.Unbuilt), native
         model = models.build_architecture("model", native)
     else:
@@ -109,19 +132,24 @@ def measured() -> dict[str, tuple[float, float]]:
 def rows(compares: bool) -> Iterator[str]:
     """Yield a row of the table for each type."""
     found = measured() if compares else {}
-    known: dict[str, list[tuple[int, float, Published]]] = {}
-    models.read_architecture(CONFIGURATIONS["llama3.1-8b"], SEQ)  # imports are no part of the seconds
+    columns = ["type", "largest configuration", "parameters", "published", "seconds"]
+    columns += ["results", "gradients"] if compares else []
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    known: dict[str, list[Published]] = {}
     for kind, item in published():
-        known.setdefault(kind, []).append((*built(item), item))
+        known.setdefault(kind, []).append(item)
+    built(known["gpt2"][0])  # imports are no part of the seconds
     for kind in sorted(READERS, key=str.lower):
-        count, seconds, item = max(known[kind], key=lambda entry: entry[0]) if kind in known else (0, 0.0, None)
-        result, gradient = (f"{value:.0e}" if kind in found else "" for value in found.get(kind, (0.0, 0.0)))
-        if item is None:
-            yield f"| `{kind}` | | | | | {result} | {gradient} |"
-            continue
-        rounded = ROUNDED.get(item.name.removeprefix("zoo:"))
-        stated = f"{item.parameters:,}" if item.parameters else f"{rounded[0]} G, as stated" if rounded else ""
-        yield f"| `{kind}` | {item.name} | {count:,} | {stated} | {seconds:.2f} | {result} | {gradient} |"
+        cells = [f"`{kind}`", *[""] * 4]
+        if kind in known:
+            item = max(known[kind], key=lambda own: own.size)
+            count, seconds = built(item)
+            stated = f"{item.parameters:,}" if item.parameters else f"{item.rounded:g} G, as stated"
+            cells[1:] = item.name, f"{count:,}", stated, f"{seconds:.2f}"
+        if compares:
+            cells += [f"{value:.0e}" for value in found[kind]] if kind in found else ["", ""]
+        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -129,9 +157,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-deviations", action="store_true", help="leave out what needs PyTorch")
     options = parser.parse_args()
-    sys.stdout.write(HEAD + "\n")
+    sys.stdout.write(f"{HEAD}\n{HELD if options.no_deviations else MEASURED}\n")
     for row in rows(not options.no_deviations):
         sys.stdout.write(row + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
