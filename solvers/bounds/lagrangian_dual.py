@@ -152,8 +152,10 @@ class LagrangianDual:
         self._previous_value = value
         priced = bool(self.prices.any()) or len(self.prices) == 0 or not bool((self._average > 0).any())
         if self._idle_windows >= 20 or (priced and self._step < LEAST_STEP):
-            self._knapsacks = KnapsackDual(self.flat, self.memory, self.best_prices, self._messages)
-            self.finished = self._knapsacks.finished
+            self.finished = not self.best_prices.any()
+            if not self.finished:
+                self._knapsacks = KnapsackDual(self.flat, self.memory, self.best_prices, self._messages)
+                self.finished = self._knapsacks.finished
 
     def _safe_bound(self, messages: Messages, prices: Floats, unary: Floats) -> float:
         """Return the lower bound of messages and prices, less its rounding error."""
