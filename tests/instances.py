@@ -2,11 +2,12 @@
 
 `python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`;
 `python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike, and
-`python -m tests.instances DIR hubs` three around hubs, with tight limits.
+`python -m tests.instances DIR hubs` three around hubs, with tight limits;
+`python -m tests.instances DIR tensors` four of tensors on a mesh, a few of which fill the memory.
 """
 
 import sys
-from itertools import accumulate, product
+from itertools import accumulate, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,106 @@ def hubs(
     return Problem.build(costs, edges, usages=usages, limit=int(limit * least), name=name)
 
 
+def tensors(
+    num_nodes: int,
+    *,
+    mesh: tuple[int, ...] = (4, 8),
+    num_dims: int = 3,
+    num_hubs: int = 4,
+    leaves: float = 0.65,
+    density: int = 4,
+    max_strategies: int = 16,
+    spread: float = 3.0,
+    turned: float = 0.3,
+    contracted: float = 0.5,
+    long_lives: float = 0.4,
+    limit: float = 1.1,
+    seed: int = 0,
+) -> Problem:
+    """Return whole-number costs of tensors on a mesh, where memory forces a few large ones to be sharded.
+
+    It has what makes the contest's files without forbidden pairs hard to bound. Sizes are log-normal, so a handful of
+    tensors fill the memory at a peak, and the room above the least peak is about what one of them frees or takes: the
+    limit is a knapsack of few large items. A use differs between strategies by factors of the mesh only. Replicated
+    tensors cost nothing to move and sharded ones much, by size, so most of the cost is what the limit causes.
+
+    Args:
+        num_nodes: Nodes, one tensor each; node n is computed at time n.
+        mesh: Size of each mesh axis; a strategy gives each axis a dim of the tensor or none.
+        num_dims: Dims of a tensor.
+        num_hubs: Nodes among them that most of the leaves are joined to.
+        leaves: Share of the nodes that have one neighbour.
+        density: Edges from a node that is no leaf to earlier ones, at most; below this.
+        max_strategies: Strategies of a node at most; at least a quarter of that, and one that uses the whole mesh.
+        spread: Standard deviation of the logarithm of the sizes; the largest hundredth has one size.
+        turned: Share of the edges over which the dims are permuted.
+        contracted: Share of the nodes that must be reduced over the axes of one dim.
+        long_lives: Share of the tensors whose life is log-uniform up to the whole time; others live for some steps.
+        limit: Limit, relative to the peak if every node uses its least.
+        seed: Of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    every = list(product(range(-1, num_dims), repeat=len(mesh)))
+    whole = [k for k, placement in enumerate(every) if min(placement) >= 0]
+    sizes = 2.0 ** np.round(rng.normal(0.0, spread / np.log(2), num_nodes))
+    sizes = np.maximum(4096 * np.minimum(sizes, np.quantile(sizes, 0.99)), np.prod(mesh))
+
+    def shards(placement: tuple[int, ...]) -> float:
+        return float(np.prod([n for n, dim in zip(mesh, placement, strict=True) if dim >= 0]))
+
+    def moved(source: tuple[int, ...], target: tuple[int, ...]) -> float:
+        """Return what all-gathers and all-to-alls move, as a share of the tensor."""
+        total = 0.0
+        for axis, (a, b, n) in enumerate(zip(source, target, mesh, strict=True)):
+            if a >= 0 and a != b:
+                local = np.prod([1 / m for i, m in enumerate(mesh) if i != axis and source[i] >= 0])
+                total += float(local) * (n - 1) / n * (1.0 if b < 0 else 4 / n)
+        return total
+
+    change = np.array([[moved(a, b) for b in every] for a in every])
+    placements = []
+    costs = []
+    for size in sizes.tolist():
+        count = min(len(every), max(4, int(rng.integers(max_strategies // 4, max_strategies + 1))))
+        own = {0, *rng.choice(len(every), count, replace=False).tolist()}
+        placements.append(np.array(sorted(own if own.intersection(whole) else {*own, int(rng.choice(whole))})))
+        dim = int(rng.integers(num_dims)) if rng.random() < contracted else num_dims
+        chosen = [every[k] for k in placements[-1].tolist()]
+        costs.append(np.array([2 * size / shards(p) * p.count(dim) for p in chosen]).astype(np.int64))
+    orders = [np.array(order) for order in permutations(range(num_dims))]
+    renumbered = [
+        np.array([every.index(tuple(int(order[dim]) if dim >= 0 else -1 for dim in p)) for p in every])
+        for order in orders
+    ]
+    edges: list[tuple[int, int, NDArray[Any]]] = []
+
+    def join(first: int, second: int) -> None:
+        order = int(rng.integers(1, len(orders))) if rng.random() < turned and len(orders) > 1 else 0
+        table = change[np.ix_(placements[first], renumbered[order][placements[second]])]
+        edges.append((first, second, (min(sizes[first], sizes[second]) * table).astype(np.int64)))
+
+    is_leaf = rng.random(num_nodes) < leaves
+    is_leaf[:num_hubs] = False
+    body = np.flatnonzero(~is_leaf)[num_hubs:]
+    for place, node in enumerate(body.tolist()):
+        recent = {place - int(rng.geometric(1 / 6)) for _ in range(int(rng.integers(1, density)))}
+        for before in sorted({max(0, p) for p in recent}) if place else ():
+            join(int(body[before]), node)
+        if rng.random() < 0.2:
+            join(int(rng.integers(num_hubs)), node)
+    for node in np.flatnonzero(is_leaf).tolist():
+        to_hub = rng.random() < 0.7 or not len(body)
+        join(int(num_hubs * rng.random() ** 2) if to_hub else int(rng.choice(body)), node)
+    usages = []
+    for node, own in enumerate(placements):
+        life = int(num_nodes ** rng.random()) if rng.random() < long_lives else 1 + int(rng.geometric(1 / 3))
+        amounts = np.array([int(sizes[node] / shards(every[k])) for k in own.tolist()])
+        usages.append(Usage(node, node, min(node + 1 + life, num_nodes + 1), amounts))
+    least = _peak(num_nodes + 1, usages, [u.amounts.min() for u in usages])
+    name = f"tensors-{num_nodes}-{limit}"
+    return Problem.build(costs, edges, usages=usages, limit=int(limit * least), name=name)
+
+
 def _reshard_table(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
     """Return costs of a change that are 0 for no change."""
     table = rng.integers(1, 400, (size, size))
@@ -371,7 +472,14 @@ def write_hubs(folder: Path) -> None:
         iopddl.save(hubs(nodes), folder / f"hubs-{nodes:05}.json.gz")
 
 
-_WRITERS = {"family": write_family, "large": write_large, "hubs": write_hubs}
+def write_tensors(folder: Path) -> None:
+    """Write problems of tensors on a mesh into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for nodes, seed in ((1000, 0), (1000, 1), (2000, 0), (5000, 0)):
+        iopddl.save(tensors(nodes, seed=seed), folder / f"tensors-{nodes:05}-{seed}.json.gz")
+
+
+_WRITERS = {"family": write_family, "large": write_large, "hubs": write_hubs, "tensors": write_tensors}
 
 if __name__ == "__main__":
     _WRITERS[sys.argv[2] if len(sys.argv) > 2 else "family"](Path(sys.argv[1]))

@@ -11,7 +11,7 @@ from autopar import iopddl, solvers
 from autopar.problem import FORBIDDEN, Problem, Termination
 from tests import instances
 from tests.checks import check_solution
-from tests.instances import hubs, k_tree, layered
+from tests.instances import hubs, k_tree, layered, tensors
 
 
 def least_choice(problem: Problem) -> list[int]:
@@ -105,6 +105,24 @@ def test_hubs_have_most_nodes_as_leaves(seed: int) -> None:
     assert all((table < FORBIDDEN).all() for table in problem.edge_tables)
     least = problem.peak_usage(least_choice(problem))
     assert problem.limits[0].amount == pytest.approx(1.1 * least, abs=1)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_few_tensors_fill_the_memory(seed: int) -> None:
+    """Uses differ by factors of the mesh, and ten tensors hold over half of the memory at the time of the peak."""
+    problem = tensors(400, mesh=(4, 8), seed=seed)
+
+    degrees = np.bincount(problem.edge_nodes.ravel(), minlength=400)
+    assert 0.55 <= np.mean(degrees <= 1) <= 0.8
+    assert all((table < FORBIDDEN).all() for table in problem.edge_tables)
+    ratios = [u.amounts.max() / u.amounts.min() for u in problem.usages]
+    assert max(ratios) == pytest.approx(32, rel=0.05)
+    least = problem.peak_usage(least_choice(problem))
+    limit = problem.limits[0].amount
+    assert limit == pytest.approx(1.1 * least, abs=1)
+    alive = [[int(u.amounts.min()) for u in problem.usages if u.start <= t < u.end] for t in range(401)]
+    peak = sorted(max(alive, key=sum), reverse=True)
+    assert sum(peak[:10]) > sum(peak) / 2
 
 
 def test_large_problems_are_written_equal_and_distinct(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ One round is one sweep of the messages (`autopar.solvers.bounds.messages`) and o
 the excess of the decoded labels, averaged over past rounds (deflected subgradient, Camerini, Fratta, Maffioli 1975).
 Only peaks of the excess and segments with a price move; else a long usage would be priced in thousands of segments and
 a short one in few. The step length grows while the bound rises and shrinks otherwise.
+
+Once the prices have converged, the limits with a price become knapsacks (`autopar.solvers.bounds.knapsack_dual`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.solvers.bounds.knapsack_dual import KnapsackDual
 from autopar.solvers.bounds.messages import Messages
 from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Floats, Ints
@@ -61,7 +64,7 @@ class LagrangianDual:
         best_prices: Prices that proved `bound`.
         labels: Labels decoded in the last round, one per node; they may break limits.
         rounds: Rounds done.
-        finished: Whether neither messages nor prices raise the bound any further.
+        finished: Whether neither messages nor prices nor knapsacks raise the bound any further.
     """
 
     def __init__(self, flat: FlatField, memory: FlatMemory) -> None:
@@ -78,14 +81,21 @@ class LagrangianDual:
         self.rounds = 0
         self._previous_value = -np.inf
         self._idle_windows = 0
+        self._knapsacks: KnapsackDual | None = None
 
     @property
     def labels(self) -> Ints:
         """Labels decoded in the last round."""
-        return self._messages.labels
+        return self._messages.labels if self._knapsacks is None else self._knapsacks.labels
 
     def run_round(self) -> Floats:
-        """Sweep once and step the prices; return the excess of `labels` in each segment, in its scale."""
+        """Sweep once and step prices or knapsacks; return the excess of `labels` in each segment, in its scale."""
+        if self._knapsacks is not None:
+            self._knapsacks.run_round()
+            self.rounds += 1
+            self.bound = max(self.bound, self._knapsacks.bound)
+            self.finished = self._knapsacks.finished
+            return self.excess(self.labels)
         value = self._messages.sweep(self.flat, self._unary) - float(self.prices @ self.memory.limits)
         self.rounds += 1
         excess = self.excess(self.labels)
@@ -117,6 +127,9 @@ class LagrangianDual:
 
     def information(self) -> DualInformation:
         """Return a bound and reduced costs at the best prices; the state stays."""
+        if self._knapsacks is not None and self._knapsacks.bound == self.bound:
+            bound, reduced_costs = self._knapsacks.information()
+            return DualInformation(bound, reduced_costs, self.best_prices)
         messages, prices = self._messages.copy(), self.best_prices
         unary = self._priced_unary(prices)
         messages.sweep(self.flat, unary)
@@ -138,7 +151,11 @@ class LagrangianDual:
             self._step *= GROWTH if value > self._previous_value else SHRINKAGE
         self._previous_value = value
         priced = bool(self.prices.any()) or len(self.prices) == 0 or not bool((self._average > 0).any())
-        self.finished = self._idle_windows >= 20 or (priced and self._step < LEAST_STEP)
+        if self._idle_windows >= 20 or (priced and self._step < LEAST_STEP):
+            self.finished = not self.best_prices.any()
+            if not self.finished:
+                self._knapsacks = KnapsackDual(self.flat, self.memory, self.best_prices, self._messages)
+                self.finished = self._knapsacks.finished
 
     def _safe_bound(self, messages: Messages, prices: Floats, unary: Floats) -> float:
         """Return the lower bound of messages and prices, less its rounding error."""

@@ -48,14 +48,17 @@ class Messages:
         """Return an independent copy."""
         return Messages(self.to_first.copy(), self.to_second.copy(), self.reduced_costs.copy(), self.labels.copy())
 
-    def sweep(self, flat: FlatField, unary: Floats, times: int = 1) -> float:
+    def sweep(self, flat: FlatField, unary: Floats, times: int = 1, reserved: Ints | None = None) -> float:
         """Pass forwards and backwards; return the lower bound, up to rounding.
 
         Args:
             flat: The field.
             unary: Costs of labels, in place of the field's.
             times: Number of forward and backward passes.
+            reserved: Per node, shares of its cost that stay at the node instead of moving to an edge; 0 by default.
         """
+        if reserved is None:
+            reserved = np.zeros(flat.num_nodes, np.int64)
         width = int(np.diff(flat.offsets).max(initial=1))
         moved, decided = np.zeros(width), np.zeros(width)
         offsets, edges = flat.offsets, flat.edges
@@ -65,9 +68,9 @@ class Messages:
         # fmt: off
         for _ in range(times):
             _pass(offsets, unary, edges, flat.tables, flat.at, to_first, to_second, first, second,
-                  earlier, earlier_at, later, later_at, reduced_costs, labels, moved, decided, False)
+                  earlier, earlier_at, later, later_at, reserved, reduced_costs, labels, moved, decided, False)
             bound = _pass(offsets, unary, edges, flat.turned, flat.at, to_second, to_first, second, first,
-                          later, later_at, earlier, earlier_at, reduced_costs, labels, moved, decided, True)
+                          later, later_at, earlier, earlier_at, reserved, reduced_costs, labels, moved, decided, True)
         # fmt: on
         return float(bound) + flat.constant
 
@@ -107,6 +110,7 @@ def _pass(
     behind_at: Ints,
     ahead: Ints,
     ahead_at: Ints,
+    reserved: Ints,
     reduced_costs: Floats,
     labels: Ints,
     total: Floats,
@@ -159,7 +163,7 @@ def _pass(
         for x in range(size):
             reduced_costs[begin + x] = total[x] - least
         num_ahead = ahead_at[i + 1] - ahead_at[i]
-        chains = max(1, num_ahead, behind_at[i + 1] - behind_at[i])
+        chains = max(1, num_ahead, behind_at[i + 1] - behind_at[i]) + reserved[i]
         for k in range(ahead_at[i], ahead_at[i + 1]):
             m = out_at[ahead[k]]
             for x in range(size):
