@@ -22,17 +22,19 @@ sys.path.insert(0, str(ROOT))
 
 from autopar.cost.fused_groups import FusedGroup  # noqa: E402
 from autopar.cost.learned_kernels import (  # noqa: E402
+    KNOTS,
     NUM_FEATURES,
     LearnedKernels,
     Provenance,
     Range,
     WeightsFile,
+    curve,
     encode,
 )
 from autopar.profile.fused_timing import TimedGroup, load_timed  # noqa: E402
 
-HIDDEN, LAYERS = 32, 3
-EPOCHS, RATE, DECAY = 600, 4e-3, 1e-4
+HIDDEN, LAYERS = 16, 2
+EPOCHS, RATE, DECAY = 500, 5e-3, 0.05
 SEED = 0
 NEAR = 0.14
 """DisCo counts groups that are predicted within 14 %."""
@@ -69,11 +71,14 @@ def train_network(groups: list[FusedGroup], seconds: Array, kinds: dict[str, int
         "features": drawn(NUM_FEATURES, HIDDEN, by=0.3),
         "out": drawn(HIDDEN, by=0.05),
         "rates": torch.nn.Parameter(torch.full((len(kinds),), log(1e-9))),
+        "curve": torch.nn.Parameter(torch.zeros(len(kinds), len(KNOTS))),
+        "nodes": torch.nn.Parameter(torch.full((len(kinds),), log(1e-6))),
         "call": torch.nn.Parameter(torch.tensor([log(10e-6), log(1e-6)])),
     }
     for layer in range(LAYERS):
         own |= {f"{name}.{layer}": drawn(HIDDEN, HIDDEN, by=0.1) for name in ("self", "read", "given")}
         own[f"bias.{layer}"] = torch.nn.Parameter(torch.zeros(HIDDEN))
+    hats = torch.from_numpy(curve(batch.scale))
     degree = torch.bincount(sources, minlength=len(kind)).clamp(min=1)[:, None]
 
     def predicted() -> Any:
@@ -83,11 +88,19 @@ def train_network(groups: list[FusedGroup], seconds: Array, kinds: dict[str, int
             given = torch.zeros_like(hidden).index_add(0, sources, hidden[targets]) / degree
             step = hidden @ own[f"self.{layer}"] + read @ own[f"read.{layer}"] + given @ own[f"given.{layer}"]
             hidden = hidden + torch.relu(step + own[f"bias.{layer}"])
-        each = torch.exp((hidden @ own["out"] + own["rates"][kind] + scale).clamp(-40, 10))
+        rate = hidden @ own["out"] + own["rates"][kind] + (own["curve"][kind] * hats).sum(1)
+        each = torch.exp((rate + scale).clamp(-40, 10)) + torch.exp(own["nodes"][kind])
         call, tensor = torch.exp(own["call"])
         return torch.zeros(len(inputs)).index_add(0, group, each) + call + tensor * inputs
 
-    optimizer = torch.optim.AdamW(own.values(), lr=RATE, weight_decay=DECAY)
+    plain = ("rates", "nodes", "call")
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [weight for name, weight in own.items() if name not in plain], "weight_decay": DECAY},
+            {"params": [own[name] for name in plain], "weight_decay": 0.0},
+        ],
+        lr=RATE,
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, EPOCHS, pct_start=0.1)
     for _ in range(EPOCHS):
         optimizer.zero_grad()
