@@ -6,9 +6,9 @@
     h_{l+1}(o) = h_l(o) + relu(A_l h_l(o) + B_l sum of h_l over what o reads + C_l mean of h_l over who reads o + a_l)
 
 The seconds of a kernel are a sum over its ops, each of which sees its neighbourhood: what stays in registers and what
-goes to memory. `curve` has hat functions over the logarithm of elements: caches hold small tensors. Weights hold for the machine and the runtime they were measured on, and for groups like those they were
-trained on (`Range`); for all others there is no answer, and the analytic cost counts.
-`docs/benchmarks/fused_kernels.py` trains them.
+goes to memory. `curve` has hat functions over the logarithm of elements: caches hold small tensors. Weights hold for
+the machine and the runtime they were measured on, and for groups like those they were trained on (`Range`); for all
+others there is no answer, and the analytic cost counts. `docs/benchmarks/fused_kernels.py` trains them.
 """
 
 from collections import Counter

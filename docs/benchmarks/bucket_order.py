@@ -5,11 +5,12 @@
 
 Needs torch. First the ranks measure when each gradient is there in a backward without communication, and what
 all-reduces of several sizes take; from this `solvers.batching` cuts buckets and predicts the step of every way to cut.
-Then they train with PyTorch's DistributedDataParallel at several `bucket_cap_mb`, and with our cuts by hooks of
-gradients, all ways in turns, so that what else the machine does meets all of them alike.
+Then they train with PyTorch's DistributedDataParallel at several `bucket_cap_mb` and with our cuts as
+`bucket_cap_mb_list`, all ways in turns, so that what else the machine does meets all of them alike.
 """
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,14 +29,14 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from autopar.fusion.rules import DDP_FIRST, MIB, SizeRule  # noqa: E402
+from autopar.fusion.rules import MIB, SizeRule  # noqa: E402
 from autopar.solvers.batching import cut_batches  # noqa: E402
 
 RANKS = 2
 WIDTH, DEPTH, BATCH = 512, 20, 64
 """A chain of linear layers: 1 MiB of gradients each."""
 CAPS = (0.05, 1.0, 4.0, 25.0, 1000.0)
-"""`bucket_cap_mb` that are tried: nearly every gradient alone, to all but the first bucket in one."""
+"""`bucket_cap_mb` that are tried: nearly every gradient alone, to all of them in one."""
 SIZES = (4 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 """Bytes of the all-reduces that are measured."""
 OURS = "ours"
@@ -81,7 +83,7 @@ def predicted(found: Found, ends: Sequence[int]) -> float:
 
 def ways(found: Found) -> dict[str, tuple[int, ...]]:
     """Return the buckets of every way."""
-    table = {f"DDP {cap:g} MiB": SizeRule(cap * MIB, min(DDP_FIRST, cap * MIB)).ends(found.sizes) for cap in CAPS}
+    table = {f"DDP {cap:g} MiB": SizeRule(cap * MIB).ends(found.sizes) for cap in CAPS}
     return {**table, OURS: found.ours}
 
 
@@ -98,8 +100,7 @@ def rank(number: int, store: Path, rounds: int, out: Path) -> None:
     parameters = list(model.parameters())
 
     def step(module: Any) -> None:
-        for own in parameters:
-            own.grad = None
+        module.zero_grad(set_to_none=True)
         module(x).square().mean().backward()
 
     def shared(values: Sequence[float]) -> list[float]:
@@ -123,13 +124,15 @@ def rank(number: int, store: Path, rounds: int, out: Path) -> None:
     slope, latency = np.polyfit(SIZES, shared(times), 1)
     latency, slope = max(1e-5, float(latency)), max(1e-12, float(slope))
     ours = cut_batches(ready, sizes, law(latency, slope)).ends
-    runs: dict[str, Callable[[], None]] = {}
-    for cap in CAPS:
-        module = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=False)
-        runs[f"DDP {cap:g} MiB"] = lambda module=module: step(module)  # type: ignore[misc]
+    ends = (0, *ours)
+    caps = [sum(sizes[first:last]) / MIB for first, last in pairwise(ends)]
+    settings: dict[str, dict[str, Any]] = {f"DDP {cap:g} MiB": {"bucket_cap_mb": cap} for cap in CAPS}
+    settings[OURS] = {"bucket_cap_mb_list": caps}
+    runs = {
+        name: partial(step, torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model), **own))
+        for name, own in settings.items()
+    }
     samples = _timed(runs, rounds, dist)
-    del runs
-    samples |= _timed({OURS: _hooked(step, model, parameters, order, ours, dist)}, rounds, dist)
     steps = dict(zip(samples, shared([median(own) for own in samples.values()]), strict=True))
     if number == 0:
         found = Found(tuple(ready), tuple(sizes), compute, latency, slope, ours, steps)
@@ -158,48 +161,6 @@ def _ready_times(
     for handle in handles:
         handle.remove()
     return order, [median(column) for column in zip(*rows, strict=True)], median(ends)
-
-
-def _hooked(
-    step: Callable[[Any], None],
-    model: Any,
-    parameters: Sequence[Any],
-    order: Sequence[int],
-    ends: Sequence[int],
-    dist: Any,
-) -> Callable[[], None]:
-    """Return a step in which hooks reduce the gradients of a bucket once all of them are there."""
-    import torch
-
-    bucket_of, members = {}, []
-    first = 0
-    for number, last in enumerate(ends):
-        members.append([parameters[own] for own in order[first:last]])
-        bucket_of |= {own: number for own in order[first:last]}
-        first = last
-    left: list[int] = []
-    pending: list[tuple[Any, Any, list[Any]]] = []
-
-    def arrived(index: int) -> None:
-        bucket = bucket_of[index]
-        left[bucket] -= 1
-        if not left[bucket]:
-            flat = torch.cat([own.grad.reshape(-1) for own in members[bucket]]).div_(RANKS)
-            pending.append((dist.all_reduce(flat, async_op=True), flat, members[bucket]))
-
-    for index, own in enumerate(parameters):
-        own.register_post_accumulate_grad_hook(lambda _, index=index: arrived(index))
-
-    def run() -> None:
-        left[:] = [len(own) for own in members]
-        step(model)
-        for work, flat, own in pending:
-            work.wait()
-            for parameter, piece in zip(own, flat.split([each.numel() for each in own]), strict=True):
-                parameter.grad.copy_(piece.view_as(parameter.grad))
-        pending.clear()
-
-    return run
 
 
 def _timed(runs: dict[str, Callable[[], None]], rounds: int, dist: Any) -> dict[str, list[float]]:
