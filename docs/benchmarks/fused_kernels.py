@@ -166,8 +166,8 @@ No group of a held-out structure (a fifth of all) is seen in training. Aims: 90 
 graph network on a GPU), a median error below 6 %, 20,000 groups a second.
 
 *analytic*: a launch and bytes of what enters and leaves at one bandwidth, both fitted to the training groups. *gradient
-boosting*: scikit-learn's, over counts of ops and logarithms of bytes. *second round*: the measurement against itself,
-which no model can beat by much.
+boosting*: scikit-learn's, over counts of ops and logarithms of bytes. *second round*: the measurement against itself a
+moment later. *timed again*: at another hour, when other processes had the machine; no model can be much better.
 """
 
 
@@ -181,16 +181,18 @@ def main() -> int:
     """Train on the groups of some files; print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--again", type=Path, help="some of the groups timed again at another hour")
     parser.add_argument("-o", dest="folder", type=Path, help="write weights there, a file per runtime")
     args = parser.parse_args()
     timed = [own for path in args.files for own in load_timed(path)]
+    again = [] if args.again is None else load_timed(args.again)
     write(HEAD.rstrip())
     for runtime in sorted({own.runtime for own in timed}):
-        report([own for own in timed if own.runtime == runtime], runtime, args.folder)
+        report([own for own in timed if own.runtime == runtime], runtime, args.folder, again)
     return 0
 
 
-def report(timed: list[TimedGroup], runtime: str, folder: Path | None) -> None:
+def report(timed: list[TimedGroup], runtime: str, folder: Path | None, again: list[TimedGroup]) -> None:
     """Train on the groups of a runtime and print the comparison."""
     inside, outside = split(timed)
     kinds = {kind: number for number, kind in enumerate(sorted({op.kind for own in timed for op in own.group.ops}))}
@@ -240,6 +242,13 @@ def report(timed: list[TimedGroup], runtime: str, folder: Path | None) -> None:
             np.array([own.first for own in unseen]),
         )
     )
+    before = {own.group: own.seconds for own in timed}
+    later = [own for own in again if own.runtime == runtime and own.group in before]
+    if later:
+        first, second = (
+            np.array(own) for own in zip(*((before[own.group], own.seconds) for own in later), strict=True)
+        )
+        write(told(f"{len(later)} groups timed again at another hour", second, first))
     if folder is not None:
         off = np.abs(predicted / measured - 1)
         provenance = Provenance(
