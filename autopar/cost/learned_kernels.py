@@ -218,7 +218,7 @@ def curve(scale: Float32) -> Float32:
     left = np.concatenate([width[:1], width])
     right = np.concatenate([width, width[-1:]])
     off = place - knots
-    return np.maximum(0, 1 - np.where(off < 0, -off / left, off / right)).astype(np.float32)
+    return np.asarray(np.maximum(0, 1 - np.where(off < 0, -off / left, off / right)), np.float32)
 
 
 def _sums(values: Float32, index: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> Float32:
