@@ -41,6 +41,11 @@ class Scaled:
         """What the software makes of it."""
         return self.costs.stack
 
+    @property
+    def learned(self) -> None:
+        """None: estimates are by the formulas."""
+        return None
+
     def on(self, devices: range, /) -> "Scaled":
         """Return the costs of work on some devices: a table has one kind of them."""
         return self

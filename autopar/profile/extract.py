@@ -202,6 +202,11 @@ class _Asked:
         """The software."""
         return self._costs.stack
 
+    @property
+    def learned(self) -> None:
+        """None: transfers do not depend on it."""
+        return None
+
     def fuse(
         self, ops: Sequence[Op], ranks: Mapping[str, int], stated: Sequence[Kernel] | None = None, /
     ) -> Mapping[str, Fused]:
