@@ -11,7 +11,16 @@ from autopar.cluster import load_cluster
 from autopar.cost import IDEAL, CostModel, Kernel, load_policy
 from autopar.cost.fused_groups import FusedGroup, GroupOp, Input, Made, Read, Typed, group_of
 from autopar.cost.fusion import Work
-from autopar.cost.learned_kernels import NUM_FEATURES, LearnedKernels, Provenance, Range, encode, shipped_weights
+from autopar.cost.learned_kernels import (
+    KNOTS,
+    NUM_FEATURES,
+    LearnedKernels,
+    Provenance,
+    Range,
+    curve,
+    encode,
+    shipped_weights,
+)
 from autopar.errors import ClusterError
 from autopar.ir.graph import Op, Phase
 from autopar.profile.fused_draw import resized
@@ -76,18 +85,19 @@ def _kernels(**weights: float) -> LearnedKernels:
     blank = {"kinds": np.zeros((2, 1)), "features": np.zeros((NUM_FEATURES, 1)), "out": np.zeros(1)}
     rates = np.log([weights["gelu"], weights["add"]])
     call = np.log([weights["call"], weights["tensor"]])
+    blank |= {"curve": np.zeros((2, len(KNOTS))), "nodes": np.full(2, np.log(11.0))}
     arrays = {name: np.asarray(own, np.float32) for name, own in {**blank, "rates": rates, "call": call}.items()}
     made = Provenance("my processor", "onnxruntime", "1", 1, 1, 1, 0.0, 0.0, 0.0, "")
     return LearnedKernels(made, Range(("Gelu", "Relu"), 16, 64, 2), arrays)
 
 
 def test_a_kernel_takes_the_sum_of_its_ops() -> None:
-    """32 elements at 3 and 2 seconds each, 5 for the call, 7 for each of the two tensors."""
+    """32 elements at 3 and 2 seconds each, 11 for each op, 5 for the call, 7 for each of the two tensors."""
     kernels = _kernels(gelu=3.0, add=2.0, call=5.0, tensor=7.0)
 
     (seconds,) = kernels.seconds([_group("Gelu", "Relu")])
 
-    assert seconds == pytest.approx(32 * 3 + 32 * 2 + 5 + 2 * 7, rel=1e-5)
+    assert seconds == pytest.approx(32 * 3 + 32 * 2 + 2 * 11 + 5 + 2 * 7, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +217,11 @@ def test_torch_computes_what_onnx_runtime_does() -> None:
 
         for own, other in zip(results, session.run(None, given), strict=True):
             np.testing.assert_allclose(own.numpy(), other, rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+def test_rates_are_interpolated_between_knots() -> None:
+    """Hat functions add up to one: at 2^15 elements half of each neighbour, beyond the ends those alone."""
+    found = curve(np.log(np.array([2.0**15, 2.0**3, 2.0**30], np.float32)))
+
+    np.testing.assert_allclose(found[0], [0, 0.5, 0.5, 0, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(found[1:], np.eye(6)[[0, 5]], atol=1e-5)

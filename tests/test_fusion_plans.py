@@ -104,7 +104,7 @@ def test_a_plan_file_with_buckets_of_no_stage_is_refused(plan: Plan) -> None:
     [
         ("megatron", "--ddp-bucket-size "),
         ("nemo", "config.ddp.bucket_size = "),
-        ("pytorch", "DistributedDataParallel(module, bucket_cap_mb="),
+        ("pytorch", "DistributedDataParallel(module, bucket_cap_mb_list=["),
         ("torchtitan", "torchtitan reduces block by block"),
         ("deepspeed", "DeepSpeed cuts by one size"),
     ],

@@ -63,7 +63,7 @@ def _told(joint: "Joint | None") -> dict[str, float] | None:
     "--kernel-costs",
     metavar="NAME|FILE",
     help="With joint: learned seconds of fused ops, for plans on the processor they were measured on. "
-    "Names: onnxruntime, inductor.",
+    "autopar comes with onnxruntime.",
 )
 @seed_option("Seed of the search for kernels.")
 @folder_option("Write plan.json with what was found there.")

@@ -74,7 +74,7 @@ class GroupOp:
     @property
     def elements(self) -> int:
         """Elements of the largest tensor that the op reads or makes."""
-        return max(prod(own.shape) for own in (*self.reads, *self.made))
+        return max(*(prod(own.shape) for own in self.reads), *(prod(own.shape) for own in self.made), 1)
 
 
 @dataclass(frozen=True, slots=True)

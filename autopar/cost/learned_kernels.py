@@ -1,13 +1,14 @@
 """Seconds of fused groups by a small graph network that was trained on measured ones.
 
-    seconds(group) = sum over ops o of exp(w . h_L(o) + b + log elements(o)) + exp(c) + exp(d) inputs
+    seconds(group) = sum over ops o of (elements(o) rate(o) + exp(n[kind(o)])) + exp(c) + exp(d) tensors
+    rate(o)    = exp(w . h_L(o) + r[kind(o)] + R[kind(o)] . curve(elements(o)))
     h_0(o)     = relu(E[kind(o)] + F features(o))
     h_{l+1}(o) = h_l(o) + relu(A_l h_l(o) + B_l sum of h_l over what o reads + C_l mean of h_l over who reads o + a_l)
 
 The seconds of a kernel are a sum over its ops, each of which sees its neighbourhood: what stays in registers and what
-goes to memory. Weights hold for the machine and the runtime they were measured on, and for groups like those they were
-trained on (`Range`); for all others there is no answer, and the analytic cost counts.
-`docs/benchmarks/fused_kernels.py` trains them.
+goes to memory. `curve` has hat functions over the logarithm of elements: caches hold small tensors. Weights hold for
+the machine and the runtime they were measured on, and for groups like those they were trained on (`Range`); for all
+others there is no answer, and the analytic cost counts. `docs/benchmarks/fused_kernels.py` trains them.
 """
 
 from collections import Counter
@@ -28,7 +29,9 @@ from autopar.errors import ClusterError
 
 Float32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
-NUM_FEATURES = 10
+NUM_FEATURES = 11
+KNOTS = (11.0, 14.0, 16.0, 18.0, 20.0, 22.0)
+"""Of the curve of rates: logarithms to base 2 of elements; between them rates are interpolated."""
 _FLOAT32 = 4.0  # bytes
 
 
@@ -131,7 +134,7 @@ class Batch:
 def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> list[float]:
     """Return what tells an op from others of its kind; `inner` has the values made inside."""
     elements = op.elements
-    read = broadcast = small = 0.0
+    read = broadcast = small = short = 0.0
     for own in op.reads:
         if own.value < 0:
             continue
@@ -139,6 +142,8 @@ def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> l
         if share < 0.5:
             small += 1.0
             broadcast += share
+            # The same numbers for one row after the other: what a short row costs, each of its elements shares.
+            short = max(short, 1.0 / own.shape[-1] if own.shape and own.shape[-1] > 1 else 0.0)
         elif own.value not in inner:
             read += share
     made = sum(prod(own.shape) for own in op.made) / elements
@@ -156,6 +161,7 @@ def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> l
         log2(max(1, prod(last))) / 10 - 1.8,
         1.0 if last and last[-1] == row else 0.0,
         log2(1 + group.read_bytes + group.written_bytes) / 10 - 2.0,
+        10 * short,
     ]
 
 
@@ -166,8 +172,13 @@ def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
         groups: The groups.
         kinds: Number of each kind of op; others are an error.
     """
-    numbers, features, scale, owner, sources, targets = [], [], [], [], [], []
-    inputs = []
+    numbers: list[int] = []
+    features: list[list[float]] = []
+    scale: list[float] = []
+    owner: list[int] = []
+    sources: list[int] = []
+    targets: list[int] = []
+    inputs: list[int] = []
     for index, group in enumerate(groups):
         start = len(numbers)
         makers: dict[int, int] = {}
@@ -197,6 +208,17 @@ def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
         np.array(targets, np.int64),
         np.array(inputs, np.float32),
     )
+
+
+def curve(scale: Float32) -> Float32:
+    """Return the hat functions of the knots at logarithms of elements, (N, knots)."""
+    knots = np.array(KNOTS, np.float32)
+    place = np.clip(scale / np.float32(log(2)), knots[0], knots[-1])[:, None]
+    width = np.diff(knots)
+    left = np.concatenate([width[:1], width])
+    right = np.concatenate([width, width[-1:]])
+    off = place - knots
+    return np.asarray(np.maximum(0, 1 - np.where(off < 0, -off / left, off / right)), np.float32)
 
 
 def _sums(values: Float32, index: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> Float32:
@@ -291,7 +313,9 @@ class LearnedKernels:
             step = hidden @ own[f"self.{layer}"] + read @ own[f"read.{layer}"] + given @ own[f"given.{layer}"]
             hidden = hidden + np.maximum(step + own[f"bias.{layer}"], 0)
             layer += 1
-        each = np.exp(np.clip(hidden @ own["out"] + own["rates"][batch.kinds] + batch.scale, -40, 10))
+        rate = hidden @ own["out"] + own["rates"][batch.kinds]
+        rate = rate + np.sum(own["curve"][batch.kinds] * curve(batch.scale), axis=1)
+        each = np.exp(np.clip(rate + batch.scale, -40, 10)) + np.exp(own["nodes"][batch.kinds])
         total = np.bincount(batch.group, weights=each, minlength=len(batch.inputs))
         call, tensor = np.exp(own["call"])
         return np.asarray(total + call + tensor * batch.inputs, np.float64)

@@ -67,9 +67,17 @@ def in_pytorch(plan: Plan, folded: Folded) -> list[str]:
     if {key[:1] for key in keys} == {("all_reduce",)}:
         size = one_size(plan, folded, "ddp")
         assert size is not None, "there are buckets"
+        lists = _caps(plan, folded)
+        if len(lists) == 1:
+            caps = ", ".join(f"{nbytes / MIB:.8g}" for nbytes in lists[0])
+            return [
+                f"buckets cut for this plan: DistributedDataParallel(module, bucket_cap_mb_list=[{caps}]), which "
+                f"PyTorch 2.13 has; before it {size.lost}, bucket_cap_mb={size.nbytes / MIB:.4g}, with a first bucket "
+                f"of {DDP_FIRST / MIB:g} MiB (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)"
+            ]
         return [
             f"{size.lost}: DistributedDataParallel(module, bucket_cap_mb={size.nbytes / MIB:.4g}); the first bucket "
-            f"has {DDP_FIRST / MIB:g} MiB (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)"
+            f"has {DDP_FIRST / MIB:g} MiB (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES) before PyTorch 2.13"
         ]
     costs = job_costs(plan.job)
     program = lower(plan, folded, costs)
@@ -81,6 +89,19 @@ def in_pytorch(plan: Plan, folded: Folded) -> list[str]:
         f"buckets cut for this plan ({format_seconds(own.step_seconds)} a step): FSDP2 reduces whole units; the "
         f"best are {told} ({format_seconds(found.found.step_seconds)})"
     ]
+
+
+def _caps(plan: Plan, folded: Folded) -> list[tuple[float, ...]]:
+    """Return the bytes of the buckets of every stage, first ones first; stages with equal ones count once."""
+    costs = job_costs(plan.job)
+    program = lower(plan, folded, costs)
+    timer = BucketTimer(program, costs)
+    found: dict[tuple[float, ...], None] = {}
+    for stage, traffic in zip(program.stages, timer.traffic(timer.uncut), strict=True):
+        for cuts in stage.buckets:
+            sizes = [own.traffic.nbytes for own in traffic.issued if own.key == cuts.key]
+            found[tuple(sum(sizes[begin:end]) for begin, end in pairwise((0, *cuts.ends)))] = None
+    return list(found)
 
 
 def _units(program: Program, found: Bucketing) -> list[str]:

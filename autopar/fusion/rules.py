@@ -59,7 +59,8 @@ RULES = {
 """What each framework does with a size; the sizes here are placeholders for those that are tried.
 
 PyTorch: `Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size` close a bucket with the gradient that
-reaches `bucket_cap_mb`, the first one at its own limit. Megatron-Core: `_ParamAndGradBuffer` closes one with the
+reaches `bucket_cap_mb`, the first one at its own limit; since PyTorch 2.13 it has that of the others where a size is
+given, and `bucket_cap_mb_list` gives each bucket its own. Megatron-Core: `_ParamAndGradBuffer` closes one with the
 parameter that reaches `bucket_size`. DeepSpeed: stage_1_and_2.py reduces what it has before a gradient that would
 exceed `reduce_bucket_size`."""
 

@@ -177,7 +177,7 @@ def _extended(group: FusedGroup, draw: random.Random) -> FusedGroup:
             break
         place = draw.choice(places[-3:])
         shape, number = made[place].shape, len(inputs) + place
-        table = draw.choice((UNARY, BINARY, BINARY, GRADIENTS))
+        table: tuple[str, ...] = draw.choice((UNARY, BINARY, BINARY, GRADIENTS))
         if len(shape) > 1 and draw.random() < REDUCED and not any(op.kind in ROWWISE for op in ops):
             table = SOFTMAX
         reads = [Read(number, shape)]

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from autopar.cost.fused_groups import FusedGroup
 from autopar.errors import ClusterError, ExecutionError
+from autopar.ir.graph import Attr
 from autopar.profile.fused_draw import MODELS, draw_groups, resized, sizes_of
 from autopar.profile.timing import StreamClock
 from autopar.ranks.assemble import Node, Port, assemble
@@ -105,7 +106,8 @@ def model_of(group: FusedGroup) -> bytes:
             made.append(name)
             if own.written:
                 outputs.append(Port(name, own.shape, own.dtype))
-        nodes.append(Node(op.kind, op.attrs, tuple(reads), tuple(made)))
+        attrs = cast(tuple[tuple[str, Attr], ...], op.attrs)  # lists of one type each, as they were in the graph
+        nodes.append(Node(op.kind, attrs, tuple(reads), tuple(made)))
     return assemble(nodes, ports, outputs, constants, OPSET)
 
 
