@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autopar.cluster import load_cluster
 from autopar.configuration import Configuration
-from autopar.cost import IDEAL, stack_from_dict
+from autopar.cost import IDEAL, CostModel, stack_from_dict
+from autopar.cost.stack import Attention
 from autopar.degrees import Degrees
 from autopar.errors import StackError
 from autopar.folding.recompute_modules import MODULES
@@ -19,6 +21,7 @@ from autopar.prediction import predict
 from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
+from autopar.workload import open_workload
 from tests.executions import COSTS, TINY, Execution, model_rules
 from tests.named_plans import Free, named_plan
 
@@ -109,17 +112,27 @@ def test_modules_that_run_again_change_no_number(model: str, module: str, cache_
     assert again > whole
 
 
-def test_modules_among_which_the_rule_chooses_are_cheap_for_their_bytes() -> None:
-    """Normalisations and activation functions are; attention and whole mixtures are as dear as the bytes they free."""
-    folded = Execution.of("deepseek-v3", SAMPLES, 1).folded
-    among = replace(COSTS, stack=replace(IDEAL, recompute_among=RECOMPUTE_MODULES))
+@pytest.mark.parametrize(
+    ("model", "attention", "expected"),
+    [
+        ("deepseek-v3", "fused", {"layernorm", "mla_up_proj", "activation", "moe_act"}),
+        ("llama3-8b", "fused", {"layernorm", "activation"}),
+        ("llama3-8b", "unfused", {"layernorm", "activation", "core_attn"}),
+    ],
+)
+def test_modules_among_which_the_rule_chooses_are_cheap_for_their_bytes(
+    model: str, attention: Attention, expected: set[str]
+) -> None:
+    """Up-projections of small latent values are; MLPs and mixtures are as dear as the bytes they free."""
+    folded = open_workload(f"zoo:{model}", dims={"num_layers": 4}).folded(1)
+    costs = CostModel(load_cluster("h100"), stack=replace(IDEAL, attention=attention))
 
-    chosen = selective_ops(folded, among)
+    chosen = selective_ops(folded, replace(costs, stack=replace(costs.stack, recompute_among=RECOMPUTE_MODULES)))
 
     names = {folded.kinds[kind].ops[own].name for kind, ops in enumerate(chosen) for own in ops}
-    each = modules_of(folded, COSTS)
-    assert all(kind[module] <= names for kind in each for module in ("layernorm", "moe_act") if module in kind)
-    assert not any(kind[module] <= names for kind in each for module in ("moe", "mlp") if module in kind)
+    each = modules_of(folded, costs)
+    found = {name for kind in each for name, ops in kind.items() if ops <= names}
+    assert found == expected
 
 
 def test_stacks_name_modules() -> None:

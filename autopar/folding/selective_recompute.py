@@ -175,19 +175,18 @@ class _ForwardOps:
         return frozenset(ops | self.views_of(ops)) if ops else frozenset()
 
     def worthwhile_modules(self, names: Iterable[str]) -> frozenset[int]:
-        """Return the ops of those modules that free `WORTH` times as many bytes per second as the whole forward.
+        """Return the ops of modules that free `WORTH` times as many bytes per second as the forward without scores.
 
         Args:
             names: Keys of `autopar.folding.recompute_modules.MODULES`.
         """
-        rate = self.rate_of_rest(0.0, frozenset())
         each = {name: ops for name in names if (ops := self.modules((name,)))}
-        chosen = {
-            name
-            for name, ops in each.items()
-            if (name == "core_attn" and self._keeps_scores)
-            or self._freed(ops) >= WORTH * rate * max(1e-12, self.seconds_of(ops))
-        }
+        chosen = {"core_attn"} & each.keys() if self._keeps_scores else set[str]()
+        core = frozenset().union(*(each[name] for name in chosen))
+        rate = self.rate_of_rest(self._freed(core), core)
+        for name, ops in each.items():
+            if self._freed(ops) >= WORTH * rate * max(1e-12, self.seconds_of(ops)):
+                chosen.add(name)
         return self.modules(chosen)
 
     def _freed(self, ops: frozenset[int]) -> float:
