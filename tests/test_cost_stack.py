@@ -207,5 +207,7 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "gradients",
         "context",
         "selective",
+        "recompute_modules",
+        "recompute_among",
     }
     assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}
