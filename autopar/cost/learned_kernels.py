@@ -105,7 +105,7 @@ class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     provenance: Provenance
     range: Range
-    weights: dict[str, list[float] | list[list[float]]]
+    weights: dict[str, list[float | list[float]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
