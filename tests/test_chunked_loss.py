@@ -54,7 +54,10 @@ def test_a_step_in_chunks_is_the_step_of_the_plain_loss(model: str) -> None:
     assert "logits" not in _step(model, SAMPLES).values
 
 
-@pytest.mark.parametrize(("model", "seed"), [("llama3-8b", 0), *((m, s) for m in MODELS for s in (1, 2))])
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [("llama3-8b", 0), *(pytest.param(m, s, marks=pytest.mark.slow) for m in MODELS for s in (1, 2))],
+)
 def test_partitioned_heads_compute_what_the_model_does(model: str, seed: int, cache_dir: Path) -> None:
     """Tokens, classes and width are split at random over two axes, with recompute."""
     execution = _execution(model)
@@ -91,12 +94,12 @@ def test_a_head_with_a_bias_is_refused() -> None:
         _step("bert-base", SAMPLES)
 
 
-def test_predictions_need_no_memory_for_logits() -> None:
+def test_predictions_need_no_memory_for_logits(cache_dir: Path) -> None:
     """32,768 words and 64 tokens of width 32: of 4 MB of logits, which their gradient overwrites, a chunk is left."""
     dims = {"num_layers": 1, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "seq": 64, "vocab": 32_768}
 
     plain, chunked = (
-        predict("zoo:llama3-8b", Degrees(global_batch=1), dims=dims, loss=loss, stack="ideal")
+        predict("zoo:llama3-8b", Degrees(global_batch=1), dims=dims, loss=loss, stack="ideal", cache_dir=cache_dir)
         for loss in ("auto", CHUNKED)
     )
 
