@@ -4,12 +4,14 @@ import random
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
 from autopar.cluster import load_cluster
-from autopar.cost import IDEAL, MIXED, CostModel, Kernel
+from autopar.cost import IDEAL, MIXED, CostModel, Kernel, load_policy
 from autopar.cost.fusion import Fused, Work, fuse
+from autopar.cost.learned_kernels import LearnedKernels
 from autopar.degrees import Degrees
 from autopar.errors import PlanError
 from autopar.folding.fold import Folded
@@ -207,3 +209,25 @@ def test_kernels_found_lawful_wait_for_none_of_each_other() -> None:
             circle = find_cycle(ops, kernel, {})
 
             assert own.are_lawful(kernels) == (not circle and all(own.is_allowed(group) for group in kernels))
+
+
+def test_learned_costs_price_the_kernels_of_a_simulated_step() -> None:
+    """On their processor learned costs count in the search and in the step; the answer says how often."""
+    predictor = Predictor(workload("gpt2"), known=rules("gpt2"), verify=False)
+    machine, policy = job_machine(16, load_cluster("v100-aws")), load_policy("fp32")
+    degrees = predictor.settled(Degrees(dp=16, microbatch=4, global_batch=64))
+    program, _ = predictor.lowered(degrees, machine, IDEAL, policy=policy)
+    shipped = LearnedKernels.load("onnxruntime")
+    own = replace(shipped, provenance=msgspec.structs.replace(shipped.provenance, machine=machine.device.name))
+    span = msgspec.structs.replace(own.range, least_elements=1)
+    plain = CostModel(machine, policy, IDEAL)
+
+    costs = replace(plain, kernels=replace(own, range=span))
+    found = fuse_ops(program, costs, len(predictor.workload.folded(degrees.samples).kinds), _QUICK)
+
+    assert costs.learned is not None
+    assert simulate(program, replace(plain, kernels=shipped)).step_seconds == simulate(program, plain).step_seconds
+    assert simulate(program, costs).step_seconds > simulate(program, plain).step_seconds  # a processor is slower
+    assert found.after <= found.before
+    assert costs.learned.known
+    assert "kernels by what was learned of onnxruntime" in costs.learned.told()
