@@ -425,9 +425,9 @@ def tensors(
         to_hub = rng.random() < 0.7 or not len(body)
         join(int(num_hubs * rng.random() ** 2) if to_hub else int(rng.choice(body)), node)
     usages = []
-    for node, own in enumerate(placements):
+    for node, allowed in enumerate(placements):
         life = int(num_nodes ** rng.random()) if rng.random() < long_lives else 1 + int(rng.geometric(1 / 3))
-        amounts = np.array([int(sizes[node] / shards(every[k])) for k in own.tolist()])
+        amounts = np.array([int(sizes[node] / shards(every[k])) for k in allowed.tolist()])
         usages.append(Usage(node, node, min(node + 1 + life, num_nodes + 1), amounts))
     least = _peak(num_nodes + 1, usages, [u.amounts.min() for u in usages])
     name = f"tensors-{num_nodes}-{limit}"
