@@ -109,6 +109,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "seed": 7,
         "pins": Path("p.yaml"),
         "profile": None,
+        "recompute_modules": (),
         "workers": 3,
         "engine": "local",
         "ray_address": None,

@@ -176,4 +176,4 @@ def test_reports_show_a_group_for_each_of_its_stages() -> None:
     assert peaks[:2] == peaks[2:]
     assert "stage" in explained
     firsts = [line.split()[0] for line in timeline.splitlines() if line]
-    assert [word for word in firsts if word.isdigit()] == ["0", "1"] * 3
+    assert [word for word in firsts if word.isdigit()] == ["0", "1"] * 4

@@ -151,7 +151,7 @@ def test_scripts_hold_names_as_text(target: str, folder: Path, capsys: pytest.Ca
     """Python compiles and runs nothing of theirs, a shell finds the words that are meant, TOML and JSON can be read."""
     file = folder / f"{target}.out"
     plan = folder / "plan.json"
-    if target in ("accelerate", "trainer", "maxtext"):  # without pipelines, or with equal stages only
+    if target in ("accelerate", "trainer", "maxtext", "fsdp"):  # without pipelines, or with equal stages only
         degrees = ("--dp", "4", "--zero", "3", "--global-batch", "8", "--no-cache", "-o", str(folder / "sharded"))
         command("predict", str(folder / "model.onnx"), *degrees, capsys=capsys)
         plan = folder / "sharded" / "plan.json"
@@ -163,7 +163,7 @@ def test_scripts_hold_names_as_text(target: str, folder: Path, capsys: pytest.Ca
     text = file.read_text()
     assert lines(text) == text
     assert not re.search(rf"^{MARK}", text, re.MULTILINE)
-    if target in ("jax", "pytorch", "torchtitan", "nemo"):
+    if target in ("jax", "pytorch", "torchtitan", "nemo", "fsdp"):
         tree = ast.parse(text)
         compile(tree, str(file), "exec")
         assert not any(isinstance(node, ast.Name) and node.id == MARK for node in ast.walk(tree))

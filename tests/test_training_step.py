@@ -372,7 +372,7 @@ def test_step_of_a_large_model_has_its_parameters() -> None:
 
 def test_unknown_requests_are_refused() -> None:
     """The hint lists what there is."""
-    with pytest.raises(JobError, match=r"(?s)no loss 'hinge'.*auto, cross-entropy, mse, mean"):
+    with pytest.raises(JobError, match=r"(?s)no loss 'hinge'.*auto, cross-entropy, chunked-cross-entropy, mse, mean"):
         training_step(_linear(), loss="hinge")
     with pytest.raises(
         JobError, match=r"(?s)no optimizer 'shampoo'.*adam, adamw, adamw-8bit, sgd, lion, muon, adafactor"
