@@ -53,12 +53,13 @@ def main() -> None:
     seconds: dict[str, float] = defaultdict(float)
     for name, kernel in KERNELS.items():
         module, _, function = name.partition(":")
-        if kernel.signatures:
-            found[module][function] = [
-                [spelled(kind) for kind in signature]
-                for signature in kernel.signatures
-                if not any(isinstance(kind, types.Literal) for kind in signature)  # compiled with their callers
-            ]
+        versions = [
+            [spelled(kind) for kind in signature]
+            for signature in kernel.signatures
+            if not any(isinstance(kind, types.Literal) for kind in signature)  # compiled with their callers
+        ]
+        if versions:
+            found[module][function] = versions
             times = ((kernel.get_metadata(each) or {}).get("timers", {}) for each in kernel.signatures)
             seconds[module] += sum(timers.get("compiler_lock", 0.0) for timers in times)
     text = json.dumps({module: found[module] for module in sorted(found, key=lambda own: -seconds[own])}, indent=1)
