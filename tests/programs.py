@@ -12,7 +12,6 @@ from autopar.cost import IDEAL, Fused, Kernel, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
-from autopar.program.again import run_again
 from autopar.program.offload import offload_saved
 from autopar.program.records import (
     Category,
@@ -30,6 +29,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
+from autopar.program.rerun_ops import run_again
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard

@@ -19,10 +19,10 @@ from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import Job, Plan
 from autopar.problem import Choice, Problem
-from autopar.ranks.clock import Clock
-from autopar.ranks.engine import Engine
+from autopar.ranks.compiled_models import Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.rank import Rank
+from autopar.ranks.stopwatch import Clock
 from autopar.recompute import Recompute
 from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble

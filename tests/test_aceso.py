@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from autopar.aceso import Configuration, CostModel, Database, Stage, plan
-from autopar.aceso.database import MIB
-from autopar.aceso.measured import step_seconds, weight_gradient_seconds
+from autopar.aceso.measured_step import step_seconds, weight_gradient_seconds
+from autopar.aceso.profile_database import MIB
 from autopar.cli.commands import app
 from autopar.errors import DataError, InfeasibleError, JobError
 from tests.aceso_cases import OPS, least_seconds, open_model, write_database

@@ -10,8 +10,8 @@ import pytest
 
 import autopar
 from autopar.alternatives import TensorView, Weighing, view_tensor, weigh
-from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import LIKEST, decisions, likest, pinned_to
+from autopar.alternatives.job_of_plan import task_of
 from autopar.api import plan_task
 from autopar.cli import main
 from autopar.configuration import Configuration

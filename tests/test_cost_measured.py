@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.cost.measured import collective_report, measured_seconds, split
+from autopar.cost.measured_collectives import collective_report, measured_seconds, split
 from autopar.errors import ClusterError
 
 COMM = Path(__file__).parents[2] / "shared" / "data" / "published" / "comm.json"

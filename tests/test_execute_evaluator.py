@@ -5,7 +5,7 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from autopar.discover.data import sample
+from autopar.discover.probe_data import sample
 from autopar.discover.shrink import shrink
 from autopar.discover.sketch import Sketch, sketch_op
 from autopar.execute import Executor

@@ -30,7 +30,7 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.onnx import load
 from autopar.onnx.roles import FROZEN_KEY
 from autopar.pins import pins_from
-from autopar.pins.check import broken
+from autopar.pins.plan_check import broken
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower
 from autopar.program.records import Category, Collective, SegmentPhase

@@ -5,8 +5,8 @@ import sys
 
 import networkx as nx
 
+from autopar.ir.canonical_order import canonical_order
 from autopar.ir.graph import Phase, Role
-from autopar.ir.order import canonical_order
 from tests.executions import model_graph
 
 

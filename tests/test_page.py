@@ -25,7 +25,7 @@ from autopar.page.charts import alternatives_chart
 from autopar.page.compare import compared, pareto
 from autopar.page.document import _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
-from autopar.page.machine import machine, machine_data
+from autopar.page.machine_picture import machine, machine_data
 from autopar.page.records import Compared, Lanes
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
 from autopar.page.tiles import tiles

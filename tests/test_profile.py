@@ -32,7 +32,7 @@ from autopar.profile.actions import Place, launch_work, model_action, products_w
 from autopar.profile.extract import Extraction
 from autopar.profile.plans import every_split, extract_degrees, parse_degrees
 from autopar.profile.suite import suite
-from autopar.ranks.engine import Engine
+from autopar.ranks.compiled_models import Engine
 from autopar.sharding import Axis
 from autopar.simulate import simulate
 from autopar.task import job_machine

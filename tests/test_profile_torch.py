@@ -21,11 +21,11 @@ from autopar.profile.extract import Extraction
 from autopar.profile.measure import profile_events
 from autopar.profile.plans import extract_plan
 from autopar.profile.suite import suite
-from autopar.profile.tasks import Task
+from autopar.profile.timed_tasks import Task
 from autopar.progress import Progress
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
-from autopar.ranks.table import format_run
+from autopar.ranks.run_table import format_run
 from autopar.sharding import Mesh
 from tests.executions import TINY
 from tests.rank_runs import tiny_plan

@@ -40,14 +40,14 @@ from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.collect import gradient_items, output_items, put_together, state_items
 from autopar.ranks.collectives import begin, merge, split
 from autopar.ranks.compare import deviation
-from autopar.ranks.data import Batches, Weights
-from autopar.ranks.engine import Engine
+from autopar.ranks.compiled_models import Engine
+from autopar.ranks.instruction_order import Run, Start, Wait, order
 from autopar.ranks.job import prepare_job, run_rank
 from autopar.ranks.lowered import Lowered
-from autopar.ranks.order import Run, Start, Wait, order
 from autopar.ranks.records import RunReport, RunRequest
 from autopar.ranks.routes import groups_of, refreshes
-from autopar.ranks.table import format_run
+from autopar.ranks.run_table import format_run
+from autopar.ranks.step_data import Batches, Weights
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard

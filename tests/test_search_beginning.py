@@ -8,7 +8,7 @@ from autopar.api import plan_task
 from autopar.configuration import Configuration, configurations, first_tries, fitting_try
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
-from autopar.search.executor import InProcessExecutor
+from autopar.search.task_executor import InProcessExecutor
 from autopar.search.tasks import SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare

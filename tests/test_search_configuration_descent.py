@@ -19,10 +19,10 @@ from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
 from autopar.search.configuration_descent import ConfigurationDescent, distance
 from autopar.search.context import SearchContext
-from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.node_solver import open_node
 from autopar.search.outcome import Outcome
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.search.task_executor import Executor, InProcessExecutor
 from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare

@@ -29,12 +29,12 @@ from autopar.search import workbench
 from autopar.search.backends import Engine
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.context import SearchContext
-from autopar.search.executor import Assignment, Executor, InProcessExecutor, WorkerPool
 from autopar.search.node_solver import NodeSolver, open_node
 from autopar.search.ordered_execution import LAG, TaskSeries, horizon, run_series
 from autopar.search.outcome import Outcome
 from autopar.search.process_executor import ProcessExecutor
 from autopar.search.settings import NodeSettings, SearchSettings
+from autopar.search.task_executor import Assignment, Executor, InProcessExecutor, WorkerPool
 from autopar.search.tasks import Finding, SearchTask, TaskKind
 from autopar.sharding import Axis, Mesh
 from autopar.task import Effort, Task, prepare

@@ -21,8 +21,17 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.aceso.database import Bandwidth, Database, ModelProfile
-from autopar.aceso.kernel import BACKWARD, FORWARD, INPUTS, KEPT, OUTPUTS, RESERVED_BACKWARD, RESERVED_FORWARD, WEIGHTS
+from autopar.aceso.profile_database import Bandwidth, Database, ModelProfile
+from autopar.aceso.stage_loops import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    KEPT,
+    OUTPUTS,
+    RESERVED_BACKWARD,
+    RESERVED_FORWARD,
+    WEIGHTS,
+)
 from autopar.errors import DataError, JobError
 
 Floats = NDArray[np.float64]

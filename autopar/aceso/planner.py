@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.aceso.cost import STAGE_DEVICES, Configuration, CostModel, Estimate, Stage
-from autopar.aceso.kernel import INPUTS, KEPT, OUTPUTS, cut_chain, stage_times
 from autopar.aceso.recompute import caps, choose_ops, choose_quantum
+from autopar.aceso.stage_loops import INPUTS, KEPT, OUTPUTS, cut_chain, stage_times
 from autopar.errors import InfeasibleError
 
 Floats = NDArray[np.float64]

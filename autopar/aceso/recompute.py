@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.aceso.cost import CostModel, Stage
-from autopar.aceso.database import MIB
-from autopar.aceso.kernel import FORWARD, KEPT, append_op
+from autopar.aceso.profile_database import MIB
+from autopar.aceso.stage_loops import FORWARD, KEPT, append_op
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import base
+from autopar.alternatives.job_of_plan import task_of
 from autopar.alternatives.records import Alternative
 from autopar.alternatives.weigh import WEIGHING_SECONDS, Scale
 from autopar.cost import CostModel

@@ -13,8 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from autopar import solvers
-from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import Decision, Value, decisions, likest, pinned_to
+from autopar.alternatives.job_of_plan import task_of
 from autopar.alternatives.records import Alternative, Limit, Weighing
 from autopar.errors import PinError, PlanError
 from autopar.least_memory_plan import shortage, thriftiest

@@ -45,7 +45,7 @@ def least_step_over_cuts(
     >>> [round(least_step_over_cuts(SCHEDULES["zb-h1"], 2, 4, 1, each, np.full(3, own)), 3) for own in (3.0, 4.0)]
     [24.0, 32.0]
     """
-    from autopar.schedule.kernel import least_cut  # numba is imported only where it is needed
+    from autopar.schedule.task_loops import least_cut  # numba is imported only where it is needed
 
     num_stages = num_groups * num_chunks
     if not 1 < num_stages <= len(passes):

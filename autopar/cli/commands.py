@@ -9,6 +9,7 @@ import click
 
 from autopar import __version__
 from autopar.cli.benchmarking import benchmark
+from autopar.cli.catalogues import clusters, rules, stacks, write_model
 from autopar.cli.completion import completion
 from autopar.cli.doctor import doctor
 from autopar.cli.executing import run, simulate
@@ -18,7 +19,6 @@ from autopar.cli.fitting import fit
 from autopar.cli.foreign import aceso
 from autopar.cli.fusing import fuse
 from autopar.cli.job_file import JOB_FILE, read_job_file
-from autopar.cli.listing import clusters, rules, stacks, write_model
 from autopar.cli.looking import figures, report
 from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict

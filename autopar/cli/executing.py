@@ -300,7 +300,7 @@ def run(
     _read(plan_file)
     from autopar.ranks.launch import run_plan, run_under_torchrun
     from autopar.ranks.records import RunRequest
-    from autopar.ranks.table import format_run
+    from autopar.ranks.run_table import format_run
 
     with show_progress() as progress:
         if world is not None:

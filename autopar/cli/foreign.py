@@ -58,7 +58,7 @@ def aceso(
     costs = CostModel.of(
         opened, model, devices=gpus, node=gpus_per_node, global_batch=global_batch or _SAMPLES * gpus, layers=layers
     )
-    from autopar.aceso.measured import step_seconds
+    from autopar.aceso.measured_step import step_seconds
     from autopar.report.aceso import format_found
 
     limit = memory * 2**20 * _USABLE

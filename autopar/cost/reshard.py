@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective, leaves_node
-from autopar.cost.kernel import shortened
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import Bucketed, Carried
+from autopar.cost.placement_loops import shortened
 from autopar.errors import ShardingError
 from autopar.ir.routing import Routed, Routing
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements

@@ -13,11 +13,11 @@ from itertools import combinations, product
 from math import prod
 
 from autopar.discover.chunks import chunked, is_multiple, readings
-from autopar.discover.data import sample
 from autopar.discover.flags import holds_cyclic, holds_uneven
 from autopar.discover.halos import halo_strategies
 from autopar.discover.locals import local_strategies
 from autopar.discover.per_device import with_own_means
+from autopar.discover.probe_data import sample
 from autopar.discover.rules import Rule, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sizes import refinement

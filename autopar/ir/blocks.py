@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import GraphError
+from autopar.ir.canonical_order import Ordered, canonical_order
 from autopar.ir.graph import ITEM_BYTES, Graph, Op, Phase, Role, State, Value
-from autopar.ir.order import Ordered, canonical_order
 from autopar.ir.repeats import MAX_OUTPUTS, NO_SOURCE, Region, cut_positions, find_regions
 from autopar.ir.repeats import Sequence as OpSequence
 

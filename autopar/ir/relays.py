@@ -9,8 +9,8 @@ readers and the next block return, so that gradients are summed up on their way 
 from dataclasses import replace
 
 from autopar.ir.blocks import instance_ops
+from autopar.ir.canonical_order import downstream
 from autopar.ir.graph import Graph, Op, Phase
-from autopar.ir.order import downstream
 
 
 def with_relays(graph: Graph) -> Graph:

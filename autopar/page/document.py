@@ -17,7 +17,7 @@ from autopar import __version__
 from autopar.page import charts
 from autopar.page.bars import memory_top
 from autopar.page.compare import RUNNER_UP, THIS
-from autopar.page.machine import machine_data
+from autopar.page.machine_picture import machine_data
 from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
 from autopar.page.records import BlockGraph, LaneShares, Measured, Node, Progress, Sharded
 from autopar.page.tiles import tiles

@@ -7,7 +7,7 @@ from autopar.alternatives import Weighing
 from autopar.page.bars import gantt, lanes_of, memory_curves
 from autopar.page.compare import compared
 from autopar.page.graph import block_graphs
-from autopar.page.machine import machine
+from autopar.page.machine_picture import machine
 from autopar.page.measured import measured_step
 from autopar.page.records import (
     Alternatives,

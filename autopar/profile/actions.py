@@ -8,13 +8,13 @@ import numpy as np
 from autopar.cost.collectives import Collective as Kind
 from autopar.errors import ExecutionError
 from autopar.events import OverlapEvent, TransferEvent
-from autopar.profile.tasks import Feed, Work
+from autopar.profile.timed_tasks import Feed, Work
 from autopar.program.records import Collective, Operand
 from autopar.ranks.assemble import Node, assemble
 from autopar.ranks.assemble import Port as ModelPort
 from autopar.ranks.collectives import Pending, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
-from autopar.ranks.engine import Engine
+from autopar.ranks.compiled_models import Engine
 from autopar.sharding import Axis, Partial, Placement, Replicate, Shard
 
 _OPSET = 24
@@ -89,7 +89,7 @@ def products_work(size: int, products: int) -> Work:
 
 
 def _work_of(model: bytes, names: list[str], shape: tuple[int, ...], out: str, out_shape: tuple[int, ...]) -> Work:
-    from autopar.profile.tasks import Port
+    from autopar.profile.timed_tasks import Port
 
     return Work(model, tuple(Feed(name, shape, "float32") for name in names), (Port(out, out_shape, "float32"),))
 

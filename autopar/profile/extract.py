@@ -23,7 +23,7 @@ from autopar.events import Event, OpEvent, PieceEvent, TensorType, TransferEvent
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Op, Phase
 from autopar.ir.routing import Routed
-from autopar.profile.tasks import Feed, Port, Task, Work
+from autopar.profile.timed_tasks import Feed, Port, Task, Work
 from autopar.program.records import (
     HOST_PHASES,
     Collective,
@@ -38,9 +38,9 @@ from autopar.program.records import (
     defines,
     reads,
 )
-from autopar.ranks.data import Batches
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.segments import RunModel, SegmentCompiler
+from autopar.ranks.step_data import Batches
 from autopar.sharding import Axis, Shard
 from autopar.simulate.engine import run_step
 from autopar.simulate.layout import Shapes

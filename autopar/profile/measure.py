@@ -19,7 +19,7 @@ from autopar.errors import JobError
 from autopar.events import DATABASE_FILE, Database, LaunchEvent, Machine, Measurement, load_database, save_database
 from autopar.machine import usable_cores
 from autopar.profile.groups import group_of_event
-from autopar.profile.tasks import Task
+from autopar.profile.timed_tasks import Task
 from autopar.profile.worker import REQUEST_FILE, Failed, Found, Item, ProfileRequest, Said, measure
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.ranks.launch import check_installed, started, watch

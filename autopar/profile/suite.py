@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from autopar.cost import load_policy
 from autopar.events import OpEvent, OverlapEvent, TensorType, TransferEvent
 from autopar.profile.actions import FLOAT32
-from autopar.profile.tasks import Feed, Port, Task, Work
+from autopar.profile.timed_tasks import Feed, Port, Task, Work
 from autopar.ranks.assemble import Node, assemble
 from autopar.ranks.assemble import Port as ModelPort
 

@@ -21,7 +21,7 @@ from autopar.events import Event, LaunchEvent, OverlapEvent, TransferEvent, even
 from autopar.machine import pin_to_cores
 from autopar.profile.actions import Action, Place, launch_work, model_action, overlap_action, transfer_action
 from autopar.profile.groups import group_of_event
-from autopar.profile.tasks import Feed, Port, Work
+from autopar.profile.timed_tasks import Feed, Port, Work
 from autopar.profile.timing import WARMUP, Sample, clock_of, repeats_for, sample_of
 from autopar.ranks.communicator import Group
 from autopar.ranks.worker import ErrorEvent, leave_process
@@ -102,7 +102,7 @@ def measure(request: ProfileRequest, folder: Path, rank: int, init_method: str, 
     import torch
 
     from autopar.ranks import torch_world
-    from autopar.ranks.engine import Engine
+    from autopar.ranks.compiled_models import Engine
 
     torch.set_num_threads(request.threads)
     memory = torch_world.join(request.backend, init_method, rank, request.ranks)

@@ -23,7 +23,6 @@ from autopar.folding.graph_facts import row_routings
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
-from autopar.program.again import run_again
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.offload import offload_saved, offload_state
 from autopar.program.op_groups import NOTHING, Stated
@@ -42,6 +41,7 @@ from autopar.program.records import (
     reads,
     segment_phase,
 )
+from autopar.program.rerun_ops import run_again
 from autopar.sharding import (
     Mesh,
     Placement,

@@ -19,17 +19,17 @@ from autopar.program.listing import Listing, Origin, open_listing, read_listing,
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback
-from autopar.ranks.clock import PHASES, Clock
 from autopar.ranks.collect import Item, collect, gradient_items, output_items, state_items
 from autopar.ranks.communicator import Communicator, Group, Memory
 from autopar.ranks.compare import TOLERANCES, deviation, finite, scales
-from autopar.ranks.data import Batches, Weights
-from autopar.ranks.engine import Engine
+from autopar.ranks.compiled_models import Engine
 from autopar.ranks.lowered import Lowered, scaled_constants
 from autopar.ranks.predict import predict, run_costs
 from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
 from autopar.ranks.samples import cut, joined, num_parts
+from autopar.ranks.step_data import Batches, Weights
+from autopar.ranks.stopwatch import PHASES, Clock
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
 from autopar.task import program_costs
 from autopar.workload import Workload, open_plan, open_workload

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
 from autopar.program.records import HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
-from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
-from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.compiled_models import Compiled, Engine
+from autopar.ranks.instruction_order import Start, Wait
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
-from autopar.ranks.order import Start, Wait
 from autopar.ranks.rings import CompiledRing, run_ring
 from autopar.ranks.routes import Refresh, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
+from autopar.ranks.stopwatch import Clock
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.schedule import SCHEDULES, Pass, Task

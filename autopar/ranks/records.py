@@ -79,7 +79,7 @@ class StepComparison:
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """Seconds of a step on the devices of a stage, by phase (`autopar.ranks.clock`).
+    """Seconds of a step on the devices of a stage, by phase (`autopar.ranks.stopwatch`).
 
     Attributes:
         stage: Position in the pipeline.

@@ -13,7 +13,7 @@ from autopar.ir.rings import RINGS
 from autopar.program.records import Compute, Operand
 from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.communicator import Communicator, Group, Handle, Memory, Tensor
-from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.compiled_models import Compiled, Engine
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,9 +20,9 @@ from autopar.program.records import (
     reads,
 )
 from autopar.ranks.assemble import Node, Port, assemble
-from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.compiled_models import Compiled, Engine
+from autopar.ranks.instruction_order import Round, Run, Start, Step, Wait, order
 from autopar.ranks.lowered import Lowered
-from autopar.ranks.order import Round, Run, Start, Step, Wait, order
 from autopar.ranks.rings import CompiledRing, RingModel, ring_model
 from autopar.ranks.routes import forms
 from autopar.runtime.blocks import scatter

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.communicator import Memory, Tensor
-from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.compiled_models import Compiled, Engine
 
 Array = NDArray[Any]
 

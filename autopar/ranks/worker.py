@@ -66,7 +66,7 @@ def run_worker(request: RunRequest, rank: int, init_method: str, progress: Progr
     import torch
 
     from autopar.ranks import torch_world
-    from autopar.ranks.engine import Engine
+    from autopar.ranks.compiled_models import Engine
     from autopar.ranks.routes import groups_of
 
     torch.set_num_threads(request.threads)

@@ -12,7 +12,7 @@ def format_found(model: CostModel, found: Found, limit: float, simulated: float)
         model: What it costs.
         found: The plan.
         limit: Bytes of a device that it may use.
-        simulated: Seconds of a step by `autopar.aceso.measured`.
+        simulated: Seconds of a step by `autopar.aceso.measured_step`.
     """
     plan, estimate = found.configuration, found.estimate
     entries = [

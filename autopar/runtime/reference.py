@@ -42,8 +42,8 @@ from autopar.program.records import (
 from autopar.program.text import format_instruction
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, lines, move, scatter
-from autopar.runtime.check import Check
 from autopar.runtime.crossings import deliver
+from autopar.runtime.shard_check import Check
 from autopar.schedule import SCHEDULES, Pass, Task, topological_order
 from autopar.sharding import Axis, Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE

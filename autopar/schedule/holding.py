@@ -121,7 +121,7 @@ def _least_held(schedule: Schedule, group: int, num_groups: int, num_microbatche
 def _held_states(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> tuple[NDArray[np.int64], int]:
-    from autopar.schedule.kernel import held_most  # numba is imported only when it is needed
+    from autopar.schedule.task_loops import held_most  # numba is imported only when it is needed
 
     kinds, _, chunks = zip(*schedule.order(group, num_groups, num_microbatches, num_chunks), strict=True)
     # schedules have up to hundreds of thousands of tasks, and two comparisons are faster than a dictionary lookup

@@ -72,7 +72,7 @@ class TaskGraph:
 @lru_cache(maxsize=32)  # an entry of a large schedule takes megabytes
 def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> TaskGraph:
     """Build the task graph of one step; cached per schedule and size."""
-    from autopar.schedule.kernel import runnable  # numba is imported only when it is needed
+    from autopar.schedule.task_loops import runnable  # numba is imported only when it is needed
 
     groups = schedule.groups(num_groups, num_chunks)
     orders, chunks = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups)
@@ -135,7 +135,7 @@ def time_tasks(
     >>> time_tasks(SCHEDULES["1f1b"], 2, 3, np.array([[1.0, 2.0, 0.0]] * 2), none, none).ends.tolist()
     [12.0, 10.0]
     """
-    from autopar.schedule.kernel import longest_path  # numba is imported only when it is needed
+    from autopar.schedule.task_loops import longest_path  # numba is imported only when it is needed
 
     assert len(seconds) % num_groups == 0, "all groups must have the same number of stages"
     tasks = tasks_of(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
@@ -158,7 +158,7 @@ def drained(timing: Timing, loads: Floats) -> Floats:
             carries no other. Last index 1: seconds that the link is busy. Traffic of a pass is ready before the pass
             ends.
     """
-    from autopar.schedule.kernel import queue_ends  # numba is imported only when it is needed
+    from autopar.schedule.task_loops import queue_ends  # numba is imported only when it is needed
 
     tasks, starts = timing.tasks, timing.starts
     ends: Floats = queue_ends(tasks.group, tasks.stage, tasks.kind, starts, tasks.final, loads, len(timing.ends))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from autopar.engines import EngineRequest
 from autopar.machine import usable_cores
 from autopar.search.context import SearchContext
-from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.ordered_execution import LAG
+from autopar.search.task_executor import Executor, InProcessExecutor
 
 MOST_WORKERS = LAG + 1
 """Processes that can be busy at a time: see `ordered_execution.horizon`."""

@@ -24,7 +24,6 @@ from autopar.search.clock import Clock
 from autopar.search.configuration_descent import ConfigurationDescent
 from autopar.search.construction import Construction, ImproveConstructed
 from autopar.search.context import SearchContext
-from autopar.search.executor import Executor, InProcessExecutor
 from autopar.search.frontier import Frontier
 from autopar.search.heterogeneous_nodes import UnequalSearch
 from autopar.search.history import History
@@ -32,6 +31,7 @@ from autopar.search.ordered_execution import TaskSeries, run_series
 from autopar.search.outcome import Outcome
 from autopar.search.reporting import report_progress
 from autopar.search.runners_up import RunnersUp
+from autopar.search.task_executor import Executor, InProcessExecutor
 from autopar.search.tasks import Finding
 
 

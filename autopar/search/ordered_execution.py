@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from autopar.search.executor import Executor
+from autopar.search.task_executor import Executor
 from autopar.search.tasks import Finding, SearchTask
 
 LAG = 7

@@ -23,7 +23,7 @@ from types import ModuleType
 from autopar.collector import uncollected
 from autopar.machine import follow_parent
 from autopar.search.context import SearchContext
-from autopar.search.executor import Assignment, WorkerPool
+from autopar.search.task_executor import Assignment, WorkerPool
 from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 

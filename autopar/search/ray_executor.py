@@ -15,7 +15,7 @@ from autopar import ray_cluster
 from autopar.collector import uncollected
 from autopar.errors import WorkerError
 from autopar.search.context import SearchContext
-from autopar.search.executor import MAX_DEATHS, Assignment, WorkerPool
+from autopar.search.task_executor import MAX_DEATHS, Assignment, WorkerPool
 from autopar.search.tasks import Finding, SearchTask
 from autopar.search.workbench import Workbench
 

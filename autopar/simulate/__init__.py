@@ -1,11 +1,11 @@
 """The event simulator: seconds and bytes of every stage of a program."""
 
-from autopar.simulate.arrays import StepArrays
 from autopar.simulate.engine import simulate
 from autopar.simulate.flat import Devices, simulate_flat
 from autopar.simulate.layout import Costs
 from autopar.simulate.path import PathStep
 from autopar.simulate.simulation import EVEN, Stragglers
+from autopar.simulate.step_arrays import StepArrays
 from autopar.simulate.timeline import Event, MemoryPeak, MemorySample, Row, StageTimeline, Timeline
 from autopar.simulate.trace import chrome_trace, write_chrome_trace
 

@@ -19,7 +19,6 @@ from autopar.cost.nearest import step_error
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
-from autopar.simulate.arrays import step_arrays
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, track_names, transfer_event
 from autopar.simulate.fitting import fit_in
@@ -39,6 +38,7 @@ from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
 from autopar.simulate.stages import StageLayout, lay_out_stage
+from autopar.simulate.step_arrays import step_arrays
 from autopar.simulate.timeline import StageTimeline, Timeline
 
 

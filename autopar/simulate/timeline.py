@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from autopar.program.records import Category
 
 if TYPE_CHECKING:  # they know this module
-    from autopar.simulate.arrays import StepArrays
     from autopar.simulate.path import PathStep
+    from autopar.simulate.step_arrays import StepArrays
 
 
 class Row(StrEnum):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cost.accuracy import KernelError, gemm_report, memory_report
-from autopar.cost.measured import Timing, collective_report
+from autopar.cost.measured_collectives import Timing, collective_report
 from autopar.validation.score import errors
 
 GEMMS, MEMORY_OPS, COLLECTIVES = "gemm.json", "memory_bound_ops.json", "comm.json"

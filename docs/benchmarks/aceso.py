@@ -19,8 +19,8 @@ import numpy as np
 from usage import show_usage
 
 from autopar.aceso import Configuration, CostModel, Database, Stage, plan
-from autopar.aceso.database import MIB
-from autopar.aceso.measured import step_seconds
+from autopar.aceso.measured_step import step_seconds
+from autopar.aceso.profile_database import MIB
 from autopar.aceso.recompute import choose_ops
 
 NODE = 8
@@ -82,9 +82,9 @@ RUN = """
 Rows `mist_aceso` of `data/published-2026/train.json` on the two devices: measured steps of plans that Aceso had found,
 and what it had estimated. Ours takes the same measured events, adds the gradients of weights, which the databases lack
 (the backward of a product takes as long as its forward, so only one of its two products was measured), and lets
-transfers block both stages under 1F1B (`autopar/aceso/measured.py`). Nothing is fitted to the rows. They do not say
-which ops run again; ours are the fastest that fit. The mean error of Aceso's estimates is 17.6 % over all 37 runs that
-were published, of which these rows are a part.
+transfers block both stages under 1F1B (`autopar/aceso/measured_step.py`). Nothing is fitted to the rows. They do not
+say which ops run again; ours are the fastest that fit. The mean error of Aceso's estimates is 17.6 % over all 37 runs
+that were published, of which these rows are a part.
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from usage import show_usage
 
-from autopar.cost.measured import Timing, collective_report
+from autopar.cost.measured_collectives import Timing, collective_report
 
 HEAD = """\
 # Collectives against published timings

@@ -3,7 +3,8 @@
     python docs/benchmarks/fit_collectives.py comm.json
 
 t = latency + f S / bandwidth (1 + (ramp / S) ^ exponent), fitted by weighted least squares on relative errors for each
-(ramp, exponent) of a grid; rows far off count less. Rows that `autopar.cost.measured.split` holds out are not used.
+(ramp, exponent) of a grid; rows far off count less. Rows that `autopar.cost.measured_collectives.split` holds out are
+not used.
 """
 
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from usage import show_usage
 
-from autopar.cost.measured import bus_factor, measured_seconds, operation, read_rows, split
+from autopar.cost.measured_collectives import bus_factor, measured_seconds, operation, read_rows, split
 
 Column = NDArray[np.float64]
 

@@ -26,10 +26,10 @@ from autopar.profile.extract import Extraction
 from autopar.profile.measure import profile_events, this_machine
 from autopar.profile.plans import extract_degrees, parse_degrees
 from autopar.profile.suite import suite
-from autopar.profile.tasks import Task
-from autopar.ranks.clock import PHASES
+from autopar.profile.timed_tasks import Task
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunReport, RunRequest
+from autopar.ranks.stopwatch import PHASES
 from autopar.units import format_seconds
 from autopar.validation.own_machine import OwnMachine, fit_machine
 

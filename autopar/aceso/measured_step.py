@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.aceso.cost import EMBEDDING, Configuration, CostModel, Stage
-from autopar.aceso.database import MIB
-from autopar.aceso.kernel import BACKWARD, FORWARD, INPUTS, OUTPUTS, WEIGHTS
+from autopar.aceso.profile_database import MIB
+from autopar.aceso.stage_loops import BACKWARD, FORWARD, INPUTS, OUTPUTS, WEIGHTS
 from autopar.schedule import SCHEDULES
 from autopar.schedule.timing import time_tasks
 

@@ -1,7 +1,7 @@
 """A run as text: how far it is from the unpartitioned run, and measured next to predicted seconds."""
 
-from autopar.ranks.clock import PHASES
 from autopar.ranks.records import RunReport
+from autopar.ranks.stopwatch import PHASES
 from autopar.report.text import format_entries, format_table
 from autopar.units import format_seconds
 
