@@ -9,7 +9,7 @@ import pytest
 
 from autopar.cluster import load_cluster
 from autopar.cost import IDEAL, CostModel, Kernel, load_policy
-from autopar.cost.fused_groups import FusedGroup, GroupOp, Input, Made, Read, Typed, group_of
+from autopar.cost.fused_groups import FusedGroup, GroupOp, GroupTensor, Made, Read, group_of
 from autopar.cost.fusion import Work
 from autopar.cost.learned_kernels import (
     KNOTS,
@@ -35,10 +35,10 @@ def _op(name: str, kind: str, inputs: str) -> Op:
 
 _OPS = (_op("a", "Gelu", "x"), _op("m", "MatMul", "a w"), _op("b", "Mul", "a y"), _op("c", "Add", "b bias"))
 _TYPED = {
-    **dict.fromkeys(("x", "a", "y", "b", "c"), Typed(_X, "float32")),
-    "bias": Typed((8,), "float32"),
-    "w": Typed((8, 8), "float32"),
-    "m": Typed(_X, "float32"),
+    **dict.fromkeys(("x", "a", "y", "b", "c"), GroupTensor(_X, "float32")),
+    "bias": GroupTensor((8,), "float32"),
+    "w": GroupTensor((8, 8), "float32"),
+    "m": GroupTensor(_X, "float32"),
 }
 
 
@@ -53,7 +53,7 @@ def _group(*kinds: str, samples: int = 4) -> FusedGroup:
         GroupOp(kind, (), (Read(number, shape),), (Made(shape, "float32", number == len(kinds) - 1),))
         for number, kind in enumerate(kinds)
     )
-    return FusedGroup((Input(shape, "float32"),), ops)
+    return FusedGroup((GroupTensor(shape, "float32"),), ops)
 
 
 def test_a_group_reads_what_enters_it_and_writes_what_others_read() -> None:

@@ -1,6 +1,9 @@
 """Logs of training frameworks as step times and plans."""
 
+import math
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -175,6 +178,45 @@ def test_logs_that_say_too_little_are_refused(text: str, message: str, tmp_path:
 
     assert "run.log" in str(caught.value)
     assert caught.value.hint
+
+
+MESH = "mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        (MEGATRON, "512.0", "5.1.2"),
+        (MEGATRON, "global batch size:    32", "global batch size: " + "9" * 5000),
+        (TITAN, "tps: 4,096", "tps: ,"),
+        (TITAN, "sequence length 4096", "sequence length " + "9" * 5000),
+        (TITAN, MESH, "mesh with parallelism: tp=" + "9" * 5000),
+        (TITAN, f"device {MESH}", "2-D device mesh with ['dp_shard', tp(], [8, 2]"),
+        (TITAN, f"device {MESH}", "2-D device mesh with ['dp_shard', 'tp'], [8]"),
+        (DEEPSPEED, "CurrSamplesPerSec=", "CurrSamplesPerSec=1.2."),
+        (DEEPSPEED, "json = {", "json = " + '{"a": ' * 100_000),
+    ],
+)
+def test_wrong_numbers_end_in_one_error_at_most(text: str, right: str, wrong: str, tmp_path: Path) -> None:
+    """Numbers that are none or have thousands of digits, lists of other lengths, nesting without end."""
+    assert right in text
+    with suppress(DataError):
+        assert 0 < read_log(_written(tmp_path, text.replace(right, wrong)), model="zoo:llama3-8b").seconds < math.inf
+
+
+@pytest.mark.parametrize("text", [MEGATRON, TITAN, DEEPSPEED], ids=["megatron", "torchtitan", "deepspeed"])
+def test_damaged_logs_end_in_one_error_at_most(text: str, tmp_path: Path) -> None:
+    """Digits, brackets and quotes doubled, dropped and put elsewhere."""
+    draw, path = Random(0), tmp_path / "run.log"
+    for _ in range(100):
+        damaged = text
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(damaged))
+            piece = draw.choice(("", ".", ",", "9" * 5000, "[", "]", "'", "{", "\n", "nan", "-1", "\x00", "\u0663"))
+            damaged = damaged[:place] + piece + damaged[place + draw.randint(0, 3) :]
+        path.write_text(damaged, encoding="utf-8")
+        with suppress(DataError):
+            assert 0 < read_log(path, model="zoo:llama3-8b").seconds < math.inf
 
 
 def test_a_row_names_its_log(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ Attr = int | float | str | tuple[int | float | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """A tensor that a group reads from memory.
+class GroupTensor:
+    """A value as an op reads or makes it, or a group reads it from memory.
 
     Attributes:
         shape: Its shape.
@@ -86,7 +86,7 @@ class FusedGroup:
         ops: Its ops in order.
     """
 
-    inputs: tuple[Input, ...]
+    inputs: tuple[GroupTensor, ...]
     ops: tuple[GroupOp, ...]
 
     @property
@@ -117,19 +117,10 @@ class FusedGroup:
         return max(op.elements for op in self.ops)
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """A value as an op reads or makes it: shape, element type, elements if known."""
-
-    shape: Shape
-    dtype: str
-    data: tuple[int | float, ...] | None = None
-
-
 def group_of(
     kernel: Kernel,
     work: Work,
-    typed: Mapping[str, Typed],
+    typed: Mapping[str, GroupTensor],
     outside: Sequence[str] | frozenset[str] = (),
 ) -> FusedGroup | None:
     """Return the fused group of a kernel; None if it has no ops in a phase, or reads what it makes later.
@@ -146,13 +137,12 @@ def group_of(
         return None
     chosen = [work.kernels[number] for number in sorted(members | again)]
     makers = {name for op in chosen for name in op.outputs if name}
-    inputs: dict[str, Input] = {}
+    inputs: dict[str, GroupTensor] = {}
     for op in chosen:
         for name in op.inputs:
             source = work.source(name)
             if name and source not in makers and source not in inputs:
-                own = typed[source]
-                inputs[source] = Input(own.shape, own.dtype, own.data)
+                inputs[source] = typed[source]
     numbers = {name: number for number, name in enumerate(inputs)}
     ops = []
     for op in chosen:

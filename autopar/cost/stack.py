@@ -185,8 +185,9 @@ class Stack:
         selective: What selective recompute runs again.
         recompute_modules: Modules of layers that selective recompute runs again, names of
             `autopar.recompute.RECOMPUTE_MODULES`; none for what frees the most bytes for its seconds.
-        recompute_among: Modules that selective recompute may be told to run again, where `recompute_modules` names
-            none: those of them that free the most bytes for their seconds do; none for any ops.
+        recompute_among: Modules that the framework can be told to run again. Where `recompute_modules` is empty,
+            selective recompute runs again the modules of this list that free the most bytes for their seconds. If this
+            list is empty, too, selective recompute chooses single ops.
     """
 
     name: str

@@ -14,9 +14,9 @@ Fused attention keeps no scores, so only rule 2 applies to it.
 
 With the stack's `selective: alternate` what torchtitan's selective checkpointing by op keeps is left: results of
 attention and of every other product with parameters, from the first one on; all else of the block runs again. Where
-torchtitan keeps what a product made and the backward reads what follows from it (rotated queries), the latter is kept.
-It also keeps sums over tensor-parallel devices, which run again here, and the result of the last product, which no
-backward reads and which is not counted here.
+torchtitan keeps the result of a product and the backward reads a value made of that result (rotated queries), that
+value is kept here. Torchtitan also keeps sums over tensor-parallel devices, which run again here, and the result of the
+last product, which no backward reads and which is not counted here.
 
 Bytes and seconds are those of the whole block on one device: both are divided alike by most placements, so all
 placements of a block share one answer.

@@ -1,7 +1,7 @@
 """The kernels of a segment: which may be, what they cost, and whether one waits for another that waits for it.
 
-A search asks for the same kernels again and again, so that what is known of a kernel is kept: its seconds against those
-of its ops alone, whether it may be by itself, and which ops it waits for. A state of the search is a set of kernels; a
+A search asks for the same kernels again and again. So a table keeps, for each kernel, how many seconds it saves against
+its ops alone, whether it is allowed by itself, and which ops it waits for. A state of the search is a set of kernels; a
 move changes one or two of them, and only these are looked at again.
 """
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import fsum, prod
 
 from autopar.cost import ALONE, CostModel, Fused
-from autopar.cost.fused_groups import group_of
+from autopar.cost.fused_groups import GroupTensor, group_of
 from autopar.cost.fusion import POINTWISE, ROWWISE, Kernel, Work
 from autopar.program.records import Compute, Segment
 from autopar.simulate.layout import compute_seconds, ranks_of
@@ -57,6 +57,7 @@ class SegmentKernels:
     _allowed: dict[Kernel, bool] = field(default_factory=dict)
     _masks: dict[Kernel, tuple[int, int]] = field(default_factory=dict)
     _position: dict[str, int] = field(init=False)
+    _typed: Mapping[str, GroupTensor] = field(init=False)
     _needs: list[int] = field(init=False)
     _before: list[int] = field(init=False)
     _elements: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class SegmentKernels:
         listed = list(self.computes.values())
         self.work = Work.of([own.op for own in listed], ranks_of(listed), self.costs.stack.fusion)
         self.fusible = tuple(op.name for op in self.work.kernels if is_fusible(op.kind))
+        self._typed = typed_values(listed)
         self._reach(listed)
         self.alone = fsum(self.seconds(Kernel((name,))) for name in self.fusible)
 
@@ -130,7 +132,7 @@ class SegmentKernels:
     def _learned_seconds(self, kernel: Kernel) -> float | None:
         if self.costs.learned is None:
             return None
-        group = group_of(kernel, self.work, typed_values(list(self.computes.values())), self.leaving | self.saved)
+        group = group_of(kernel, self.work, self._typed, self.leaving | self.saved)
         return None if group is None else self.costs.learned.seconds([group])[0]
 
     def _formula_seconds(self, kernel: Kernel) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, prod
 
-from autopar.cost.fused_groups import FusedGroup, GroupOp, Input, Made, Read, Shape, Typed, group_of
+from autopar.cost.fused_groups import FusedGroup, GroupOp, GroupTensor, Made, Read, Shape, group_of
 from autopar.cost.fusion import POINTWISE, ROWWISE, Kernel, Work
 from autopar.ir.graph import Graph, Op, Phase
 from autopar.workload import open_workload
@@ -57,7 +57,7 @@ class Pool:
     """
 
     work: Work
-    typed: Mapping[str, Typed]
+    typed: Mapping[str, GroupTensor]
     near: Mapping[str, Sequence[str]]
 
 
@@ -76,21 +76,21 @@ def pools(model: str) -> Iterator[Pool]:
                 yield Pool(work, typed, near)
 
 
-def _typed(graph: Graph) -> dict[str, Typed]:
+def _typed(graph: Graph) -> dict[str, GroupTensor]:
     found = {}
     for name, value in graph.values.items():
         known = graph.constants.get(name)
         data = None if known is None or known.size > 8 else tuple(known.reshape(-1).tolist())
-        found[name] = Typed(value.shape, value.dtype, data)
+        found[name] = GroupTensor(value.shape, value.dtype, data)
     return found
 
 
-def _is_usable(op: Op, typed: Mapping[str, Typed]) -> bool:
+def _is_usable(op: Op, typed: Mapping[str, GroupTensor]) -> bool:
     floats = [typed[name] for name in op.outputs if name]
     return (op.kind in POINTWISE or op.kind in ROWWISE) and all(own.dtype == "float32" for own in floats)
 
 
-def _neighbours(work: Work, typed: Mapping[str, Typed]) -> dict[str, list[str]]:
+def _neighbours(work: Work, typed: Mapping[str, GroupTensor]) -> dict[str, list[str]]:
     makers = {out: op.name for op in work.kernels for out in op.outputs if out}
     usable = {op.name for op in work.kernels if _is_usable(op, typed)}
     near: dict[str, dict[str, None]] = {name: {} for name in usable}
@@ -187,7 +187,7 @@ def _extended(group: FusedGroup, draw: random.Random) -> FusedGroup:
                 ops = [_moved(op, len(inputs)) for op in ops]
                 known = [len(inputs)]
                 other = draw.choice((shape, shape[-1:], ())) if table is BINARY else shape
-                inputs.append(Input(other, "float32"))
+                inputs.append(GroupTensor(other, "float32"))
                 reads = [Read(number + 1, shape)]
             second = draw.choice(known)
             reads.append(Read(second, inputs[second].shape))

@@ -7,7 +7,7 @@ that launches them, without the checks of torch's front end.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autopar.cost.fused_groups import FusedGroup, Input
+from autopar.cost.fused_groups import FusedGroup, GroupTensor
 from autopar.errors import ExecutionError
 from autopar.ir.functions import FUNCTIONS, function_proto
 
@@ -158,7 +158,7 @@ def function_of(group: FusedGroup) -> Callable[..., tuple[Tensor, ...]]:
     return call
 
 
-def _known(own: Input) -> Any:
+def _known(own: GroupTensor) -> Any:
     assert own.data is not None, "known data"
     return own.data[0] if own.shape == () else list(own.data)
 

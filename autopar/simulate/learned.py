@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from autopar.cost import Fused, Kernel
-from autopar.cost.fused_groups import Typed, group_of
+from autopar.cost.fused_groups import GroupTensor, group_of
 from autopar.cost.fusion import POINTWISE, ROWWISE, Work
 from autopar.cost.learned_kernels import LearnedKernels
 from autopar.program.records import Compute, Segment
@@ -13,7 +13,7 @@ _DTYPES = {1: "bool", 2: "bfloat16", 4: "float32", 8: "int64"}
 """Element types by their bytes; groups of other ones than float32 and bool are outside of what was trained on."""
 
 
-def typed_values(computes: Sequence[Compute]) -> dict[str, Typed]:
+def typed_values(computes: Sequence[Compute]) -> dict[str, GroupTensor]:
     """Return the values of some ops with their local shapes, by the name the ops know them by."""
     found = {}
     for compute in computes:
@@ -21,7 +21,7 @@ def typed_values(computes: Sequence[Compute]) -> dict[str, Typed]:
         for name, operand in zip(names, (*compute.inputs, *compute.outputs), strict=True):
             if operand is not None:
                 each = round(operand.bytes / max(1, prod(operand.shape)))
-                found[name] = Typed(operand.shape, _DTYPES.get(each, "float64"))
+                found[name] = GroupTensor(operand.shape, _DTYPES.get(each, "float64"))
     return found
 
 

@@ -14,7 +14,6 @@ The first line of a log holds what happens once (compilation, caches), and count
 counts.
 """
 
-import ast
 import json
 import re
 import shlex
@@ -30,19 +29,23 @@ from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_WHOLE = r"\b[0-9]{1,12}\b"
+_NUMBER = r"\b[0-9]{1,12}(?:\.[0-9]+)?"
+"""Numbers as frameworks print them; longer ones are those of no run."""
 _MEGATRON = re.compile(
-    r"\biteration\s+\d+\s*/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*([\d.]+)(?:/[\d.]+)?\s*\|"
-    r"(?:.*?global batch size:\s*(\d+))?"
+    rf"\biteration\s+\d+\s*/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*({_NUMBER})(?:/{_NUMBER})?\s*\|"
+    rf"(?:.*?global batch size:\s*({_WHOLE}))?"
 )
-_TITAN = re.compile(r"\bstep:\s*\d+\s.*?\bloss:.*?\b(?:tps|wps):\s*([\d,]+)")
-_DEEPSPEED = re.compile(r"\bCurrSamplesPerSec=([\d.]+(?:e[+-]?\d+)?)")
-_PIPELINE = re.compile(r"\bsteps:\s*\d+\s.*?\biter time \(s\):\s*([\d.]+)")
+_TITAN = re.compile(r"\bstep:\s*\d+\s.*?\bloss:.*?\b(?:tps|wps):\s*([0-9][0-9,]{0,15})\b")
+_DEEPSPEED = re.compile(rf"\bCurrSamplesPerSec=({_NUMBER}(?:e[+-]?[0-9]{{1,2}})?)")
+_PIPELINE = re.compile(rf"\bsteps:\s*\d+\s.*?\biter time \(s\):\s*({_NUMBER})")
 _TABLE = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([A-Za-z_]\w*) \.{2,} (.*?)\s*$")
 _CONFIG = re.compile(r":print\]\s+(\w+) (?:\.* )?\s*(\S.*?)\s*$")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
-_OLD_MESH = re.compile(r"Building \d+-D device mesh with (\[.*?\]), (\[.*?\])")
+_OLD_MESH = re.compile(r"Building \d+-D device mesh with \[([\w', ]*)\], \[([0-9, ]*)\]")
 _TRAINER = re.compile(
-    r"Trainer is initialized with local batch size (\d+), global batch size (\d+),.*?sequence length (\d+)"
+    rf"Trainer is initialized with local batch size ({_WHOLE}), global batch size ({_WHOLE}),"
+    rf".*?sequence length ({_WHOLE})"
 )
 _RECOMPUTE = re.compile(r"Applied (\w+) activation checkpointing", re.IGNORECASE)
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective"}
@@ -210,10 +213,10 @@ def _stated(text: str, lines: Sequence[str]) -> _Stated:
         elif match := _CONFIG.search(line):
             found.deepspeed[match[1]] = match[2]
         elif match := _MESH.search(line):
-            found.mesh = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", match[1])}
+            found.mesh = {name: int(size) for name, size in re.findall(rf"(\w+)=({_WHOLE})", match[1])}
         elif match := _OLD_MESH.search(line):
-            names, sizes = ast.literal_eval(match[1]), ast.literal_eval(match[2])
-            found.mesh = dict(zip(names, sizes, strict=True))
+            names, sizes = re.findall(r"\w+", match[1]), [*map(int, re.findall(_WHOLE, match[2]))]
+            found.mesh = dict(zip(names, sizes, strict=True)) if len(names) == len(sizes) else {}
         elif match := _TRAINER.search(line):
             found.local_batch, found.global_batch, found.sequence = map(int, match.groups())
         elif match := _RECOMPUTE.search(line):
@@ -223,7 +226,7 @@ def _stated(text: str, lines: Sequence[str]) -> _Stated:
         try:
             document, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
             found.document = _with_whole_numbers(document)
-        except ValueError:
+        except (ValueError, RecursionError):
             found.document = None  # cut off, or lines of other ranks between its own: the table above says the batch
     return found
 
@@ -238,7 +241,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+    return int(text) if text is not None and re.fullmatch(_WHOLE, text) else 0
 
 
 def _configuration(path: Path, framework: str, stated: _Stated, model: str | None) -> Configuration:
@@ -251,8 +254,9 @@ def _configuration(path: Path, framework: str, stated: _Stated, model: str | Non
             )  # fmt: skip
             if stated.global_batch:
                 found = replace(found, degrees=replace(found.degrees, global_batch=stated.global_batch))
-            zero = stated.document and stated.document.get("zero_optimization", {}).get("stage")
-            return replace(found, degrees=replace(found.degrees, zero=zero)) if zero else found
+            shares = (stated.document or {}).get("zero_optimization")
+            zero = shares.get("stage") if isinstance(shares, dict) else None
+            return replace(found, degrees=replace(found.degrees, zero=zero)) if zero in (1, 2, 3) else found
         if framework == "torchtitan":
             return parse_configuration(_titan_toml(stated), framework, model=model)
         if framework == "deepspeed" and (stated.document is not None or stated.deepspeed):

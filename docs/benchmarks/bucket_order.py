@@ -6,7 +6,7 @@
 Needs torch. First the ranks measure when each gradient is there in a backward without communication, and what
 all-reduces of several sizes take; from this `solvers.batching` cuts buckets and predicts the step of every way to cut.
 Then they train with PyTorch's DistributedDataParallel at several `bucket_cap_mb` and with our cuts as
-`bucket_cap_mb_list`, all ways in turns, so that what else the machine does meets all of them alike.
+`bucket_cap_mb_list`. The variants take turns, so that other work on the machine disturbs all of them equally.
 """
 
 import argparse
@@ -164,7 +164,7 @@ def _ready_times(
 
 
 def _timed(runs: dict[str, Callable[[], None]], rounds: int, dist: Any) -> dict[str, list[float]]:
-    """Return the seconds of steps, all ways in turns."""
+    """Return the seconds of steps of all variants, which take turns."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for own in runs.values():
         own()

@@ -14,55 +14,9 @@ _NEWTON_SCHULZ = "".join(
 )
 """Five iterations x' = a x + (b (x x^T) + c (x x^T)^2) x, after which all singular values are near 1."""
 
-LOSS = """
-CrossEntropyStats (logits, row_max, labels, classes) => (sum_exp, picked)
-{
+# What heads share with cross-entropies of logits, given `logits`.
+_STATS = """\
     last = Constant <value_ints = [-1]> ()
-    zero_f = Constant <value_float = 0.0> ()
-    zero = CastLike (zero_f, logits)
-    shifted = Sub (logits, row_max)
-    weight = Exp (shifted)
-    sum_exp = ReduceSum <keepdims = 1> (weight, last)
-    labels_1 = Unsqueeze (labels, last)
-    hit = Equal (labels_1, classes)
-    own = Where (hit, logits, zero)
-    picked = ReduceSum <keepdims = 1> (own, last)
-}
-
-CrossEntropy (row_max, sum_exp, picked) => (loss)
-{
-    log_sum = Log (sum_exp)
-    log_total = Add (row_max, log_sum)
-    terms = Sub (log_total, picked)
-    loss = ReduceSum <keepdims = 0> (terms)
-}
-
-CrossEntropyGrad (logits, row_max, sum_exp, labels, classes, dloss) => (dlogits)
-{
-    last = Constant <value_ints = [-1]> ()
-    shifted = Sub (logits, row_max)
-    weight = Exp (shifted)
-    probability = Div (weight, sum_exp)
-    labels_1 = Unsqueeze (labels, last)
-    hit = Equal (labels_1, classes)
-    target = CastLike (hit, logits)
-    difference = Sub (probability, target)
-    dlogits = Mul (difference, dloss)
-}
-"""
-
-HEADS = """
-HeadRowMax (hidden, weight) => (row_max)
-{
-    last = Constant <value_ints = [-1]> ()
-    logits = MatMul (hidden, weight)
-    row_max = ReduceMax <keepdims = 1> (logits, last)
-}
-
-HeadStats (hidden, weight, row_max, labels, classes) => (sum_exp, picked)
-{
-    last = Constant <value_ints = [-1]> ()
-    logits = MatMul (hidden, weight)
     zero_f = Constant <value_float = 0.0> ()
     zero = CastLike (zero_f, logits)
     shifted = Sub (logits, row_max)
@@ -72,12 +26,9 @@ HeadStats (hidden, weight, row_max, labels, classes) => (sum_exp, picked)
     hit = Equal (labels_1, classes)
     own = Where (hit, logits, zero)
     picked = ReduceSum <keepdims = 1> (own, last)
-}
-
-HeadGrad (hidden, weight, row_max, sum_exp, labels, classes, dloss) => (dhidden, dweight)
-{
+"""
+_GRADIENT = """\
     last = Constant <value_ints = [-1]> ()
-    logits = MatMul (hidden, weight)
     shifted = Sub (logits, row_max)
     exponential = Exp (shifted)
     probability = Div (exponential, sum_exp)
@@ -86,7 +37,43 @@ HeadGrad (hidden, weight, row_max, sum_exp, labels, classes, dloss) => (dhidden,
     target = CastLike (hit, logits)
     difference = Sub (probability, target)
     dlogits = Mul (difference, dloss)
-    turned = Transpose <perm = [1, 0]> (weight)
+"""
+
+LOSS = f"""
+CrossEntropyStats (logits, row_max, labels, classes) => (sum_exp, picked)
+{{
+{_STATS}}}
+
+CrossEntropy (row_max, sum_exp, picked) => (loss)
+{{
+    log_sum = Log (sum_exp)
+    log_total = Add (row_max, log_sum)
+    terms = Sub (log_total, picked)
+    loss = ReduceSum <keepdims = 0> (terms)
+}}
+
+CrossEntropyGrad (logits, row_max, sum_exp, labels, classes, dloss) => (dlogits)
+{{
+{_GRADIENT}}}
+"""
+
+HEADS = f"""
+HeadRowMax (hidden, weight) => (row_max)
+{{
+    last = Constant <value_ints = [-1]> ()
+    logits = MatMul (hidden, weight)
+    row_max = ReduceMax <keepdims = 1> (logits, last)
+}}
+
+HeadStats (hidden, weight, row_max, labels, classes) => (sum_exp, picked)
+{{
+    logits = MatMul (hidden, weight)
+{_STATS}}}
+
+HeadGrad (hidden, weight, row_max, sum_exp, labels, classes, dloss) => (dhidden, dweight)
+{{
+    logits = MatMul (hidden, weight)
+{_GRADIENT}    turned = Transpose <perm = [1, 0]> (weight)
     dhidden = MatMul (dlogits, turned)
     width = Shape <start = -1> (hidden)
     number = Shape <start = -1> (dlogits)
@@ -96,7 +83,7 @@ HeadGrad (hidden, weight, row_max, sum_exp, labels, classes, dloss) => (dhidden,
     dlogits_2 = Reshape (dlogits, dlogits_shape)
     columns = Transpose <perm = [1, 0]> (hidden_2)
     dweight = MatMul (columns, dlogits_2)
-}
+}}
 """
 """Heads with their cross-entropy (`autopar.training.chunked_loss`)."""
 
