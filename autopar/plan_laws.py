@@ -57,7 +57,7 @@ def _faults(plan: "Plan") -> Iterator[str]:
     if plan.fusion is not None:
         yield from plan.fusion.faults(len(plan.stages))
     if plan.simulated is not None:
-        yield from _faults_of_times(plan.simulated, len(plan.stages))
+        yield from _faults_of_times(plan.simulated, len({stage.devices for stage in plan.stages}))
 
 
 def _faults_of_variant(variant: "Variant", where: str) -> Iterator[str]:
@@ -121,13 +121,13 @@ def _range(ends: Sequence[int]) -> str:
     return f"from {ends[0]} to {ends[1]}"
 
 
-def _faults_of_times(found: "Simulated", stages: int) -> Iterator[str]:
+def _faults_of_times(found: "Simulated", groups: int) -> Iterator[str]:
     times = ("step_seconds", "compute_seconds", "exposed_seconds", "gradient_seconds", "bubble_seconds", "mfu")
     for name in (*times, "host_bytes"):
         if getattr(found, name) < -_ROUNDING:
             yield f"simulated.{name} is {getattr(found, name):g}"
-    if not found.stages or stages % len(found.stages):
-        yield f"simulated.stages has {len(found.stages)} entries for {stages} stages"
+    if len(found.stages) != groups:
+        yield f"simulated.stages has {len(found.stages)} entries for stages on {groups} ranges of devices"
     for memory in found.stages:
         if min(memory.peak, memory.host, *memory.breakdown.values()) < 0:
             yield "simulated.stages has less than no memory"

@@ -55,7 +55,7 @@ _CASES = {
     "experts": ("mixtral-8x7b", Degrees(dp=4, ep=2, zero=1, global_batch=8)),
     "experts_tensor": ("mixtral-8x7b", Degrees(dp=2, ep=2, tp=2, global_batch=4)),
     "masked": ("bert-base", Degrees(dp=2, tp=2, pp=2, global_batch=4)),
-    "layers": ("mlp-xs", Degrees(dp=2, pp=2, layers=(2, 0), zero=1, global_batch=8)),
+    "layers": ("mlp-xs", Degrees(dp=2, pp=2, layers=(3, 0), zero=1, global_batch=8)),
     "zero1_padded": ("gpt2", Degrees(dp=3, zero=1, global_batch=6)),
     "zero2_padded": ("llama3-8b", Degrees(dp=3, zero=2, tp=2, sequence_parallel=True, global_batch=6)),
     "zero3_padded": ("gpt2", Degrees(dp=3, zero=3, tp=2, global_batch=6)),

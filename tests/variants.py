@@ -125,5 +125,10 @@ def staged(plans: Sequence[Plan], schedule: str, layers: Sequence[int]) -> Plan:
     )
     variants = tuple(Variant(plan.mesh, plan.blocks) for plan in plans[1:])
     return replace(
-        plans[0], stages=stages, schedule=schedule, variants=variants, job=replace(plans[0].job, gpus=ends[-1])
+        plans[0],
+        stages=stages,
+        schedule=schedule,
+        variants=variants,
+        job=replace(plans[0].job, gpus=ends[-1]),
+        simulated=None,
     )

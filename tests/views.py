@@ -66,7 +66,7 @@ def whatif_of(plan: Plan) -> WhatIf:
 
 
 def _fitted(plan: Plan, program: Program) -> Plan:
-    """Return a plan with the mesh, the stages and the blocks of a program."""
+    """Return a plan with the mesh, the stages and the blocks of a program, and memory for each group of devices."""
     chain = [kind for _, kind in program.blocks()]
     mesh = program.stages[0].mesh.axes
     ends = [0]
@@ -85,4 +85,8 @@ def _fitted(plan: Plan, program: Program) -> Plan:
     stages = tuple(
         StagePlan(part, stage.devices, "none") for part, stage in zip(pairwise(ends), program.stages, strict=True)
     )
-    return replace(plan, mesh=mesh, blocks=blocks, stages=stages)
+    simulated = plan.simulated
+    if simulated is not None:
+        groups = len({stage.devices for stage in stages})
+        simulated = replace(simulated, stages=(*simulated.stages, *simulated.stages[-1:] * groups)[:groups])
+    return replace(plan, mesh=mesh, blocks=blocks, stages=stages, simulated=simulated)
