@@ -16,6 +16,7 @@ from autopar.bench.usual import LEAST_SECONDS, MOST_SECONDS, Sweep, UsualRace, g
 from autopar.degrees import Degrees
 from autopar.plan import PhaseTime, Plan, Rival
 from autopar.progress import never, silent
+from autopar.report.answer import format_answer
 from autopar.report.summary import rival_words, verdict
 from autopar.request import JobRequest
 from autopar.task import Effort, Task, prepare
@@ -25,6 +26,7 @@ from tests.plans import two_stage_plan
 
 REQUEST: dict[str, Any] = {"gpus": 2, "global_batch": 4, "dims": DIMS["mlp-xs"]}
 FOUND = Rival("grid search", "1F1B", "dp=8 × pp=1", 1.1, 1e9, 20, 90, "", 2.0)
+NONE_TRIED = replace(FOUND, summary="", step_seconds=None, peak_bytes=None, tried=0, stopped="time limit")
 
 
 @cache
@@ -126,6 +128,7 @@ def test_its_time_is_a_tenth_of_the_search(took: float, wanted: float) -> None:
             replace(FOUND, summary="", step_seconds=None, peak_bytes=None),
             "no plan that fits among all 90 dp/tp/pp combinations (1F1B), tried in 2 s",
         ),
+        (NONE_TRIED, "none of 90 dp/tp/pp combinations tried in 2 s"),
     ],
 )
 def test_how_it_was_obtained_is_told(rival: Rival, text: str) -> None:
@@ -134,6 +137,19 @@ def test_how_it_was_obtained_is_told(rival: Rival, text: str) -> None:
     assert rival_words(rival, plan) == text
     assert ("grid search", text) in verdict(plan)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("rival", "text"),
+    [
+        (NONE_TRIED, "no configuration tried in its share of the time"),
+        (replace(NONE_TRIED, tried=3), "no plan that fits among 3 of 90 configurations"),
+        (replace(NONE_TRIED, tried=90, stopped=""), "no plan that fits among 90 configurations"),
+    ],
+)
+def test_the_answer_says_how_many_did_not_fit(rival: Rival, text: str) -> None:
+    """A grid that had no time for any is not said to have found that none fits."""
+    assert f"grid search  {text}" in format_answer(replace(two_stage_plan(), rival=rival))
 
 
 def test_what_it_found_is_kept_with_the_plan(tmp_path: Path) -> None:

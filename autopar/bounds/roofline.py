@@ -302,6 +302,7 @@ def _equal_stages_units(
     return scheduled_step(schedule, num_groups, num_microbatches, [stage] * count)
 
 
+@lru_cache(maxsize=8)  # a job asks for those of its spaces several times
 def roofline(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Roofline:
     """Build the roofline bounds of a model from its graphs at two microbatch sizes; equal graphs if it has one size."""
     work, work_large = _op_work(small, costs), _op_work(large, costs)

@@ -106,8 +106,11 @@ def _usual(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     rival = plan.rival
     if rival is None:
         return []
+    if not rival.tried:
+        return [(rival.method, "no configuration tried in its share of the time")]
     if rival.step_seconds is None:
-        return [(rival.method, f"no plan that fits among {rival.tried:,} configurations")]
+        which = f"{rival.tried:,} of {rival.plans:,}" if rival.stopped else f"{rival.tried:,}"
+        return [(rival.method, f"no plan that fits among {which} configurations")]
     if rival.summary == plan.summary:
         return [(rival.method, f"the same plan, of {rival.tried:,} configurations tried")]
     change = format_change(rival.step_seconds, simulated.step_seconds)

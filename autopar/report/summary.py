@@ -212,6 +212,8 @@ def rival_words(rival: Rival, plan: Plan) -> str:
     """Return what another way to search came to, against a plan, and how it was obtained."""
     part = f"{rival.tried:,} of" if rival.stopped else "all"
     told = f"{part} {rival.plans:,} dp/tp/pp combinations ({rival.space}), tried in {format_seconds(rival.seconds)}"
+    if not rival.tried:
+        return f"none of {rival.plans:,} dp/tp/pp combinations tried in {format_seconds(rival.seconds)}"
     if rival.step_seconds is None:
         return f"no plan that fits among {told}"
     against = format_change(rival.step_seconds, plan.simulated.step_seconds) if plan.simulated is not None else "-"
