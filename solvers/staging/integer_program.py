@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import highspy
 import numpy as np
-from ortools.sat.python import cp_model
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.staging.dynamic_program import MOST_BYTES, ROOM, bytes_per_room
@@ -213,6 +212,8 @@ def solve_highs(problem: Staging, most: float, time_limit: float = math.inf) -> 
 
 def solve_cp_sat(problem: Staging, most: float, time_limit: float = math.inf) -> Staged:
     """Solve a staging problem with CP-SAT, seconds rounded down to 2^-44 of the largest; see `solve_highs`."""
+    from ortools.sat.python import cp_model  # imports pandas, which no search needs
+
     coded = program(problem, most)
     if not coded.legs:
         return Staged((), math.inf, math.inf)
