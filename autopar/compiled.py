@@ -40,7 +40,7 @@ def compiled(function: F) -> F:
     Raises:
         JobError: If others may write to the folder of the cache.
     """
-    kernel: Any = numba.njit(nogil=True)(function)
+    kernel: Any = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
     try:
         kept = _Kept(function)
     except RuntimeError:  # neither the folder of the source nor one of the user can be written to

@@ -133,11 +133,17 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
 
 
 def default_seq(config: Mapping[str, Any]) -> int:
-    """Return the tokens per sequence a model is exported with if nobody says."""
+    """Return the tokens per sequence a model is exported with if nobody says.
+
+    Raises:
+        ModelError: If the configuration states a longest sequence that is no number of tokens.
+    """
     text = config.get("text_config")
     config = {**(text if isinstance(text, dict) else {}), **config}
-    stated = (config.get(name) for name in _LENGTHS)
-    longest = int(next((length for length in stated if length), _LONGEST))
+    name = next((name for name in _LENGTHS if config.get(name)), "")
+    longest = config[name] if name else _LONGEST
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        raise ModelError(f"{name} of the configuration is {longest!r}", hint="it is a whole number of tokens, from 1")
     padding = config.get("pad_token_id", 1)
     if config["model_type"] in _BEHIND_PADDING and isinstance(padding, int):
         longest = max(1, longest - padding - 1)

@@ -387,6 +387,21 @@ def test_the_sequence_is_as_long_as_the_model_takes() -> None:
     assert huggingface.default_seq({"model_type": "roberta", "max_position_embeddings": 514}) == 512
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_positions": [16]},
+        {"n_positions": "many"},
+        {"max_seq_len": True},
+        {"text_config": {"max_position_embeddings": -4}},
+    ],
+)
+def test_a_longest_sequence_that_is_no_number_is_named(fields: dict[str, Any]) -> None:
+    """Found by the fuzzer: other sizes may be lists, this one not."""
+    with pytest.raises(ModelError, match=r"(n_positions|max_seq_len|max_position_embeddings) of the configuration is "):
+        huggingface.default_seq({"model_type": "gpt2", **fields})
+
+
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["index_add", "put back", "all tokens"])
