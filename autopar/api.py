@@ -72,6 +72,7 @@ def solve(
     pins: str | Path | Pins | Mapping[str, object] | None = None,
     profile: str | Path | Profile | None = None,
     rival: Callable[[Task, Plan], Rival] | None = None,
+    preview: Callable[[Task, StopCallback], None] | None = None,
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
     fusion: str = BUCKETS,
@@ -121,6 +122,8 @@ def solve(
             None for formulas alone.
         rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
             `Plan.rival`. It is not asked where there are pins, which it would not keep to.
+        preview: What is done with the task while other processes compile kernels, until it is told to stop:
+            `autopar.bench.usual_preview` or one like it. It is not asked where there are pins.
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
             start of its process, whose imports take seconds.
         settings: Constants of the search: where it spends its time. Any values leave the bound valid.
@@ -173,7 +176,8 @@ def solve(
         cache = ResultCache(cache_dir, task, effort)
         plan = cache.answer() if dump_problem is None else None
         if plan is None:
-            asked += warming.finish(progress, should_stop)
+            meanwhile = None if preview is None or task.pins else partial(preview, task)
+            asked += warming.finish(progress, should_stop, meanwhile)
     if plan is None:
         left = effort.after(time.monotonic() - asked)
         plan = plan_task(task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)

@@ -14,6 +14,7 @@ from autopar.units import format_seconds
 _PHASES = {
     "import": "read the model",
     "discover": "find sharding rules",
+    "usual": "estimate usual plans while kernels compile",
     "compile": "compile kernels, this first time only",
     "search": "prepare the search",
     "begin": "find first plans",

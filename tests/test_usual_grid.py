@@ -12,15 +12,15 @@ import pytest
 import autopar
 from autopar.api import plan_task
 from autopar.bench.baselines.race import Race
-from autopar.bench.usual import LEAST_SECONDS, MOST_SECONDS, Sweep, UsualRace, grid_seconds, usual_grid
+from autopar.bench.usual import LEAST_SECONDS, MOST_SECONDS, Sweep, UsualRace, grid_seconds, usual_grid, usual_preview
 from autopar.degrees import Degrees
 from autopar.plan import PhaseTime, Plan, Rival
-from autopar.progress import never, silent
+from autopar.progress import Progress, never, silent
 from autopar.report.answer import format_answer
 from autopar.report.summary import rival_words, verdict
 from autopar.request import JobRequest
 from autopar.task import Effort, Task, prepare
-from autopar.verdict import VERIFY
+from autopar.verdict import VERIFY, step_seconds
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 
@@ -104,6 +104,27 @@ def test_a_grid_that_is_stopped_says_so() -> None:
     found = usual_grid(_task(), _plan(), should_stop=lambda: True)
 
     assert (found.stopped, found.tried, found.step_seconds) == ("interrupted", 0, None)
+
+
+def test_plans_told_beforehand_are_usual_ones_that_fit() -> None:
+    """The first splits the model least; each is faster than the one before, and none is slower than its estimate."""
+    told = list[Progress]()
+
+    usual_preview(_task(), told.append)
+
+    seconds = [step.incumbent for step in told]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(step.phase == "usual" and step.done <= step.total for step in told)
+    assert told[0].detail.startswith(f"dp={REQUEST['gpus']}")
+    assert seconds[-1] < 2 * step_seconds(_plan())
+
+
+def test_nothing_is_told_beforehand_once_it_is_stopped() -> None:
+    told = list[Progress]()
+
+    usual_preview(_task(), told.append, lambda: True)
+
+    assert told == []
 
 
 @pytest.mark.parametrize(("took", "wanted"), [(0.5, LEAST_SECONDS), (30.0, 3.0), (9000.0, MOST_SECONDS)])

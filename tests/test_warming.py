@@ -60,8 +60,10 @@ from numba.core import event
 import autopar
 from autopar import warming
 
+asked = []
 with warming.Warming(2) as own:
-    own.finish()
+    own.finish(meanwhile=lambda should_stop: asked.append(should_stop()))
+assert asked == [False], asked
 assert warming.missing() == [], warming.missing()
 
 class Compiled(event.Listener):

@@ -8,6 +8,7 @@ to be as good. `autopar benchmark` sweeps the whole space of degrees.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -19,7 +20,7 @@ from autopar.bench.baselines.race import Race
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.plan import Plan, Rival
-from autopar.progress import ProgressCallback, StopCallback, never, silent
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.recompute import Recompute
 from autopar.task import Effort, Task
 from autopar.verdict import step_seconds
@@ -28,6 +29,8 @@ SHARE = 0.1
 """Time of the grid if nobody says, as a share of what its plan took."""
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 """That time is never less or more than this."""
+PREVIEW_SECONDS = 1.0
+"""Processor time of the plans that are told while kernels compile; the first one takes a quarter of a second."""
 SWEPT = {"train": "1F1B, tensor parallelism within a node, ZeRO 1 or 3", "infer": "tensor parallelism within a node"}
 """The degrees in words, by mode."""
 
@@ -148,6 +151,36 @@ def usual_grid(
         stopped=found.termination if found.termination in ("interrupted", "time limit") else "",
         seconds=found.search_seconds,
     )
+
+
+def usual_preview(task: Task, progress: ProgressCallback = silent, should_stop: StopCallback = never) -> None:
+    """Tell the fastest of the usual plans of a task, by estimates, while other processes prepare the search.
+
+    Those that split the model least come first, of them those with the largest microbatches. It ends once it is
+    stopped, all are priced, or one has been found that fits and `PREVIEW_SECONDS` are over: others need the processor.
+
+    Args:
+        task: The task, without pins.
+        progress: Told of every better plan.
+        should_stop: Polled between plans.
+    """
+    began = time.process_time()
+    race = UsualRace(task, "usual", math.inf, silent, should_stop)
+    gpus = race.space.gpu_counts[0]
+    plans = sorted(map(race.space.degrees, race.space.leaves({"gpus": gpus})), key=_split)
+    best = math.inf
+    for number, plan in enumerate(plans, 1):
+        if race.stopped or (best < math.inf and time.process_time() - began > PREVIEW_SECONDS):
+            return
+        race.price(plan)
+        if race.best < best:
+            best = race.best
+            progress(Progress("usual", number, len(plans), best, detail=str(plan)))
+
+
+def _split(plan: Degrees) -> tuple[int, int]:
+    """Return on how many devices a plan splits the model, and the negated samples of a microbatch."""
+    return plan.tp * plan.pp * plan.cp, -plan.microbatch
 
 
 def _degrees(plan: Plan, task: Task) -> dict[str, int]:

@@ -156,6 +156,7 @@ def solve(
                 progress=progress,
                 should_stop=interruption.requested,
                 rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
+                preview=partial(_preview, progress),
                 began=context.obj.began if isinstance(context.obj, Invocation) else None,
                 **request,
             )
@@ -209,6 +210,13 @@ def _grid(
         progress(replace(step, phase="grid"))
 
     return usual_grid(task, plan, seconds=seconds, progress=tell, should_stop=should_stop)
+
+
+def _preview(progress: ProgressCallback, task: "Task", should_stop: StopCallback) -> None:
+    """Tell what usual plans take while kernels compile."""
+    from autopar.bench import usual_preview
+
+    usual_preview(task, progress, should_stop)
 
 
 def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dict[str, Any], *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ import multiprocessing
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module, resources
 from multiprocessing.connection import wait
@@ -86,12 +86,18 @@ class Warming:
             process.kill()
             process.join()
 
-    def finish(self, progress: ProgressCallback = silent, should_stop: StopCallback = never) -> float:
+    def finish(
+        self,
+        progress: ProgressCallback = silent,
+        should_stop: StopCallback = never,
+        meanwhile: Callable[[StopCallback], None] | None = None,
+    ) -> float:
         """Wait until all are compiled, or compile them; return for how many seconds.
 
         Args:
             progress: Told how many modules are done.
             should_stop: Polled; once true the others are left to their first calls.
+            meanwhile: What this process does while others compile; told when it is to stop.
         """
         start, total = time.monotonic(), len(self._modules)
         if not total:
@@ -100,10 +106,15 @@ class Warming:
             for done, module in enumerate(self._modules):
                 progress(Progress("compile", done, total))
                 compile_module(module, should_stop)
-        while any(process.is_alive() for process in self._processes) and not should_stop():
+        if self._processes and meanwhile is not None:
+            meanwhile(lambda: should_stop() or not self._compiles())
+        while self._compiles() and not should_stop():
             progress(Progress("compile", self._done.value, total))
             wait([process.sentinel for process in self._processes if process.is_alive()], POLL_SECONDS)
         return time.monotonic() - start
+
+    def _compiles(self) -> bool:
+        return any(process.is_alive() for process in self._processes)
 
 
 def compile_module(module: str, should_stop: StopCallback = never) -> None:
