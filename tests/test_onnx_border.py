@@ -109,6 +109,10 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
         ),
         "'kernel_shape' that is an empty list",
     ),
+    "a flag that is a number": (
+        model([node("ReduceSum", ["x"], ["y"], keepdims=10**18)]),
+        "'keepdims' that is 10+, not 0 or 1",
+    ),
     "no groups": (
         model([node("Conv", ["x", "w"], ["y"], group=0)], shape=IMAGE, weights=[KERNEL]),
         "does not fit.*0 groups",

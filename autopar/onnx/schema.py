@@ -31,6 +31,15 @@ _MAY_BE_EMPTY: Mapping[str, tuple[str, ...]] = {
 }
 """Lists that mean the same whether they are empty or absent, or that hold elements."""
 
+_FLAGS = frozenset({
+    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad",
+    "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved",
+    "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "new_axis",
+    "noop_with_empty_axes", "onesided", "periodic", "reverse", "saturate", "select_last_index", "sorted",
+    "storage_order", "training_mode", "transA", "transB", "upper",
+})  # fmt: skip
+"""Attributes that are 0 or 1. ONNX's shape inference takes other numbers for either, ONNX Runtime for the other."""
+
 
 def is_known(op_type: str, domain: str, version: int) -> bool:
     """Whether ONNX defines an op in a version of a domain."""
@@ -134,6 +143,8 @@ def _check_attribute(attribute: AttributeProto, expected: int, what: str, *, may
         types = AttributeProto.AttributeType
         given = types.Name(attribute.type) if attribute.type in types.values() else attribute.type
         raise ModelError(f"{named} of type {given}, not {types.Name(expected)}", hint=_CHECK)
+    if attribute.name in _FLAGS and expected == AttributeProto.INT and attribute.i not in (0, 1):
+        raise ModelError(f"{named} that is {attribute.i}, not 0 or 1", hint=_CHECK)
     items = _LISTS.get(expected)
     if items is not None and not getattr(attribute, items) and not may_be_empty:
         raise ModelError(f"{named} that is an empty list", hint=_CHECK)
