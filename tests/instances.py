@@ -6,7 +6,7 @@
 `python -m tests.instances DIR tensors` four of tensors on a mesh, a few of which fill the memory.
 """
 
-import sys
+import argparse
 from itertools import accumulate, permutations, product
 from pathlib import Path
 from typing import Any
@@ -482,4 +482,8 @@ def write_tensors(folder: Path) -> None:
 _WRITERS = {"family": write_family, "large": write_large, "hubs": write_hubs, "tensors": write_tensors}
 
 if __name__ == "__main__":
-    _WRITERS[sys.argv[2] if len(sys.argv) > 2 else "family"](Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("which", nargs="?", default="family", choices=_WRITERS)
+    given = parser.parse_args()
+    _WRITERS[given.which](given.folder)
