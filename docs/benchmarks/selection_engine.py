@@ -98,6 +98,8 @@ def page() -> None:
         "Made by `python docs/benchmarks/selection_engine.py`; seconds are CPU time of the solver's main thread (of two"
         " threads), reading the file included, CPU time of all threads beside it.",
         "Problems called hubs are of `python -m tests.instances DIR hubs`, those called tensors of `... DIR tensors`.",
+        "Versions may have been measured on different machines: costs and bounds compare, seconds of M, S and tensors "
+        "(one machine) do, those of others roughly.",
         "",
         "| problem | version | cost | bound | gap | stopped | seconds | CPU | within 1 % of its end | 0.1 % |"
         " above its end at a quarter of the limit |",
