@@ -18,6 +18,7 @@ from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.models.decoder_config import DecoderConfig
 from autopar.models.decoder_settings import with_settings
+from autopar.models.dual_encoder_reader import TEXT_LENGTHS
 from autopar.plan import DimSize, write_atomically
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_experts import exports_experts
@@ -141,7 +142,7 @@ def default_seq(config: Mapping[str, Any]) -> int:
     text = config.get("text_config")
     config = {**(text if isinstance(text, dict) else {}), **config}
     name = next((name for name in _LENGTHS if config.get(name)), "")
-    longest = config[name] if name else _LONGEST
+    longest = config[name] if name else TEXT_LENGTHS.get(config["model_type"], _LONGEST)
     if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
         raise ModelError(f"{name} of the configuration is {longest!r}", hint="it is a whole number of tokens, from 1")
     padding = config.get("pad_token_id", 1)

@@ -10,12 +10,14 @@ silently.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autopar.models import decoder, dit, encoder, encoder_decoder, flux, image_text, sd3, wan
+from autopar.models import decoder, dit, dual_encoder, encoder, encoder_decoder, flux, image_text, sd3, wan
 from autopar.models.alibi_reader import ALIBI
 from autopar.models.config_fields import Fields, Unbuilt, UnknownError, activation, head_size, rope, windows
 from autopar.models.decoder_config import Attention, DecoderConfig, Mlp, Names, Norm, uniform
 from autopar.models.diffusion_reader import DIFFUSION
 from autopar.models.dit import DitConfig
+from autopar.models.dual_encoder import DualEncoderConfig
+from autopar.models.dual_encoder_reader import DUAL_ENCODERS
 from autopar.models.encoder_config import EncoderConfig
 from autopar.models.encoder_decoder_config import EncoderDecoderConfig
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
@@ -38,6 +40,7 @@ Architecture = (
     DecoderConfig
     | EncoderConfig
     | EncoderDecoderConfig
+    | DualEncoderConfig
     | ImageTextConfig
     | DitConfig
     | FluxConfig
@@ -298,6 +301,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     **DIFFUSION,
     **ENCODERS,
     **ENCODER_DECODERS,
+    **DUAL_ENCODERS,
     **{kind: _with_decoders(read) for kind, read in IMAGE_TEXT.items()},
 }
 """Reader of each `model_type`, or class of diffusers."""
@@ -306,6 +310,7 @@ BUILDERS: "Mapping[type, Callable[[str, Any], onnx.ModelProto]]" = {
     DecoderConfig: decoder.build,
     EncoderConfig: encoder.build,
     EncoderDecoderConfig: encoder_decoder.build,
+    DualEncoderConfig: dual_encoder.build,
     ImageTextConfig: image_text.build,
     FluxConfig: flux.build,
     WanConfig: wan.build,

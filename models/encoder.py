@@ -14,9 +14,9 @@ from autopar.models.decoder_config import TRANSPOSED
 from autopar.models.encoder_config import (
     AttentionPool,
     EncoderConfig,
-    FirstToken,
     FlatPatches,
     MaskedLanguageHead,
+    OneToken,
     Patches,
     Tokens,
     WholeSequence,
@@ -39,7 +39,7 @@ def build(name: str, config: EncoderConfig) -> "onnx.ModelProto":
     match config.embedding:
         case Tokens() as part:
             ids = w.g.input("input_ids", ("batch", config.seq), "int64")
-            x = _tokens(w, ids, part)
+            x = embed_tokens(w, ids, part, "embed")
         case Patches() as part:
             pixels = w.g.input("pixel_values", ("batch", part.channels, *part.image))
             x = embed_patches(w, pixels, part, "embed")
@@ -47,18 +47,28 @@ def build(name: str, config: EncoderConfig) -> "onnx.ModelProto":
             raise AssertionError("towers of flat patches are part of decoders of images and text")
     for index, block in enumerate(config.blocks):
         x = transformer_block(w, x, f"layers.{index}", config.names.layer.format(index), block)
-    return w.g.model(_head(w, x, config))
+    return w.g.model(write_head(w, x, config))
 
 
-def _tokens(w: Writer, ids: str, part: Tokens) -> str:
+def embed_tokens(w: Writer, ids: str, part: Tokens, name: str) -> str:
+    """Return tokens as a sequence [B, S, d], placed and, where the model does it, normalised.
+
+    Args:
+        w: Where to write.
+        ids: Tokens [B, S].
+        part: The embedding.
+        name: Prefix of all ops.
+    """
     g, hidden = w.g, w.config.hidden
     tokens, positions, segments, norm = part.names
-    x = g.op("Gather", g.parameter(f"{tokens}.weight", (part.vocab, hidden)), ids, name="embed.tokens", axis=0)
-    segment = g.parameter(f"{segments}.weight", (part.segments, hidden))
-    x = g.op("Add", x, g.op("Gather", segment, g.constant(0), name="embed.segment", axis=0), name="embed.segmented")
+    x = g.op("Gather", g.parameter(f"{tokens}.weight", (part.vocab, hidden)), ids, name=f"{name}.tokens", axis=0)
+    if part.segments:
+        segment = g.parameter(f"{segments}.weight", (part.segments, hidden))
+        first = g.op("Gather", segment, g.constant(0), name=f"{name}.segment", axis=0)
+        x = g.op("Add", x, first, name=f"{name}.segmented")
     table = g.parameter(f"{positions}.weight", (part.positions, hidden))
-    x = g.op("Add", x, positions_of(w, table, part.positions, part.first_position, "embed"), name="embed.placed")
-    return w.norm(x, "embed.norm", norm)
+    x = g.op("Add", x, positions_of(w, table, part.positions, part.first_position, name), name=f"{name}.placed")
+    return w.norm(x, f"{name}.norm", norm) if norm else x
 
 
 def positions_of(w: Writer, table: str, rows: int, first: int, name: str) -> str:
@@ -138,8 +148,15 @@ def window_order(part: FlatPatches) -> NDArray[np.int64]:
     return found
 
 
-def _head(w: Writer, x_BSd: str, config: EncoderConfig) -> dict[str, tuple[int | str, ...]]:
-    """Write the head and return the shapes of the model's outputs."""
+def write_head(w: Writer, x_BSd: str, config: EncoderConfig, prefix: str = "") -> dict[str, tuple[int | str, ...]]:
+    """Write the head and return the shapes of the model's outputs.
+
+    Args:
+        w: Where to write.
+        x_BSd: Result of the last block.
+        config: The encoder.
+        prefix: What names of ops begin with.
+    """
     hidden, seq, part = config.hidden, config.seq, config.head
     match part:
         case MaskedLanguageHead():
@@ -147,13 +164,14 @@ def _head(w: Writer, x_BSd: str, config: EncoderConfig) -> dict[str, tuple[int |
             vocab = config.embedding.vocab
             _masked_language_head(w, x_BSd, part, f"{config.embedding.names[0]}.weight", vocab)
             return {"logits": ("batch", seq, vocab)}
-        case FirstToken():
+        case OneToken():
             # Elements are normalised by themselves: the others' norms are left out.
-            first = w.g.op("Gather", x_BSd, w.g.constant(0), name="pooled.first", axis=1)
+            place = w.g.constant(seq - 1 if part.is_last else 0)
+            one = w.g.op("Gather", x_BSd, place, name=f"{prefix}pooled.{'last' if part.is_last else 'first'}", axis=1)
             if not part.projection:
-                w.norm(first, part.output, part.norm)
+                w.norm(one, part.output, part.norm)
                 return {part.output: ("batch", hidden)}
-            pooled = w.norm(first, "pooled", part.norm)
+            pooled = w.norm(one, f"{prefix}pooled", part.norm)
             w.linear(pooled, part.output, part.projection, hidden, part.width, bias=part.bias)
             return {part.output: ("batch", part.width)}
         case AttentionPool():

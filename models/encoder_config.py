@@ -9,14 +9,14 @@ from autopar.models.decoder_config import Activation, Arrangement, Block, Mlp, N
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Embedding of tokens: the sum of those of token, position and segment 0, normalised.
+    """Embedding of tokens: the sum of those of token, position and, if there are segments, segment 0, normalised.
 
     Attributes:
         vocab: Tokens in the vocabulary.
         positions: Rows of the table of positions.
         first_position: Row of the first token.
-        segments: Rows of the table of segments.
-        names: Tables of tokens, positions and segments, and the norm.
+        segments: Rows of the table of segments; 0 without one.
+        names: Tables of tokens, positions and segments, and the norm; "" for what is not there.
     """
 
     vocab: int
@@ -126,8 +126,8 @@ class MaskedLanguageHead:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    """What is made of the first element of the sequence: the normalised element, or a projection of that.
+class OneToken:
+    """What is made of the first or the last element of the sequence: the normalised element, or a projection of that.
 
     Attributes:
         norm: Name of the norm.
@@ -135,6 +135,7 @@ class FirstToken:
         width: Elements it makes; 0 without.
         bias: Whether it has a bias.
         output: Name of the model's output.
+        is_last: Whether it is the last element.
     """
 
     norm: str
@@ -142,6 +143,7 @@ class FirstToken:
     width: int
     bias: bool
     output: str
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class WholeSequence:
     output: str
 
 
-Head = MaskedLanguageHead | FirstToken | AttentionPool | WholeSequence
+Head = MaskedLanguageHead | OneToken | AttentionPool | WholeSequence
 
 
 @dataclass(frozen=True, slots=True)

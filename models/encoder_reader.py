@@ -9,9 +9,9 @@ from autopar.models.decoder_config import Attention, Block, Mlp, Names, Norm
 from autopar.models.encoder_config import (
     AttentionPool,
     EncoderConfig,
-    FirstToken,
     Head,
     MaskedLanguageHead,
+    OneToken,
     Patches,
     Tokens,
     WholeSequence,
@@ -36,7 +36,9 @@ def built_as(fields: Fields, *names: str) -> str:
     return str(stated[0])
 
 
-def _blocks(fields: Fields, hidden: int, width: int, nonlinearity: str, *, qkv_bias: bool = True) -> tuple[Block, ...]:
+def blocks_of(
+    fields: Fields, hidden: int, width: int, nonlinearity: str, *, heads: int = 12, qkv_bias: bool = True
+) -> tuple[Block, ...]:
     """Return the equal blocks of an encoder whose fields are called as BERT's.
 
     Args:
@@ -44,9 +46,10 @@ def _blocks(fields: Fields, hidden: int, width: int, nonlinearity: str, *, qkv_b
         hidden: Model width.
         width: Default of `intermediate_size`.
         nonlinearity: Default of `hidden_act`.
+        heads: Default of `num_attention_heads`.
         qkv_bias: Whether queries, keys and values have a bias.
     """
-    heads = fields.size("num_attention_heads", default=12)
+    heads = fields.size("num_attention_heads", default=heads)
     attention = Attention(
         heads, heads, head_size(fields, hidden, heads), qkv_bias=qkv_bias, out_bias=True, causal=False
     )
@@ -76,7 +79,7 @@ def _masked_language_model(fields: Fields, seq: int, prefix: str, vocab: int, **
             fields.size("type_vocab_size", default=2),
             tuple(f"{prefix}.embeddings.{table}" for table in tables),  # type: ignore[arg-type]
         ),
-        _blocks(fields, hidden, 3072, "gelu"),
+        blocks_of(fields, hidden, 3072, "gelu"),
         hidden,
         seq,
         Norm("layer", fields.number("layer_norm_eps", default=1e-12)),
@@ -144,7 +147,7 @@ def _vit(fields: Fields, seq: int) -> EncoderConfig:
     )  # fmt: skip
     return EncoderConfig(
         patches,
-        _blocks(fields, hidden, 3072, "gelu", qkv_bias=fields.flag("qkv_bias", True)),
+        blocks_of(fields, hidden, 3072, "gelu", qkv_bias=fields.flag("qkv_bias", True)),
         hidden,
         patches.seq,
         Norm("layer", fields.number("layer_norm_eps", default=1e-12)),
@@ -154,7 +157,7 @@ def _vit(fields: Fields, seq: int) -> EncoderConfig:
             ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj", ("mlp.fc1", "mlp.fc2"),
             "",
         ),
-        FirstToken("vit.layernorm", "classifier", _classes(fields), bias=True, output="logits"),
+        OneToken("vit.layernorm", "classifier", _classes(fields), bias=True, output="logits"),
     )  # fmt: skip
 
 
@@ -182,17 +185,17 @@ def clip_tower(fields: Fields, prefix: str, head: Head) -> EncoderConfig:
         positions_rank=2, norm=f"{prefix}pre_layrnorm",
     )  # fmt: skip
     return EncoderConfig(
-        patches, _blocks(fields, hidden, 3072, "quick_gelu"), hidden, patches.seq,
+        patches, blocks_of(fields, hidden, 3072, "quick_gelu"), hidden, patches.seq,
         Norm("layer", fields.number("layer_norm_eps", default=1e-5)), "pre", tower_names(prefix), head,
     )  # fmt: skip
 
 
 def _clip(fields: Fields, seq: int) -> EncoderConfig:
     if built_as(fields, "CLIPVisionModel", "CLIPVisionModelWithProjection") == "CLIPVisionModel":
-        return clip_tower(fields, "", FirstToken("post_layernorm", "", 0, bias=False, output="pooler_output"))
+        return clip_tower(fields, "", OneToken("post_layernorm", "", 0, bias=False, output="pooler_output"))
     width = fields.size("projection_dim", default=512)
     norm = "vision_model.post_layernorm"
-    head = FirstToken(norm, "visual_projection", width, bias=False, output="image_embeds")
+    head = OneToken(norm, "visual_projection", width, bias=False, output="image_embeds")
     return clip_tower(fields, "vision_model.", head)
 
 
@@ -210,7 +213,7 @@ def siglip_tower(fields: Fields, prefix: str, head: Callable[[Block], Head]) -> 
         bias=True, class_token="", class_shape=(), projection=f"{prefix}embeddings.patch_embedding",
         positions=f"{prefix}embeddings.position_embedding.weight", positions_rank=2,
     )  # fmt: skip
-    blocks = _blocks(fields, hidden, 3072, "gelu_pytorch_tanh")
+    blocks = blocks_of(fields, hidden, 3072, "gelu_pytorch_tanh")
     return EncoderConfig(
         patches, blocks, hidden, patches.seq, Norm("layer", fields.number("layer_norm_eps", default=1e-6)), "pre",
         tower_names(prefix), head(blocks[0]),
@@ -221,13 +224,20 @@ def _siglip(fields: Fields, seq: int) -> EncoderConfig:
     built_as(fields, "SiglipVisionModel")
     if not fields.flag("vision_use_head", True):
         return siglip_tower(fields, "", lambda block: WholeSequence("post_layernorm", "last_hidden_state"))
+    return siglip_tower(fields, "", lambda block: attention_pool(block, "", "pooler_output"))
 
-    def pooled(block: Block) -> Head:
-        assert isinstance(block.attention, Attention), "SigLIP has grouped attention"
-        assert isinstance(block.mlp, Mlp), "SigLIP has no experts"
-        return AttentionPool("post_layernorm", "head", block.attention.heads, block.mlp, "pooler_output")
 
-    return siglip_tower(fields, "", pooled)
+def attention_pool(block: Block, prefix: str, output: str) -> AttentionPool:
+    """Return SigLIP's head of a tower of such blocks.
+
+    Args:
+        block: A block of the tower.
+        prefix: What names of weights begin with.
+        output: Name of what the head makes.
+    """
+    assert isinstance(block.attention, Attention), "SigLIP has grouped attention"
+    assert isinstance(block.mlp, Mlp), "SigLIP has no experts"
+    return AttentionPool(f"{prefix}post_layernorm", f"{prefix}head", block.attention.heads, block.mlp, output)
 
 
 ENCODERS: Mapping[str, Callable[[Fields, int], EncoderConfig]] = {

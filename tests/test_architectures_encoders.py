@@ -16,6 +16,7 @@ from autopar.execute import run_graph
 from autopar.models.architectures import BUILDERS
 from autopar.models.decoder_config import TRANSPOSED, DecoderConfig
 from autopar.models.dit import DitConfig
+from autopar.models.dual_encoder_reader import DUAL_ENCODERS
 from autopar.models.encoder_decoder_config import RelativePositions
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
@@ -62,12 +63,24 @@ TINY: dict[str, dict[str, Any]] = {
     "t5": {**_T5, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 7},
     "t5, gated": {**_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
     "whisper": {**_WHISPER, "architectures": ["WhisperForConditionalGeneration"]},
+    "clip": {
+        "text_config": {**_BLOCKS, "vocab_size": VOCAB, "max_position_embeddings": 20, "eos_token_id": VOCAB - 1},
+        "vision_config": {**_IMAGE, "hidden_size": 24}, "projection_dim": 20,
+    },
+    "siglip": {
+        "text_config": {
+            **_BLOCKS, "vocab_size": VOCAB, "max_position_embeddings": SEQ, "projection_size": 24, "hidden_act": "relu",
+        },
+        "vision_config": {**_IMAGE, "hidden_size": 24},
+    },
     "whisper, all positions": {**_WHISPER, "max_target_positions": SEQ, "activation_function": "relu"},
 }  # fmt: skip
 """Small configurations, `model_type` first."""
 
 DEFAULT_CLASS = {
     "bert": "BertForMaskedLM",
+    "clip": "CLIPModel",
+    "siglip": "SiglipModel",
     "vit": "ViTForImageClassification",
     "siglip_vision_model": "SiglipVisionModel",
     "t5": "T5ForConditionalGeneration",
@@ -120,9 +133,11 @@ def against_transformers(name: str) -> Pairs:
     inputs: dict[str, Array] = {
         key: rng.normal(size=graph.values[key].shape)
         if graph.values[key].is_float
-        else rng.integers(2, VOCAB, graph.values[key].shape)  # tokens from 2 on are no padding in any family
+        else rng.integers(2, VOCAB - 1, graph.values[key].shape)  # tokens from 2 on are no padding in any family
         for key in graph.inputs
     }
+    if "input_ids" in inputs:
+        inputs["input_ids"][:, -1] = VOCAB - 1  # CLIP reads the result of the token with the largest number
     targets = rng.normal(size=graph.values[output].shape)
     found = gradients(step, feeds_of(step, {**given, **inputs, "targets": targets}))
     result = run_graph(graph, {**given, **inputs})[output]
@@ -153,7 +168,7 @@ def test_every_family_but_decoders_has_a_small_configuration() -> None:
     """So that none is left out above."""
     built = {name.split(",")[0]: models.read_architecture(config_of(name), SEQ) for name in TINY}
 
-    assert set(built) == {*ENCODERS, *ENCODER_DECODERS}
+    assert set(built) == {*ENCODERS, *ENCODER_DECODERS, *DUAL_ENCODERS}
     assert {type(native) for native in built.values()} == set(BUILDERS) - {
         DecoderConfig,
         ImageTextConfig,
@@ -177,6 +192,13 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
         124_697_433,
         {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1, "vocab_size": 50265},
     ),
+    "FacebookAI/xlm-roberta-large": (
+        560_142_482,
+        {
+            "model_type": "xlm-roberta", "hidden_size": 1024, "intermediate_size": 4096, "max_position_embeddings": 514,
+            "num_attention_heads": 16, "num_hidden_layers": 24, "type_vocab_size": 1, "vocab_size": 250002,
+        },
+    ),
     "google/vit-base-patch16-224": (
         86_567_656,
         {"model_type": "vit", "id2label": {str(index): str(index) for index in range(1000)}},
@@ -187,6 +209,33 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"], "hidden_size": 1024,
             "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14,
             "projection_dim": 768,
+        },
+    ),
+    "openai/clip-vit-large-patch14, both towers": (
+        427_616_513,
+        {
+            "model_type": "clip", "projection_dim": 768,
+            "text_config": {
+                "hidden_size": 768, "intermediate_size": 3072,
+                "num_attention_heads": 12, "num_hidden_layers": 12,
+            },
+            "vision_config": {
+                "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+                "patch_size": 14,
+            },
+        },
+    ),
+    "google/siglip-so400m-patch14-384, both towers": (
+        877_960_498,
+        {
+            "model_type": "siglip",
+            "text_config": {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27,
+            },
+            "vision_config": {
+                "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "num_attention_heads": 16,
+                "num_hidden_layers": 27, "patch_size": 14,
+            },
         },
     ),
     "google-t5/t5-small": (60_506_624, {"model_type": "t5", "tie_word_embeddings": True}),
@@ -214,7 +263,7 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
     """Without PyTorch."""
     count, config = PUBLISHED[name]
 
-    native = models.read_architecture(config, 256)
+    native = models.read_architecture(config, 64)
 
     assert not isinstance(native, models.Unbuilt)
     assert models.num_parameters(models.build_architecture("published", native)) == count
@@ -231,6 +280,10 @@ def test_published_configurations_have_the_published_parameters(name: str) -> No
         ("roberta", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("vit", {"architectures": ["ViTModel"]}, "vit is built as ViTForImageClassification"),
         ("clip_vision_model", {"architectures": ["CLIPModel"]}, "CLIPVisionModel or CLIPVisionModelWithProjection"),
+        ("clip", {"architectures": ["CLIPTextModel"]}, "clip is built as CLIPModel"),
+        ("clip", {"vision_config": {"model_type": "dinov2"}}, "vision_config with model_type='dinov2'"),
+        ("clip", {"text_config": {"attention_bias": True}}, "text_config with attention_bias=True"),
+        ("siglip", {"vision_config": {"vision_use_head": False}}, "vision_config with vision_use_head=False"),
         ("t5", {"architectures": ["T5EncoderModel"]}, "t5 is built as T5ForConditionalGeneration"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish'"),
         ("whisper", {"scale_embedding": True}, "scale_embedding=True"),
@@ -253,6 +306,8 @@ def test_what_a_builder_does_not_know_is_said(name: str, change: dict[str, Any],
         ("t5", {"relative_attention_max_distance": 4}, "8 buckets do not cover distances up to 4"),
         ("whisper", {"max_target_positions": 8}, "positions for 8 tokens, fewer than the 12"),
         ("whisper", {"d_model": 30}, "d_model 30 of the configuration is not divisible by its 4 heads"),
+        ("clip", {"text_config": {"max_position_embeddings": 8}}, "learned positions for 8 tokens, fewer than the 12"),
+        ("siglip", {"text_config": {"hidden_size": 48}}, "images become vectors of 24 elements and texts of 48, which"),
         ("vit", {"patch_size": 13}, "12 x 12 pixels holds no patch of 13 x 13"),
         ("vit", {"image_size": [8]}, r"image_size of the configuration is \[8\]"),
     ],

@@ -280,6 +280,24 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": (
+        31_070_754_032,
+        {
+            "model_type": "qwen3_vl_moe",
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+                "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+                "num_hidden_layers": 48, "num_key_value_heads": 4, "rope_theta": 5000000, "vocab_size": 151936,
+                "max_position_embeddings": 262144,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            },
+            "vision_config": {
+                "model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [8, 16, 24], "depth": 27,
+                "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "num_position_embeddings": 2304,
+                "out_hidden_size": 2048, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            },
+        },
+    ),
 }  # fmt: skip
 """Parameters of published checkpoints, a tied embedding counted once, and the sizes in their configurations."""
 

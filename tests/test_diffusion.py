@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from autopar import models
 from autopar.errors import ModelError
 from autopar.execute import run_graph
 from autopar.models.decoder_config import TRANSPOSED
+from autopar.models.diffusion_reader import DIFFUSION
 from autopar.models.dit import DitConfig
 from autopar.models.flux import FluxConfig
 from autopar.models.sd3 import Sd3Config
@@ -23,6 +24,7 @@ from autopar.onnx import load
 from autopar.training import training_step
 from autopar.workload import open_workload
 from tests.gradients import as_float64, feeds_of, gradients
+from tests.parity import Pairs, check_pairs
 
 Array = NDArray[Any]
 
@@ -64,8 +66,8 @@ def weight_of(tensors: Mapping[str, Array], name: str, hidden: int) -> Array:
     return weight.T if name.endswith(TRANSPOSED) else weight
 
 
-def check(module: Any, family: str, config: Any, inputs: dict[str, Array], run: Any) -> None:
-    """Compare parameters, results and gradients of the squared error in float64; `run` calls the module."""
+def compared(module: Any, family: str, config: Any, inputs: dict[str, Array], run: Any) -> Pairs:
+    """Return results, and gradients of the squared error by parameter, in float64; `run` calls the module."""
     import torch
 
     torch.manual_seed(0)
@@ -87,18 +89,13 @@ def check(module: Any, family: str, config: Any, inputs: dict[str, Array], run: 
 
     expected = run(module)
     torch.nn.functional.mse_loss(expected, torch.tensor(targets)).backward()
-    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
     theirs = {key: value.grad.numpy() for key, value in module.named_parameters() if value.grad is not None}
     assert set(found) == set(trained)
-    for key in trained:
-        expected_grad = weight_of(theirs, key, config.hidden)
-        np.testing.assert_allclose(found[key], expected_grad, rtol=1e-5, atol=1e-6, err_msg=key)
+    pairs = {key: (found[key], weight_of(theirs, key, config.hidden)) for key in trained}
+    return (result, expected.detach().numpy()), pairs
 
 
-@needs_diffusers
-@pytest.mark.slow
-@pytest.mark.parametrize("guidance", [True, False])
-def test_flux_is_that_of_diffusers(guidance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def flux(monkeypatch: pytest.MonkeyPatch, guidance: bool) -> Pairs:
     """Patches of 2 x 2 pixels are packed and unpacked by the pipeline there."""
     import torch
     from diffusers import FluxTransformer2DModel
@@ -130,12 +127,10 @@ def test_flux_is_that_of_diffusers(guidance: bool, monkeypatch: pytest.MonkeyPat
         ).sample  # fmt: skip
         return flow.reshape(2, 3, 3, 3, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(2, 3, 6, 6)
 
-    check(module, "flux", config, inputs, run)
+    return compared(module, "flux", config, inputs, run)
 
 
-@needs_diffusers
-@pytest.mark.slow
-def test_wan_is_that_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+def wan(monkeypatch: pytest.MonkeyPatch) -> Pairs:
     """What it computes in float32 whatever the weights are (norms) is computed in float64, too."""
     import torch
     from diffusers import WanTransformer3DModel
@@ -157,13 +152,10 @@ def test_wan_is_that_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
             encoder_hidden_states=torch.tensor(inputs["text"]),
         ).sample  # fmt: skip
 
-    check(module, "wan", WAN, inputs, run)
+    return compared(module, "wan", WAN, inputs, run)
 
 
-@needs_diffusers
-@pytest.mark.slow
-@pytest.mark.parametrize(("dual", "normed"), [(0, False), (2, True)])
-def test_stable_diffusion_3_is_that_of_diffusers(dual: int, normed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def stable_diffusion_3(monkeypatch: pytest.MonkeyPatch, dual: int, normed: bool) -> Pairs:
     """Version 3 and 3.5; an image of fewer patches than there are places has those in the middle."""
     import torch
     from diffusers import SD3Transformer2DModel
@@ -187,13 +179,10 @@ def test_stable_diffusion_3_is_that_of_diffusers(dual: int, normed: bool, monkey
             pooled_projections=torch.tensor(inputs["pooled"]), timestep=torch.tensor(inputs["step"]),
         ).sample  # fmt: skip
 
-    check(module, "sd3", replace(SD3, dual=dual, qk_norm=normed), inputs, run)
+    return compared(module, "sd3", replace(SD3, dual=dual, qk_norm=normed), inputs, run)
 
 
-@needs_diffusers
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_dit_is_that_of_diffusers(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def dit(monkeypatch: pytest.MonkeyPatch, shared: bool) -> Pairs:
     """As published, where all blocks embed step and class by the same weights, and with weights of their own."""
     import torch
     from diffusers import DiTTransformer2DModel
@@ -215,7 +204,32 @@ def test_dit_is_that_of_diffusers(shared: bool, monkeypatch: pytest.MonkeyPatch)
         given = {key: torch.tensor(inputs[key]) for key in ("images", "step", "label")}
         return module(given["images"], timestep=given["step"], class_labels=given["label"]).sample
 
-    check(module, "dit", replace(DIT, shared=shared), inputs, run)
+    return compared(module, "dit", replace(DIT, shared=shared), inputs, run)
+
+
+DIFFUSERS: Mapping[str, Callable[[pytest.MonkeyPatch], Pairs]] = {
+    "FluxTransformer2DModel": lambda patch: flux(patch, True),
+    "FluxTransformer2DModel, no guidance": lambda patch: flux(patch, False),
+    "WanTransformer3DModel": wan,
+    "SD3Transformer2DModel": lambda patch: stable_diffusion_3(patch, 0, False),
+    "SD3Transformer2DModel, 3.5": lambda patch: stable_diffusion_3(patch, 2, True),
+    "DiTTransformer2DModel": lambda patch: dit(patch, False),
+    "DiTTransformer2DModel, shared": lambda patch: dit(patch, True),
+}
+"""Small models beside those of diffusers, `model_type` first."""
+
+
+@needs_diffusers
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_models_are_those_of_diffusers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal parameters; with equal weights, equal results and gradients."""
+    check_pairs(*DIFFUSERS[name](monkeypatch))
+
+
+def test_every_diffusion_transformer_has_a_small_model() -> None:
+    """So that none is left out above."""
+    assert {name.split(",")[0] for name in DIFFUSERS} == set(DIFFUSION)
 
 
 @pytest.mark.parametrize(

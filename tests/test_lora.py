@@ -244,7 +244,9 @@ def test_a_configuration_of_peft_is_read(tmp_path: Path) -> None:
         ({"layers_to_transform": [1]}, "layers_to_transform"),
         ({"some_new_field": 3}, "some_new_field=3"),
         ({"peft_type": "IA3"}, "no LoRA configuration"),
-        ({"target_modules": ".*attn.*"}, "no list of names"),
+        ({"target_modules": 3}, "target_modules is 3, no list of names and no regular expression"),
+        ({"target_modules": ""}, "target_modules is '', no list of names and no regular expression"),
+        ({"target_modules": "(q_proj"}, r"LoRA pattern '\(q_proj' is no regular expression: missing \)"),
         ({"r": "16"}, "r is '16'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
     ],
@@ -256,6 +258,39 @@ def test_a_field_of_peft_that_changes_the_model_is_not_dropped(
 
     with pytest.raises(JobError, match=message):
         read_lora(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r".*\.(q|v)", r"layers\.[01]\..*\.(up|down)", "layers\\.0\\.attn\\.o.{1,2}, q", ".*, pattern=q"]
+)
+def test_a_regular_expression_is_written_as_it_was_read(pattern: str, tmp_path: Path) -> None:
+    """Commas, colons and equals signs included: a plan keeps adapters as text."""
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps({**PEFT, "target_modules": pattern}))
+
+    lora = read_lora(tmp_path)
+
+    assert lora == Lora(16, 32.0, pattern=pattern)
+    assert read_lora(str(lora)) == lora
+    assert read_lora(f"pattern={pattern}") == Lora(pattern=pattern)
+
+
+def test_a_regular_expression_matches_whole_names_of_modules() -> None:
+    """As peft's does: of layer 0 alone, and no module of which it matches a part."""
+    graph = load(models.build("llama3-8b", **TINY["llama3-8b"]), batch=2)
+
+    some = trained(add_adapters(graph, Lora(pattern=r"layers\.0\..*\.(q|up)")))
+
+    found = {name.rpartition(".lora_")[0] for name in some}
+    assert found == {"layers.0.attn.q", "layers.0.mlp.up"}
+    with pytest.raises(JobError, match=r"(?s)'layers' matches the whole name of no module.*layers\.0\.attn"):
+        add_adapters(graph, Lora(pattern="layers"))
+
+
+def test_targets_and_a_pattern_are_one_too_many() -> None:
+    with pytest.raises(JobError, match="both targets and a pattern"):
+        read_lora("rank=4,targets=q,pattern=.*v")
+    with pytest.raises(JobError, match="empty pattern"):
+        read_lora("rank=4,pattern=")
 
 
 CONFIG = {

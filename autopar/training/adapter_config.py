@@ -9,13 +9,16 @@ from typing import Any
 
 from autopar.errors import JobError
 from autopar.reading import UnreadableError, parse_json
-from autopar.training.lora import GROUPS, NF4, Lora
+from autopar.training.lora import GROUPS, NF4, PATTERN, Lora
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Name under which peft saves a configuration."""
 NO_LORA = "none"
 """What says that there are no adapters, also where a configuration lies beside the model."""
-_HINT = f"write --lora rank=16,alpha=32,targets={'|'.join(GROUPS)}|NAME:NAME, or give peft's {ADAPTER_CONFIG}"
+_HINT = (
+    f"write --lora rank=16,alpha=32,targets={'|'.join(GROUPS)}|NAME:NAME, pattern=REGEX last in place of targets, or "
+    f"give peft's {ADAPTER_CONFIG}"
+)
 _KEYS = ("rank", "alpha", "targets", "rslora", "base")
 _READ = frozenset({"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias"})
 _WITHOUT_EFFECT = frozenset(
@@ -50,13 +53,20 @@ def read_lora(given: "str | Path | Lora | None") -> Lora | None:
 
 
 def _parse(text: str) -> Lora:
-    """Return adapters written as `key=value`, with commas between them."""
+    """Return adapters written as `key=value`, with commas between them; a pattern is the last."""
     found: dict[str, str] = {}
-    for part in text.split(","):
+    text, has_pattern, pattern = text.partition(f",{PATTERN}")
+    if text.startswith(PATTERN):
+        text, has_pattern, pattern = "", PATTERN, text.removeprefix(PATTERN) + has_pattern + pattern
+    if has_pattern and not pattern:
+        raise JobError("LoRA with an empty pattern", hint=_HINT)
+    for part in text.split(",") if text else ():
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in _KEYS or not equals or not value or key in found:
             raise JobError(f"{part!r} says nothing of LoRA, or says it twice", hint=_HINT)
         found[key] = value
+    if pattern and "targets" in found:
+        raise JobError("LoRA with both targets and a pattern", hint="say which modules are adapted in one way")
     stabilised = found.get("rslora", "false").lower()
     if stabilised not in ("true", "false"):
         raise JobError(f"rslora={stabilised}", hint="rslora takes true or false")
@@ -66,6 +76,7 @@ def _parse(text: str) -> Lora:
         tuple(name.strip() for name in found.get("targets", "all").split(":")),
         stabilised == "true",
         found.get("base", ""),
+        pattern,
     )
 
 
@@ -108,7 +119,10 @@ def read_adapter_config(path: str | Path) -> Lora:
         raise JobError(f"{file}: r is {rank!r}", hint="r is a whole number from 1 on")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise JobError(f"{file}: lora_alpha is {alpha!r}", hint="lora_alpha is a number above 0")
-    return Lora(rank, float(alpha), _modules(config.get("target_modules"), file), bool(config.get("use_rslora")))
+    targets, is_stabilised = config.get("target_modules"), bool(config.get("use_rslora"))
+    if isinstance(targets, str) and targets and targets != "all-linear":  # peft: a regular expression
+        return Lora(rank, float(alpha), rank_stabilised=is_stabilised, pattern=targets)
+    return Lora(rank, float(alpha), _modules(targets, file), is_stabilised)
 
 
 def _modules(given: Any, file: Path) -> tuple[str, ...]:
@@ -118,7 +132,7 @@ def _modules(given: Any, file: Path) -> tuple[str, ...]:
     if isinstance(given, list) and given and all(isinstance(name, str) for name in given):
         return tuple(sorted(given))  # peft writes a set
     raise JobError(
-        f"{file}: target_modules is {given!r}, no list of names",
+        f"{file}: target_modules is {given!r}, no list of names and no regular expression",
         hint='write target_modules as a list, such as ["q_proj", "v_proj"], or "all-linear"',
     )
 

@@ -14,6 +14,7 @@ with whole numbers all the same. Matrices per expert and whatever lies outside t
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
@@ -30,6 +31,8 @@ GROUPS = ("attention", "mlp", "all")
 """Targets that are no names: products of layers with "attn" or "attention" in the weight's name, the others, both."""
 _ATTENTION = ("attn", "attention")
 _A, _B = "lora_A", "lora_B"
+PATTERN = "pattern="
+"""What a regular expression follows where adapters are written down; it is the last part, for it may hold commas."""
 _SHOWN = 12
 """Names of modules that an error lists."""
 
@@ -45,9 +48,12 @@ class Lora:
             `GROUPS`.
         rank_stabilised: Whether it counts alpha / sqrt(rank) times (rsLoRA).
         base: "" for a base stored as the job's precision has it, "nf4" for 4 bits.
+        pattern: A regular expression that the whole names of targeted modules match ("model.layers.3.mlp.up_proj"), as
+            peft's `target_modules` may be one; "" for `targets`.
 
     Raises:
-        JobError: If a number is not positive, there is no target, or the base is unknown.
+        JobError: If a number is not positive, there is no target, the base is unknown, or the pattern is no regular
+            expression.
     """
 
     rank: int = 8
@@ -55,6 +61,7 @@ class Lora:
     targets: tuple[str, ...] = ("all",)
     rank_stabilised: bool = False
     base: str = ""
+    pattern: str = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -65,6 +72,13 @@ class Lora:
             raise JobError("LoRA without targets", hint=f"targets takes {', '.join(GROUPS)}, or names of weights")
         if self.base not in ("", NF4):
             raise JobError(f"LoRA on a base in {self.base!r}", hint=f"base takes {NF4}; leave it out for 16 bits")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise JobError(
+                f"LoRA pattern {self.pattern!r} is no regular expression: {error}",
+                hint=r"write it as Python does, such as .*\.(q|v)_proj",
+            ) from None
 
     @property
     def scale(self) -> float:
@@ -79,7 +93,9 @@ class Lora:
         """
         stabilised = ",rslora=true" if self.rank_stabilised else ""
         base = f",base={self.base}" if self.base else ""
-        return f"rank={self.rank},alpha={self.alpha:g},targets={':'.join(self.targets)}{stabilised}{base}"
+        targets = "" if self.pattern else f",targets={':'.join(self.targets)}"
+        pattern = f",{PATTERN}{self.pattern}" if self.pattern else ""
+        return f"rank={self.rank},alpha={self.alpha:g}{targets}{stabilised}{base}{pattern}"
 
 
 def add_adapters(graph: Graph, lora: Lora) -> Graph:
@@ -94,7 +110,10 @@ def add_adapters(graph: Graph, lora: Lora) -> Graph:
     """
     products = product_weights(graph)
     layers = in_layers(products.values())
-    targeted = _targeted(products.values(), layers, lora.targets)
+    if lora.pattern:
+        targeted = _matching(products.values(), lora.pattern)
+    else:
+        targeted = _targeted(products.values(), layers, lora.targets)
     writer = _Writer(graph, lora)
     for op in graph.ops:
         weight = products.get(op.name, "")
@@ -199,6 +218,23 @@ def _targeted(weights: Collection[str], layers: Set[str], targets: Sequence[str]
             )
         found |= own
     return frozenset(found)
+
+
+def _matching(weights: Collection[str], pattern: str) -> frozenset[str]:
+    """Return the weights whose modules have names that a regular expression matches as a whole.
+
+    Raises:
+        JobError: If there are none.
+    """
+    modules = {name: name.partition(".weight")[0] for name in weights}
+    found = frozenset(name for name, module in modules.items() if re.fullmatch(pattern, module))
+    if not found:
+        known = list(dict.fromkeys(modules.values()))
+        raise JobError(
+            f"LoRA pattern {pattern!r} matches the whole name of no module with a product",
+            hint=f"modules are {', '.join(known[:_SHOWN])}" + (", ..." if len(known) > _SHOWN else ""),
+        )
+    return found
 
 
 def _module(weight: str) -> str:
