@@ -173,6 +173,12 @@ class Predictor:
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
         degrees, folded = in_context(self.settled(degrees), stack), self._folded(degrees)
+        if degrees.cp > 1 and self.workload.has_caches:
+            raise JobError(
+                f"cp {degrees.cp} would split the caches of a step of decoding by tokens, which no op here does: "
+                "parts of the softmax would have to be merged",
+                hint="leave cp at 1; tp splits caches by heads, dp by samples",
+            )
         costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
         job = make_job(self.workload, degrees.gpus, degrees.global_batch, cluster, stack, policy, memory_limit)

@@ -166,6 +166,7 @@ class StateSpace:
         activation: Nonlinearity behind the convolution.
         least_step: Least step of a token.
         most_step: Largest step of a token; 0 for any.
+        continues: Whether states and the tokens before the convolution are those that earlier tokens left.
     """
 
     heads: int
@@ -178,6 +179,7 @@ class StateSpace:
     activation: Activation = "silu"
     least_step: float = 0.0
     most_step: float = 0.0
+    continues: bool = False
 
     def __post_init__(self) -> None:
         if self.groups < 1 or self.heads % self.groups:
@@ -202,6 +204,7 @@ class SelectiveScan:
         norm: Whether what steps are made of, and what writes and reads states, are divided by their root mean squares:
             not at all, or without or with a trained scale.
         norm_epsilon: Added to these mean squares.
+        continues: Whether states and the tokens before the convolution are those that earlier tokens left.
     """
 
     channels: int
@@ -213,6 +216,7 @@ class SelectiveScan:
     activation: Activation = "silu"
     norm: Literal["", "unit", "scaled"] = ""
     norm_epsilon: float = 1e-6
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,7 @@ class DeltaRule:
         key_size: Elements of a query or key.
         kernel: Tokens of the convolution before the scan.
         activation: Nonlinearity behind the convolution.
+        continues: Whether states and the tokens before the convolution are those that earlier tokens left.
     """
 
     heads: int
@@ -234,6 +239,7 @@ class DeltaRule:
     key_size: int
     kernel: int
     activation: Activation = "silu"
+    continues: bool = False
 
     def __post_init__(self) -> None:
         if self.key_heads < 1 or self.heads % self.key_heads:

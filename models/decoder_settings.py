@@ -38,20 +38,20 @@ def packed(decoder: DecoderConfig, documents: int) -> DecoderConfig:
 def decoding(decoder: DecoderConfig, cached: int) -> DecoderConfig:
     """Return a decoder whose sequences go on behind tokens whose keys and values are known.
 
-    A cache holds what the sequence may still see: of a window its last tokens, of chunks those of the last one.
+    A cache holds what the sequence may still see: of a window its last tokens, of chunks those of the last one. Scans
+    go on from their states, whatever the number of tokens before.
 
     Args:
         decoder: The decoder, whose sequence has these tokens, too.
         cached: Tokens before; 0 for none.
 
     Raises:
-        ModelError: If it has scans, scores that fall with distance, or modules of multi-token prediction.
+        ModelError: If it has scores that fall with distance, or modules of multi-token prediction.
     """
     if not cached:
         return decoder
     parts = [own.attention for own in decoder.blocks]
     for what, is_there in (
-        ("scans", any(isinstance(part, Scan) for part in parts)),
         ("scores that fall with distance", any(isinstance(part, Attention) and part.slopes for part in parts)),
         ("multi-token prediction", bool(decoder.mtp)),
     ):
@@ -68,6 +68,8 @@ def decoding(decoder: DecoderConfig, cached: int) -> DecoderConfig:
             assert rope is not None, "latent attention has a rotated part"
             kept = cached % part.chunk if part.chunk else cached
             own = replace(own, attention=replace(part, rope=rope, cached=kept))
+        elif part is not None:
+            own = replace(own, attention=replace(part, continues=True))
         blocks.append(own)
     first, seq = decoder.first_position + cached, decoder.seq - cached
     return replace(decoder, blocks=tuple(blocks), first_position=first, seq=seq)

@@ -45,7 +45,7 @@ def _state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpac
         of = f"{weights}.conv1d"
         x_BSC = _convolved(
             w, project(which, heads * size), f"{name}.{which}", of, heads * size, part.kernel, part.activation,
-            bias=part.kernel_bias, part=f".{which}",
+            bias=part.kernel_bias, part=f".{which}", continues=part.continues,
         )  # fmt: skip
         return _heads(w, x_BSC, f"{name}.{which}", heads, size)
 
@@ -54,8 +54,9 @@ def _state_space(w: Writer, x_BSd: str, name: str, weights: str, part: StateSpac
     b, c = (convolved(which, part.groups, part.state) for which in "bc")
     rate, bias = _decays(w, weights, part.heads)
     passed = g.parameter(f"{weights}.D", (part.heads,), "constant 1")
+    kind, *state = _cached(w, f"{name}.core", "StateSpaceScan", (part.heads, part.size, part.state), part)
     y = g.op(
-        "autopar::StateSpaceScan", x, project("step", part.heads), rate, b, c, passed, bias, name=f"{name}.core",
+        kind, *state, x, project("step", part.heads), rate, b, c, passed, bias, name=f"{name}.core",
         least=part.least_step, most=part.most_step,
     )  # fmt: skip
     y = g.op("Reshape", y, g.constant((0, seq, inner)), name=f"{name}.merge")
@@ -78,7 +79,7 @@ def _selective_scan(w: Writer, x_BSd: str, name: str, weights: str, part: Select
 
     x = _convolved(
         w, project("x"), f"{name}.x", f"{weights}.conv1d", channels, part.kernel, part.activation,
-        bias=part.kernel_bias,
+        bias=part.kernel_bias, continues=part.continues,
     )  # fmt: skip
 
     def selected(which: str, norm: str, size: int) -> str:
@@ -96,7 +97,8 @@ def _selective_scan(w: Writer, x_BSd: str, name: str, weights: str, part: Select
     rate = g.parameter(f"{weights}.A_log", (channels, part.state), "constant 0")
     passed = g.parameter(f"{weights}.D", (channels,), "constant 1")
     bias = g.parameter(f"{weights}.dt_proj.bias", (channels,), f"constant {_USUAL_STEP}")
-    y = g.op("autopar::SelectiveScan", x, step, rate, b, c, passed, bias, name=f"{name}.core")
+    kind, *state = _cached(w, f"{name}.core", "SelectiveScan", (channels, part.state), part)
+    y = g.op(kind, *state, x, step, rate, b, c, passed, bias, name=f"{name}.core")
     y = g.op("Mul", y, w.activated(project("gate"), f"{name}.gate", "silu"), name=f"{name}.gated")
     return w.linear(y, f"{name}.out", f"{weights}.out_proj", channels, hidden, bias=part.bias)
 
@@ -113,8 +115,9 @@ def _delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule)
         x = project(which, "in_proj_qkvz", heads * size)
         of = f"{weights}.conv1d"
         x_BSC = _convolved(
-            w, x, f"{name}.{which}", of, heads * size, part.kernel, part.activation, bias=False, part=f".{which}"
-        )
+            w, x, f"{name}.{which}", of, heads * size, part.kernel, part.activation, bias=False, part=f".{which}",
+            continues=part.continues,
+        )  # fmt: skip
         return _heads(w, x_BSC, f"{name}.{which}", heads, size)
 
     q, k = (convolved(which, part.key_heads, part.key_size) for which in "qk")
@@ -122,12 +125,28 @@ def _delta_rule(w: Writer, x_BSd: str, name: str, weights: str, part: DeltaRule)
     gate = project("gate", "in_proj_qkvz", width)
     step, beta = (project(which, "in_proj_ba", part.heads) for which in ("step", "beta"))
     decays = _decays(w, weights, part.heads)
-    y = g.op("autopar::GatedDeltaRule", q, k, v, step, beta, *decays, name=f"{name}.core", scale=part.key_size**-0.5)
+    kind, *state = _cached(w, f"{name}.core", "GatedDeltaRule", (part.heads, part.key_size, part.size), part)
+    y = g.op(kind, *state, q, k, v, step, beta, *decays, name=f"{name}.core", scale=part.key_size**-0.5)
     scale = g.parameter(f"{weights}.norm.weight", (part.size,), "constant 1")
     y = g.op("RMSNormalization", y, scale, name=f"{name}.norm", axis=-1, epsilon=w.config.norm.epsilon)
     y = g.op("Reshape", y, g.constant((0, seq, width)), name=f"{name}.merge")
     y = g.op("Mul", y, w.activated(gate, f"{name}.gate", "silu"), name=f"{name}.gated")
     return w.linear(y, f"{name}.out", f"{weights}.out_proj", width, hidden)
+
+
+def _cached(w: Writer, name: str, kind: str, shape: tuple[int, ...], part: Scan) -> tuple[str, ...]:
+    """Return the kind of a scan's op, and the state that it goes on from, if it does.
+
+    Args:
+        w: Where to write.
+        name: The op.
+        kind: Kind of the op of a whole sequence.
+        shape: Shape of the state of a sample.
+        part: The scan.
+    """
+    if not part.continues:
+        return (f"autopar::{kind}",)
+    return f"autopar::Cached{kind}", w.g.input(f"{name}.cached_state", ("batch", *shape))
 
 
 def _convolved(
@@ -141,9 +160,18 @@ def _convolved(
     *,
     bias: bool,
     part: str = "",
+    continues: bool = False,
 ) -> str:
     """Return `x` behind a causal convolution of each channel and a nonlinearity."""
     g = w.g
+    if continues and kernel > 1:
+        cache = g.input(f"{name}.conv.cached_tokens", ("batch", kernel - 1, channels))
+        taps = g.parameter(f"{weight}.weight{part}", (channels, 1, kernel), f"normal {kernel**-0.5:.6g}")
+        y = g.op("autopar::CachedConvolution", cache, x_BSC, taps, name=f"{name}.conv")
+        if bias:
+            shift = g.parameter(f"{weight}.bias{part}", (channels,), "constant 0")
+            y = g.op("Add", y, shift, name=f"{name}.conv.shifted")
+        return w.activated(y, name, activation)
     x_BCS = g.op("Transpose", x_BSC, name=f"{name}.channels", perm=(0, 2, 1))
     taps = g.parameter(f"{weight}.weight{part}", (channels, 1, kernel), f"normal {kernel**-0.5:.6g}")
     biases = (g.parameter(f"{weight}.bias{part}", (channels,), "constant 0"),) if bias else ()

@@ -67,6 +67,28 @@ def test_products_of_a_state_space_scan_are_those_of_chunks_of_256_tokens() -> N
     assert flops("StateSpaceScanGrad") == B * S * (2 * per_token + again)
 
 
+@pytest.mark.parametrize(
+    ("kind", "state", "per_number"),
+    [
+        ("StateSpaceScan", (B, H, P, N), 5),
+        ("SelectiveScan", (B, H * P, N), 9),
+        ("GatedDeltaRule", (B, H, N, P), 7),
+    ],
+)
+def test_a_step_of_decoding_reads_and_writes_states_once(kind: str, state: tuple[int, ...], per_number: int) -> None:
+    """Besides what one token of a sample reads and writes; arithmetic goes over the numbers of the states."""
+    whole = op_of(kind)
+    op = replace(whole, kind=f"autopar::Cached{kind}", inputs=("state", *whole.inputs))
+    inputs, outputs = shapes_of(kind, tokens=1)
+    inputs = [np.array([state], np.int64), *inputs]
+
+    moved = op_bytes(op, inputs, outputs, elements(op))[0]
+
+    numbers = np.prod(state)
+    assert op_flops(op, inputs, outputs)[0] == per_number * numbers
+    assert moved == 2 * (2 * numbers + sum(np.prod(shape) for shape in (*inputs[1:], *outputs)))
+
+
 def test_products_of_a_delta_rule_are_those_of_chunks_of_64_tokens() -> None:
     """Per token and head 2 (64 x 2 N) of keys, 2 (64^2 / 3), 2 x 64 (N + 2 P), and 2 N P for each of three products."""
     per_token = 2 * 64 * 2 * N + 2 * 64 * 64 / 3 + 2 * 64 * (N + 2 * P) + 3 * 2 * N * P

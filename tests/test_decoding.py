@@ -1,7 +1,7 @@
 """Steps of decoding: caches of keys and values, latent attention in its absorbed form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,30 @@ WINDOWED = {
 }  # fmt: skip
 
 
+_HYBRID = {
+    "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 24,
+}  # fmt: skip
+SCANS = {
+    "mamba2": {
+        "model_type": "mamba2", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 24, "num_heads": 4,
+        "head_dim": 8, "state_size": 6, "n_groups": 2,
+    },
+    "jamba": {
+        **_HYBRID, "model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1,
+        "mamba_d_state": 6, "mamba_dt_rank": 3, "mamba_conv_bias": False,
+    },
+    "qwen3_next": {
+        **_HYBRID, "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "head_dim": 8,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 6, "linear_key_head_dim": 4,
+    },
+}  # fmt: skip
+
+
 def config_file(kind: str, folder: Path) -> str:
     path = folder / "config.json"
-    path.write_text(json.dumps(WINDOWED[kind]))
+    path.write_text(json.dumps({**WINDOWED, **SCANS}[kind]))
     return f"hf:{path}"
 
 
@@ -112,6 +133,21 @@ def caches_of(step: Graph, whole: Graph, values: Mapping[str, Array]) -> dict[st
         if ".cached_" not in name:
             continue
         core, _, what = name.rpartition(".cached_")
+        if what == "state":
+            found[name] = _state(
+                step.producers()[core].kind,
+                [
+                    values[item][:, :CACHED]
+                    if item in values and values[item].shape[:2] == (SAMPLES, CACHED + NEW)
+                    else values[item]
+                    for item in inputs[core]
+                ],
+            )
+            continue
+        if what == "tokens":
+            kept = step.values[name].shape[1]
+            found[name] = values[inputs[core][0]].transpose(0, 2, 1)[:, CACHED - kept : CACHED]
+            continue
         if what == "latents":
             layer = core.removesuffix(".core")
             turned = values[f"{layer}.k.rotated"][:, 0]
@@ -121,6 +157,38 @@ def caches_of(step: Graph, whole: Graph, values: Mapping[str, Array]) -> dict[st
         kept = step.values[name].shape[-2]
         found[name] = full[..., CACHED - kept :, :]
     return found
+
+
+def _state(kind: str, inputs: Sequence[Array]) -> Array:
+    """Return the state of a scan behind all tokens of its inputs, token by token by the recurrence of its paper."""
+    match kind:
+        case "autopar::CachedStateSpaceScan":
+            x, dt, a_log, b, _, _, dt_bias = inputs
+            b = b.repeat(x.shape[2] // b.shape[2], axis=2)
+            step = np.logaddexp(0, dt + dt_bias)
+            state = np.zeros((*x[:, 0].shape, b.shape[3]))
+            for t in range(x.shape[1]):
+                added = (step[:, t, :, None] * x[:, t])[..., None] * b[:, t, :, None]
+                state = np.exp(-step[:, t] * np.exp(a_log))[..., None, None] * state + added
+        case "autopar::CachedSelectiveScan":
+            x, dt, a_log, b, _, _, dt_bias = inputs
+            step = np.logaddexp(0, dt + dt_bias)
+            state = np.zeros((len(x), *a_log.shape))
+            for t in range(x.shape[1]):
+                added = (step[:, t] * x[:, t])[..., None] * b[:, t, None]
+                state = np.exp(-step[:, t, :, None] * np.exp(a_log)) * state + added
+        case "autopar::CachedGatedDeltaRule":
+            _, k, v, a, b, a_log, dt_bias = inputs
+            k = (k / np.sqrt(np.square(k).sum(-1, keepdims=True) + 1e-6)).repeat(v.shape[2] // k.shape[2], axis=2)
+            state = np.zeros((*v[:, 0].shape[:2], k.shape[3], v.shape[3]))
+            for t in range(v.shape[1]):
+                decay = np.exp(-np.exp(a_log) * np.logaddexp(0, a[:, t] + dt_bias))
+                state = decay[..., None, None] * state
+                error = v[:, t] - np.einsum("bhk,bhkv->bhv", k[:, t], state)
+                state = state + np.einsum("bhk,bhv->bhkv", k[:, t], error / (1 + np.exp(-b[:, t]))[..., None])
+        case _:
+            raise AssertionError(f"{kind} has no state")
+    return state
 
 
 @pytest.mark.parametrize(
@@ -135,6 +203,12 @@ def test_a_step_of_zoo_models_continues_the_sequence(name: str) -> None:
 @pytest.mark.parametrize("kind", WINDOWED)
 def test_a_step_behind_windows_and_chunks_continues_the_sequence(kind: str, tmp_path: Path) -> None:
     """Also where a layer keeps only the tokens that can be seen, and where positions are learned or scores grow."""
+    _check_continues(config_file(kind, tmp_path), {})
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_step_of_scans_goes_on_from_their_states(kind: str, tmp_path: Path) -> None:
+    """States of Mamba, Mamba 2 and the delta rule, the tokens before convolutions, and caches of attention between."""
     _check_continues(config_file(kind, tmp_path), {})
 
 
@@ -162,10 +236,16 @@ def test_caches_of_windows_hold_what_can_be_seen(tmp_path: Path) -> None:
     assert graph.values["input_ids"].shape == (SAMPLES, 1)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", pytest.param("llama3.1-8b", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-v3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama3.1-8b", "mamba2-2.7b", "qwen3-next-80b-a3b")),
+    ],
+)
 def test_plans_of_a_step_compute_what_the_model_computes(name: str, cache_dir: Path) -> None:
     """The law, for random plans, of stages too."""
-    model = models.build(name, **{**SIZES[name], "seq": 1, "cached": CACHED})
+    model = models.build(name, **{**{**TINY, **SIZES}[name], "seq": 1, "cached": CACHED})
     graph = graph_of(model)
     start = {name: array.astype(np.float64) for name, array in models.initial_values(model).items()}
     data, states = random_feeds(graph, 2, start)
@@ -201,6 +281,20 @@ def test_heads_of_latent_attention_are_split_and_caches_copied(cache_dir: Path) 
     assert memory.breakdown[Category.CACHES] == 8 / 2 * CACHED * (8 + 4) * 2 * 3
 
 
+def test_states_of_scans_are_split_by_heads(cache_dir: Path) -> None:
+    """And counted like caches, however many tokens were before: by hand."""
+    found = autopar.predict(
+        "zoo:mamba2-2.7b", Degrees(tp=2, dp=2, microbatch=2, global_batch=8), mode="infer", stack="ideal",
+        dims={**TINY["mamba2-2.7b"], "seq": 1, "cached": 1000}, cache_dir=cache_dir,
+    )  # fmt: skip
+
+    # 8 heads of 4 channels by 4 numbers of state, and 3 tokens of these channels and of b and c of 4 groups.
+    of_sample = 2 * (8 * 4 * 4 + 3 * (8 * 4 + 2 * 4 * 4))
+    assert found.plan.simulated is not None
+    (memory,) = found.plan.simulated.stages
+    assert memory.breakdown[Category.CACHES] == 8 * of_sample * 2 / 4  # of 2 bytes, on 2 x 2 devices
+
+
 @pytest.mark.parametrize("shape", [(1,), (2,)])
 def test_tables_and_programs_count_the_same_caches(shape: tuple[int, ...], cache_dir: Path) -> None:
     """The linear estimate of the placement problem has the bytes of the caches of all microbatches."""
@@ -231,6 +325,16 @@ def test_a_latent_cache_is_read_once_for_all_heads() -> None:
     assert moved == 2 * 64 * (4096 * 576 + 2 * 576 + 128 * 576 + 128 * 512)
 
 
+def test_caches_are_not_split_by_tokens() -> None:
+    """What is missing is said, and what does split them."""
+    sizes = {**SIZES["llama3.1-8b"], "seq": 1, "cached": CACHED}
+
+    with pytest.raises(JobError, match="cp 2 would split the caches of a step of decoding by tokens") as error:
+        autopar.predict("zoo:llama3.1-8b", Degrees(cp=2, microbatch=2, global_batch=4), mode="infer", dims=sizes)
+
+    assert "tp splits caches by heads" in str(error.value.hint)
+
+
 def test_steps_are_not_trained() -> None:
     workload = open_workload("zoo:llama3.1-8b", dims={**SIZES["llama3.1-8b"], "seq": 1, "cached": CACHED})
 
@@ -241,7 +345,6 @@ def test_steps_are_not_trained() -> None:
 @pytest.mark.parametrize(
     ("name", "dims", "message"),
     [
-        ("mamba2-2.7b", {}, "steps of decoding of a model with scans are not known"),
         ("bloom-176b", {}, "steps of decoding of a model with scores that fall with distance are not known"),
         ("deepseek-v3", {"mtp": 1}, "steps of decoding of a model with multi-token prediction are not known"),
         ("llama3.1-8b", {"docs_per_sequence": 2}, "2 documents per sequence behind a cache of one"),

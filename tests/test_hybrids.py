@@ -1,5 +1,6 @@
 """Plans of decoders with scans: heads or channels split over devices, layers over stages, nothing taken for experts."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,3 +90,22 @@ def test_documents_are_not_packed_into_the_sequences_of_a_scan() -> None:
     """The state of a scan would pass from one to the next."""
     with pytest.raises(ModelError, match="cannot be kept apart by a scan"):
         models.build("bamba-9b", docs_per_sequence=4)
+
+
+def test_blocks_that_add_once_hand_on_reduced_values(tmp_path: Path, cache_dir: Path) -> None:
+    """As blocks of attention and MLP do: the norm of the next block needs the sum over tensor-parallel devices."""
+    config = {
+        "model_type": "nemotron_h", "hidden_size": 32, "vocab_size": 64, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8,
+        "intermediate_size": 64, "mlp_hidden_act": "relu2", "hybrid_override_pattern": "MM*MM*MM",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    found = predict(
+        f"hf:{tmp_path}", Degrees(tp=2, dp=2, microbatch=2, global_batch=8), mode="infer", stack="ideal",
+        dims={"seq": 8}, cache_dir=cache_dir,
+    )  # fmt: skip
+
+    sums = [op for block in found.plan.blocks for op in block.ops if op.op.endswith("_residual")]
+    assert sums
+    assert {text for op in sums for text in (*op.inputs, *op.outputs)} == {"S(0)R"}

@@ -26,6 +26,11 @@ matrix products. One kernel reads its inputs, keeps states on chip and computes 
 behind every 2048 tokens. Per number of state and token, forward: 9 FLOPs, in the time of 16 multiply-adds, of which the
 exponential takes 8 and the products and the parallel scan the others. The gradient computes the states again and takes
 three times as long.
+
+A step of decoding goes from token to token in one kernel (`selective_state_update` of state-spaces/mamba,
+`fused_recurrent_gated_delta_rule` of flash-linear-attention): what it does is arithmetic on the numbers of states,
+behind their bytes, which are read and written once. Per number of state and token, multiplications and additions of the
+recurrence: 5 of the state-space scan, 9 of the selective scan with its exponential, 7 of the gated delta rule.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,6 +60,10 @@ _SELECTIVE_FLOPS: Mapping[str, float] = {_SELECTIVE: 9.0, _SELECTIVE_GRAD: 18.0}
 _SELECTIVE_SLOTS: Mapping[str, float] = {_SELECTIVE: 16.0, _SELECTIVE_GRAD: 48.0}
 """Multiply-adds that take as long, per number of state and token; read off the kernels, not fitted to timings. An
 exponential takes 8: units of special functions are an eighth of those of float32 (NVIDIA H100 whitepaper)."""
+_STEP_FLOPS: Mapping[str, float] = {
+    "autopar::CachedStateSpaceScan": 5.0, "autopar::CachedSelectiveScan": 9.0, "autopar::CachedGatedDeltaRule": 7.0
+}  # fmt: skip
+"""Per number of state and token of a step of decoding; its first input is the state."""
 _HALF_BY_SINGLE = 8.0
 """Peak of matrix units in the fewest FLOP/s by that of vector units, of devices that do not state the latter."""
 
@@ -125,6 +134,14 @@ def _selective(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     """What vector units do, as a product of so many FLOPs."""
     one = np.ones(len(shape_of(inputs, 0)))
     return [Product(_numbers_of_states(inputs), one, one, _SELECTIVE_FLOPS[op.kind] / 2 * one, on_vectors=True)]
+
+
+def _step(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """What vector units do in a step of decoding, as a product of so many FLOPs."""
+    state = shape_of(inputs, 0)
+    numbers = num_elements(state) * shape_of(outputs, 0)[:, 1]
+    one = np.ones(len(state))
+    return [Product(numbers, one, one, _STEP_FLOPS[op.kind] / 2 * one, on_vectors=True)]
 
 
 def scan_vector_seconds(op: Op, inputs: Shapes, device: Device) -> FloatArray | float:
@@ -202,6 +219,7 @@ SCAN_PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     _DELTA_GRAD: _delta_grad,
     _SELECTIVE: _selective,
     _SELECTIVE_GRAD: _selective,
+    **dict.fromkeys(_STEP_FLOPS, _step),
 }
 """Products of each op."""
 

@@ -12,6 +12,10 @@ CACHE_SLOTS: Mapping[str, tuple[int, ...]] = {
     "autopar::CachedAttention": (1, 2),
     "autopar::CachedSinkAttention": (1, 2),
     "autopar::CachedLatentAttention": (1,),
+    "autopar::CachedConvolution": (0,),
+    "autopar::CachedGatedDeltaRule": (0,),
+    "autopar::CachedSelectiveScan": (0,),
+    "autopar::CachedStateSpaceScan": (0,),
 }
 """Inputs of an op that hold what earlier tokens left, by kind."""
 
@@ -21,8 +25,12 @@ WRITTEN_SLOTS: Mapping[str, tuple[int, ...]] = {
     "autopar::CachedSinkAttention": (3, 4),
     "autopar::CachedSinkAttentionHeadsPart": (3, 4),
     "autopar::CachedLatentAttention": (2,),
+    "autopar::CachedConvolution": (0,),
+    "autopar::CachedGatedDeltaRule": (0,),
+    "autopar::CachedSelectiveScan": (0,),
+    "autopar::CachedStateSpaceScan": (0,),
 }
-"""Inputs of an op that its kernel writes behind what the caches hold, by kind."""
+"""Inputs of an op that its kernel writes behind what the caches hold, or states that it overwrites, by kind."""
 
 
 def caches_of(op: Op) -> Iterator[tuple[int, str]]:

@@ -167,6 +167,42 @@ def _gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
     return ((v.shape, v.dtype),)
 
 
+def _cached_state_space(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    state, x, *_, b = inputs[:5]
+    found = _state_space(inputs[1:])
+    samples, _, heads, channels = x.shape
+    _require(state.dtype == x.dtype and state.shape == (samples, heads, channels, b.shape[3]), "a state is per channel")
+    return found
+
+
+def _cached_selective_scan(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    state, x, _, a_log = inputs[:4]
+    found = _selective_scan(inputs[1:])
+    _require(state.dtype == x.dtype and state.shape == (x.shape[0], *a_log.shape), "a state is per channel")
+    return found
+
+
+def _cached_gated_delta(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    state, _, k, v = inputs[:4]
+    found = _gated_delta(inputs[1:])
+    shape = (v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    _require(state.dtype == v.dtype and state.shape == shape, "there is a state per head, from keys to values")
+    return found
+
+
+def _cached_convolution(inputs: Sequence[Value]) -> tuple[Type, ...]:
+    cache, x, weight = inputs
+    _require(x.is_float and len(x.shape) == 3, "data are float [samples, positions, channels]")
+    _require(all(value.dtype == x.dtype for value in inputs), "all inputs are of one type")
+    samples, _, channels = x.shape
+    fits = len(weight.shape) == 3 and weight.shape[:2] == (channels, 1) and weight.shape[2] > 1
+    _require(fits, "weights are [channels, 1, taps], of two taps or more")
+    _require(
+        cache.shape == (samples, weight.shape[2] - 1, channels), "the cache has a token for every tap but the last"
+    )
+    return ((x.shape, x.dtype),)
+
+
 def _relative_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
     found = _attention(inputs)
     q, k, _, bias = inputs
@@ -180,7 +216,11 @@ def _relative_attention(inputs: Sequence[Value]) -> tuple[Type, ...]:
 
 _TYPES: Mapping[str, Callable[[Sequence[Value]], tuple[Type, ...]]] = {
     f"{DOMAIN}::CachedAttention": _cached_attention,
+    f"{DOMAIN}::CachedConvolution": _cached_convolution,
+    f"{DOMAIN}::CachedGatedDeltaRule": _cached_gated_delta,
+    f"{DOMAIN}::CachedSelectiveScan": _cached_selective_scan,
     f"{DOMAIN}::CachedSinkAttention": _cached_sink_attention,
+    f"{DOMAIN}::CachedStateSpaceScan": _cached_state_space,
     f"{DOMAIN}::CausalAttention": _attention,
     f"{DOMAIN}::RelativeAttention": _relative_attention,
     f"{DOMAIN}::SinkAttention": _sink_attention,

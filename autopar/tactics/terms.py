@@ -45,9 +45,9 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
     topology, op = state.topology, state.topology.ops[key]
     own = {topology.of(name) for name in op.outputs if name}
     for slot, name in enumerate(op.inputs):
-        if not name or not topology.is_placed(op, name) or topology.of(name) in own:
-            continue  # the sum so far is what the op itself made of the microbatch before
-        cls = topology.of(name)
+        cls = topology.of(name) if name else ""
+        if not name or not topology.is_placed(op, name) or (cls in own and cls not in topology.boundary_set):
+            continue  # the sum so far is what the op itself made of the microbatch before, not of the block before
         makers = topology.makers.get(cls, [])
         taken = topology.strategies(key)[candidates[key]].inputs[slot]
         if not makers or not all(left(state, maker, output, axis, candidates) == taken for maker, output in makers):

@@ -35,6 +35,16 @@ where queries and keys are of length 1: the op normalises them, as the kernels o
 with G a divisor of H. Its body goes from token to token, and its gradient back over the states, which it computes
 again.
 
+The kinds named `Cached...` are steps of decoding: their first input is the state that earlier tokens left, which the
+kernel overwrites with the one behind the last token,
+
+    state [B, H, P, N] of `StateSpaceScan`, [B, C, N] of `SelectiveScan`, [B, H, K, V] of `GatedDeltaRule`,
+
+and `CachedConvolution` is the short causal convolution of each channel before such a scan, behind the R tokens that
+its taps reach back to:
+
+    cache [B, R, C], x [B, S, C], weight [C, 1, R + 1]
+
 What makes steps, rates and decays is part of the ops, as it is of kernels: whatever their inputs, states decay.
 
 Names: B samples, S positions, H heads, G groups of heads that share two of the inputs, M heads of a group, T source
@@ -384,4 +394,64 @@ GatedDeltaRuleGrad <scale> (q, k, v, a, b, a_log, dt_bias, dy) => (dq, dk, dv, d
 }}
 """
 
-SCANS = _STATE_SPACE + _SELECTIVE_SCAN + _GATED_DELTA
+_CACHED = f"""
+CachedStateSpaceScan <least: float = 0.0, most: float = 0.0> (state, x, dt, a_log, b, c, d, dt_bias) => (y)
+{{{_DECAYS}
+    y_BSGMP = Einsum <equation = "bgmst,btgmp->bsgmp"> (weights, dtx)
+    batch = Shape <start = 0, end = 1> (x)
+    of_state = Shape <start = 2> (state)
+    grouped = Concat <axis = 0> (batch, groups, unknown, of_state)
+    state_BGMPN = Reshape (state, grouped)
+    read_BSGMP = Einsum <equation = "bsgn,bgmpn->bsgmp"> (c, state_BGMPN)
+    left_BSGM = Exp (total_BSGM)
+    left_BSGM1 = Unsqueeze (left_BSGM, unknown)
+    earlier = Mul (read_BSGMP, left_BSGM1)
+    both = Add (y_BSGMP, earlier)
+    scanned = Reshape (both, x_shape)
+    passed = Mul (d_H1, x)
+    y = Add (scanned, passed)
+}}
+
+CachedSelectiveScan (cache, x, dt, a_log, b, c, d, dt_bias) => (y)
+{{{_SELECTIVE.replace("start = Expand (zero, state_shape)", "start = Identity (cache)")}
+    end, shown_S = Scan <num_scan_inputs = 4, body = forward
+        (state, step_t, written_t, b_t, c_t) => (next, shown) {{{_SELECTIVE_STEP}
+            shown = Einsum <equation = "bcn,bn->bc"> (next, c_t)
+        }}> (start, step_S, written_S, b_S, c_S)
+    shown_BSC = Transpose <perm = [1, 0, 2]> (shown_S)
+    passed = Mul (d, x)
+    y = Add (shown_BSC, passed)
+}}
+
+CachedGatedDeltaRule <scale> (cache, q, k, v, a, b, a_log, dt_bias) => (y)
+{{{_DELTA.replace("start = Expand (zero, state_shape)", "start = Reshape (cache, state_shape)")}
+    end, y_S = Scan <num_scan_inputs = 5, body = forward
+        (state, query, key, value, factor, rate) => (next, shown) {{{_STEP}
+            shown = Einsum <equation = "bgmkv,bgk->bgmv"> (next, query)
+        }}> (start, q_S, k_S, v_S, factor_S, beta_S)
+    y_BSGMV = Transpose <perm = [1, 0, 2, 3, 4]> (y_S)
+    y = Reshape (y_BSGMV, v_shape)
+}}
+
+CachedConvolution (cache, x, weight) => (y)
+{{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    axis0 = Constant <value_ints = [0]> ()
+    axis1 = Constant <value_ints = [1]> ()
+    tokens_1 = Shape <start = 1, end = 2> (x)
+    tokens = Squeeze (tokens_1, axis0)
+    taps_1 = Shape <start = 2, end = 3> (weight)
+    taps = Squeeze (taps_1, axis0)
+    i_S = Range (zero, tokens, one)
+    i_S1 = Unsqueeze (i_S, axis1)
+    j_R = Range (zero, taps, one)
+    place = Add (i_S1, j_R)
+    all = Concat <axis = 1> (cache, x)
+    windows_BSRC = Gather <axis = 1> (all, place)
+    weight_CR = Squeeze (weight, axis1)
+    y = Einsum <equation = "bsrc,cr->bsc"> (windows_BSRC, weight_CR)
+}}
+"""
+
+SCANS = _STATE_SPACE + _SELECTIVE_SCAN + _GATED_DELTA + _CACHED
