@@ -16,6 +16,7 @@ from autopar import models
 from autopar.errors import AutoparError, ModelError, PlanError
 from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
+from autopar.models.architectures import READERS, missing_sizes
 from autopar.models.decoder_config import DecoderConfig
 from autopar.models.decoder_settings import with_settings
 from autopar.models.dual_encoder_reader import TEXT_LENGTHS
@@ -185,6 +186,7 @@ def build(
     native = models.read_architecture(config, cached + seq)
     documents = sizes.get(DOCUMENTS, 1)
     if not isinstance(native, models.Unbuilt):
+        _check_stated(config, cached + seq)
         if isinstance(native, DecoderConfig):
             native = with_settings(native, documents, imbalance, sizes.get(PREDICTIONS, 0), cached)
         else:
@@ -202,14 +204,14 @@ def build(
         raise ModelError(f"seq={seq} is more than PyTorch can trace", hint=f"--set seq={_MOST_TOKENS}, or less")
     _check_exportable(native)
     if cache_dir is None:
-        return _model(config, seq)
+        return _exported(config, seq, native)
     made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
     key = hashlib.sha256(json.dumps([config, made_by], sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / FOLDER
     for path in folder.glob(f"{key}-*.onnx"):
         if path == folder / _file_name(key, path.read_bytes()):  # else it is damaged, and made again
             return path
-    model = _model(config, seq)
+    model = _exported(config, seq, native)
     data = model.SerializeToString(deterministic=True)
     path = folder / _file_name(key, data)
     try:
@@ -217,6 +219,35 @@ def build(
     except PlanError:  # a full or read-only disk costs no more than the export next time
         return model
     return path
+
+
+def _check_stated(config: Mapping[str, Any], seq: int) -> None:
+    """Refuse a configuration without the sizes of its model: defaults would make another one.
+
+    Raises:
+        ModelError: If it lacks some; the message names them.
+    """
+    missing = missing_sizes(config, seq)
+    if missing:
+        named = ", ".join(f"{name} (by default {value})" for name, value in missing.items())
+        raise ModelError(
+            f"the configuration of type {config['model_type']} does not state {named}",
+            hint="download the config.json of the model again, or add the field",
+        )
+
+
+def _exported(config: dict[str, Any], seq: int, native: models.Unbuilt) -> "onnx.ModelProto":
+    """Return what PyTorch exports.
+
+    Raises:
+        ModelError: If it cannot, with the reason why there is no builder if the type has one.
+    """
+    try:
+        return _model(config, seq)
+    except ModelError as error:
+        if config["model_type"] not in READERS:
+            raise
+        raise ModelError(f"autopar has no builder for {native.reason}, and {error.args[0]}", hint=error.hint) from error
 
 
 def _refuse(settings: Mapping[str, DimSize], what: str) -> None:
@@ -330,7 +361,8 @@ def _module(config: dict[str, Any]) -> Any:
     except ValueError as error:
         raise ModelError(
             f"transformers {transformers.__version__} does not know models of type {config['model_type']!r}",
-            hint="pip install -U transformers, or export the module with autopar.from_torch",
+            hint="pip install -U transformers, or export the module with autopar.from_torch; "
+            f"built without transformers are {', '.join(READERS)}",
         ) from error
     _register()
     known.use_cache = False

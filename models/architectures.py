@@ -50,8 +50,12 @@ Architecture = (
 """What a reader makes of a configuration."""
 
 
+def _llama(fields: Fields, seq: int) -> DecoderConfig:
+    return llama(fields, seq, mlp_bias=True)
+
+
 def _mistral(fields: Fields, seq: int) -> DecoderConfig:
-    return llama(fields, seq, kv_heads=8, window=lambda index: True)
+    return llama(fields, seq, kv_heads=8, qkv_bias=False, window=lambda index: True)
 
 
 def _qwen2(fields: Fields, seq: int) -> DecoderConfig:
@@ -75,12 +79,12 @@ def _phi3(fields: Fields, seq: int) -> DecoderConfig:
         LLAMA.embed, LLAMA.layer, LLAMA.attention_norm, LLAMA.mlp_norm, ("self_attn.qkv_proj",), LLAMA.out,
         ("mlp.gate_up_proj", "mlp.down_proj"), LLAMA.final_norm,
     )  # fmt: skip
-    return llama(fields, seq, epsilon=1e-5, fused="blocks", window=lambda index: True, names=names)
+    return llama(fields, seq, epsilon=1e-5, qkv_bias=False, fused="blocks", window=lambda index: True, names=names)
 
 
 def _granite(fields: Fields, seq: int) -> DecoderConfig:
     return llama(
-        fields, seq,
+        fields, seq, mlp_bias=True,
         scale=fields.number("attention_multiplier", default=1.0),
         embedding_scale=fields.number("embedding_multiplier", default=1.0),
         residual_scale=fields.number("residual_multiplier", default=1.0),
@@ -284,7 +288,7 @@ READERS: Mapping[str, Callable[[Fields, int], Architecture]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "granite": _granite,
-    "llama": llama,
+    "llama": _llama,
     "mistral": _mistral,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
@@ -346,6 +350,31 @@ def read_architecture(config: Mapping[str, Any], seq: int) -> Architecture | Unb
         return Unbuilt(f"architectures={heads!r}; {kind} is built as a language model")
     unread = fields.unread()
     return Unbuilt(unread) if unread else found
+
+
+SIZES = (
+    "hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+    "encoder_layers", "decoder_layers", "num_attention_heads", "n_head", "n_heads", "num_heads",
+    "encoder_attention_heads", "decoder_attention_heads", "vocab_size", "intermediate_size", "d_ff", "ffn_dim",
+)  # fmt: skip
+"""Sizes that every published configuration states: without them it is not that of the model."""
+
+
+def missing_sizes(config: Mapping[str, Any], seq: int) -> Mapping[str, int]:
+    """Return the sizes of `SIZES` that a reader looks for and a configuration lacks, with the defaults that count.
+
+    Nested tables are not looked at: transformers leaves out of them what is the default.
+
+    Args:
+        config: The content of a `config.json` of a known type.
+        seq: Tokens per sequence.
+    """
+    fields = Fields(config)
+    try:
+        READERS[config["model_type"]](fields, seq)
+    except UnknownError:
+        return {}
+    return {name: fields.presumed[name] for name in SIZES if name in fields.presumed}
 
 
 def build_architecture(name: str, config: Architecture) -> "onnx.ModelProto":

@@ -40,6 +40,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_qk_norm": (False, None),
 }
 """Fields that change a model, and the values at which they do not."""
+_KINDS_OF_LAYERS = ("layer_types", "layers_block_type")
+"""Fields that state the kind of each layer; families that do not read them attend everywhere."""
+_WHOLE = frozenset({"full_attention", "attention"})
+"""Kinds of layers that attend to all earlier tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,19 @@ class Fields:
     Attributes:
         values: The configuration.
         taken: Names that were read.
+        presumed: Sizes that were read and are not there, so that the default counts, by the first of their names.
     """
 
     values: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
+    presumed: dict[str, int] = field(default_factory=dict)
 
     def presume(self, values: Mapping[str, Any]) -> None:
         """Fill in fields that are missing or null."""
-        self.values = {**values, **{name: value for name, value in self.values.items() if value is not None}}
+        stated = {name: value for name, value in self.values.items() if value is not None}
+        missing = {name: value for name, value in values.items() if name not in stated}
+        self.presumed |= {name: value for name, value in missing.items() if type(value) is int}
+        self.values = {**values, **stated}
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of some fields that is there and not null."""
@@ -80,7 +89,9 @@ class Fields:
         Raises:
             ModelError: If it is missing and has no default, or is none.
         """
-        value = self.get(*names, default=default)
+        value = self.get(*names)
+        if value is None and default is not None:
+            self.presumed[names[0]] = value = default
         if value is None:
             raise self._wrong(names[0], "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -131,6 +142,10 @@ class Fields:
                 value = self.values[name]
                 if not any(value == neutral and type(value) is type(neutral) for neutral in values):
                     return f"{name}={value!r}"
+        for name in _KINDS_OF_LAYERS:
+            value = self.values.get(name)
+            if name not in self.taken and value and not (isinstance(value, list) and _WHOLE.issuperset(value)):
+                return f"{name}={value!r}"
         return ""
 
     def _wrong(self, name: str, what: str) -> ModelError:
@@ -208,10 +223,10 @@ def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0, theta: floa
         )
     match kind:
         case "linear":
-            return Rope(theta, size, "linear", scaling.number("factor", default=1.0))
+            return Rope(theta, size, "linear", _factor(scaling, kind))
         case "llama3":
             low, high = scaling.number("low_freq_factor", default=1.0), scaling.number("high_freq_factor", default=4.0)
-            return Rope(theta, size, "llama3", scaling.number("factor", default=8.0), original, low, high)
+            return Rope(theta, size, "llama3", _factor(scaling, kind), original, low, high)
         case "yarn":
             factor = scaling.number("factor", default=longest / original)
             usual = yarn_amplitude(factor)
@@ -236,6 +251,20 @@ def rope(fields: Fields, head: int, seq: int, *, share: float = 1.0, theta: floa
             amplitude = scaling.number("attention_factor", default=usual)
             return Rope(theta, size, "longrope", factors=tuple(map(float, factors)), amplitude=amplitude)
     raise UnknownError(f"rope_type={kind!r}")
+
+
+def _factor(scaling: Fields, kind: str) -> float:
+    """Return what positions are divided by.
+
+    Raises:
+        ModelError: If it is not stated.
+    """
+    if scaling.get("factor") is None:
+        raise ModelError(
+            f"rope_scaling of the configuration, of type {kind!r}, has no factor",
+            hint="download the config.json of the model again, or correct it",
+        )
+    return scaling.number("factor", default=1.0)
 
 
 def layer_kinds(fields: Fields, num_layers: int, default: Callable[[int], str]) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def _bamba(fields: Fields, seq: int) -> DecoderConfig:
             f"attn_layer_indices of the configuration is {chosen!r}, not a list of layers",
             hint="correct the config.json",
         )
-    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, rotated=0.5, width=14336, names=names)
+    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, rotated=0.5, width=14336, names=names, mlp_bias=True)
     heads, width = fields.size("mamba_n_heads", default=128), fields.size("mamba_expand", default=2) * config.hidden
     stated = fields.get("mamba_d_head", default="auto")
     size = width // heads if stated == "auto" else fields.size("mamba_d_head")

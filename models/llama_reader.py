@@ -30,6 +30,7 @@ def llama(
     width: int = 11008,
     rotated: float = 1.0,
     theta: float = 1e4,
+    mlp_bias: bool = False,
     **parts: Any,
 ) -> DecoderConfig:
     """Read LLaMA, and families that differ from it in what `parts` says of attention, norm, MLP and arrangement.
@@ -46,6 +47,7 @@ def llama(
         width: Default of `intermediate_size`.
         rotated: Rotated part of a head unless the configuration says another.
         theta: Base of the rotary frequencies unless the configuration says another.
+        mlp_bias: Whether the family has the field `mlp_bias`.
         **parts: Fields of `Attention` (`qk_norm`, `fused`, `scale`, `softcap`, `sinks`, `gated`), `from_zero` of
             `Norm`, fields of `DecoderConfig`, names of fields that state the nonlinearity (`activations`) and their
             default (`nonlinearity`).
@@ -70,7 +72,7 @@ def llama(
         mlp=Mlp(
             fields.size("intermediate_size", default=width),
             activation(fields, *parts.pop("activations", ("hidden_act",)), default=parts.pop("nonlinearity", "silu")),
-            bias=fields.flag("mlp_bias", False),
+            bias=mlp_bias and fields.flag("mlp_bias", False),
             fused=len(names.mlp) == 2,
         ),
         norm=Norm("rms", fields.number("rms_norm_eps", default=epsilon), from_zero=parts.pop("from_zero", False)),

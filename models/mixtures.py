@@ -32,7 +32,9 @@ def _with_experts(config: DecoderConfig, experts: Experts, dense: frozenset[int]
 
 
 def _mixtral(fields: Fields, seq: int) -> DecoderConfig:
-    config = llama(fields, seq, kv_heads=8, epsilon=1e-5, window=lambda index: True, width=14336, theta=1e6)
+    config = llama(
+        fields, seq, kv_heads=8, epsilon=1e-5, qkv_bias=False, window=lambda index: True, width=14336, theta=1e6
+    )
     experts = Experts(
         fields.size("num_local_experts", "num_experts", default=8), fields.size("num_experts_per_tok", default=2),
         fields.size("intermediate_size", default=14336), activation(fields, "hidden_act", default="silu"),

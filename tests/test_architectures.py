@@ -15,7 +15,7 @@ from autopar import huggingface, models
 from autopar.cli import main
 from autopar.errors import ModelError
 from autopar.execute import run_graph
-from autopar.models.architectures import READERS
+from autopar.models.architectures import READERS, missing_sizes
 from autopar.models.decoder_config import (
     TRANSPOSED,
     Attention,
@@ -736,6 +736,71 @@ def test_a_configuration_opens_without_torch(tmp_path: Path, monkeypatch: pytest
     graph = open_workload(f"hf:{tmp_path}", dims={"seq": SEQ}).forward(4)
 
     assert graph.values[graph.outputs[0]].shape == (4, SEQ, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, r"type llama does not state hidden_size \(by default 4096\)"),
+        (
+            {"model_type": "gpt2"},
+            r"type gpt2 does not state n_embd \(by default 768\), n_layer \(by default 12\), n_head \(by default 12\)$",
+        ),
+        ({"model_type": "unheard-of"}, "no builder for model_type='unheard-of'; known are .*qwen3_moe.*needs torch"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "no builder for rope_type='spiral'; exporting it needs torch"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling of the configuration, of type 'linear', has no fac"),
+        ({"attention_bias": "yes"}, "attention_bias of the configuration is 'yes', neither true nor false"),
+        (
+            {"model_type": "phi3", "attention_bias": True},
+            "no builder for attention_bias=True; exporting it needs torch",
+        ),
+        ({"layer_types": ["full_attention", "rwkv"]}, "no builder for layer_types with 'rwkv'; exporting it needs"),
+        (
+            {"model_type": "gpt_neox", "layer_types": ["full_attention", "sliding_attention"]},
+            r"no builder for layer_types=\['full_attention', 'sliding_attention'\]; exporting it needs torch",
+        ),
+        (
+            {"model_type": "jamba", "layers_block_type": ["mamba", "rwkv"], "num_key_value_heads": 2},
+            r"no builder for layers_block_type=\['mamba', 'rwkv'\]; exporting it needs torch",
+        ),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 2, "mlp_bias": True},
+            "no builder for mlp_bias=True; exporting",
+        ),
+        (
+            {"model_type": "nemotron_h", "num_key_value_heads": 2, "hybrid_override_pattern": "MX"},
+            "no builder for layers_block_type with 'X'",
+        ),
+    ],
+)
+def test_a_wrong_file_gets_one_error(
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the field or its value; without PyTorch also what could export the model."""
+    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+
+    with pytest.raises(ModelError) as error:
+        huggingface.build(tmp_path, {"seq": SEQ})
+
+    assert re.search(message, error.value.args[0])
+    assert error.value.hint
+
+
+@needs_transformers
+def test_a_failed_export_says_why_there_is_no_builder(tmp_path: Path) -> None:
+    """The field, beside what transformers makes of it."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_scaling": {"rope_type": "spiral"}}))
+
+    with pytest.raises(ModelError, match=r"no builder for rope_type='spiral', and transformers .* cannot make a model"):
+        huggingface.build(tmp_path, {"seq": SEQ})
+
+
+def test_published_configurations_state_their_sizes() -> None:
+    """Whatever else is left to defaults."""
+    for name, (_, config) in PUBLISHED.items():
+        if name != "openai-community/gpt2":
+            assert set(missing_sizes(config, SEQ)) <= {"intermediate_size", "vocab_size"}, name
 
 
 def test_the_graph_of_a_configuration_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
