@@ -336,6 +336,50 @@ FUNCTIONS: list[Case] = [
         {"least": 0.001},
         "[a,.,b,c],[a,.,b],[b],[a,.,b,d],[a,.,b,d],[b],[b]->[a,.,b,c]; d: sum, #5 partial; P,R,R,R,R,R,R->P",
     ),
+    # States of steps of decoding are sharded with what writes them.
+    (
+        "autopar::CachedStateSpaceScan",
+        [
+            floats(6, 8, 10, V),
+            floats(6, 3, 8, 10),
+            floats(6, 3, 8),
+            floats(8),
+            *[floats(6, 3, 4, V)] * 2,
+            floats(8),
+            floats(8),
+        ],
+        1,
+        {"least": 0.001},
+        "[a,b,c,d],[a,.,b,c],[a,.,b],[b],[a,.,b,d],[a,.,b,d],[b],[b]->[a,.,b,c]; d: sum, #6 partial",
+    ),
+    (
+        "autopar::CachedSelectiveScan",
+        [floats(6, 8, V), *[floats(6, 3, 8)] * 2, floats(8, V), *[floats(6, 3, V)] * 2, floats(8), floats(8)],
+        1,
+        {},
+        "[a,b,c],[a,.,b],[a,.,b],[b,c],[a,.,c],[a,.,c],[b],[b]->[a,.,b]; c: sum, #6 partial",
+    ),
+    (
+        "autopar::CachedGatedDeltaRule",
+        [
+            floats(6, 8, 10, V),
+            *[floats(6, 3, 4, 10)] * 2,
+            floats(6, 3, 8, V),
+            *[floats(6, 3, 8)] * 2,
+            floats(8),
+            floats(8),
+        ],
+        1,
+        {"scale": 0.3},
+        "[a,b,.,c],[a,.,b,.],[a,.,b,.],[a,.,b,c],[a,.,b],[a,.,b],[b],[b]->[a,.,b,c]",
+    ),
+    (
+        "autopar::CachedConvolution",
+        [floats(6, 3, 10), floats(6, S, 10), floats(10, 1, 4)],
+        1,
+        {},
+        "[a,.,b],[a,.,b],[b,.,.]->[a,.,b]; R,R,P->P; P,P,R->P",
+    ),
     (
         "autopar::StateSpaceScanGrad",
         [

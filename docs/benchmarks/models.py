@@ -9,7 +9,7 @@ are of the processor.
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -17,16 +17,20 @@ from typing import Any
 import pytest
 
 from autopar import models
+from autopar.discover.notation import format_rule
 from autopar.models.architectures import READERS
 from autopar.models.dual_encoder_reader import DUAL_ENCODERS
 from autopar.models.encoder_decoder_reader import ENCODER_DECODERS
 from autopar.models.encoder_reader import ENCODERS
 from autopar.models.image_text_reader import IMAGE_TEXT
 from autopar.models.published_decoders import CONFIGURATIONS
+from autopar.report.rules import select_rules
+from autopar.workload import open_workload
 from tests import test_architectures as decoders
 from tests import test_architectures_encoders as encoders
 from tests import test_architectures_images as images
 from tests import test_diffusion as diffusion
+from tests.executions import TINY
 from tests.parity import Pairs, deviations
 from tests.test_models import EXACT, ROUNDED
 
@@ -167,6 +171,56 @@ def rows(compares: bool) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+SHOWN: Sequence[tuple[str, str, Mapping[str, int], tuple[str, ...]]] = (
+    ("latent attention", "deepseek-v3", {}, ("Attention", "autopar::AttentionGrad")),
+    ("latent attention, decoding", "deepseek-v3", {"seq": 1, "cached": 6}, ("autopar::CachedLatentAttention",)),
+    (
+        "grouped products",
+        "qwen3-30b-a3b",
+        {},
+        tuple(
+            f"autopar::{name}"
+            for name in (
+                "ExpertDispatch", "GroupedMatMul", "ExpertCombine", "ExpertCombineGrad", "GroupedMatMulGrad",
+                "GroupedMatMulWeightGrad", "ExpertSum",
+            )
+        ),
+    ),
+    ("scan of Mamba 2", "mamba2-2.7b", {}, ("autopar::StateSpaceScan", "autopar::StateSpaceScanGrad")),
+    ("scan of Mamba", "mamba-2.8b", {}, ("autopar::SelectiveScan", "autopar::SelectiveScanGrad")),
+    ("gated delta rule", "qwen3-next-80b-a3b", {}, ("autopar::GatedDeltaRule", "autopar::GatedDeltaRuleGrad")),
+    (
+        "scan of Mamba 2, decoding",
+        "mamba2-2.7b",
+        {"seq": 1, "cached": 6},
+        ("autopar::CachedStateSpaceScan", "autopar::CachedConvolution"),
+    ),
+)  # fmt: skip
+"""What a row of the second table is of, a model of the zoo, its sizes, and kinds of ops."""
+FOUND = """
+## What discovery finds
+
+Rules of ops of tiny models of the zoo, found by running each op whole and on shards, as `autopar rules` prints them: a
+letter is a strategy that shards all dims which bear it, `a: sum` makes terms of a sum with `a` sharded.
+Nothing says which dims are heads, experts or channels.
+
+| op of | model | op | rule |
+|---|---|---|---|
+"""
+
+
+def discovered() -> Iterator[str]:
+    """Yield a row of the second table for each distinct rule of latent attention, grouped products and scans."""
+    for what, name, sizes, kinds in SHOWN:
+        mode = "infer" if sizes else "train"
+        workload = open_workload(f"zoo:{name}", mode=mode, dims={**TINY[name], **sizes})
+        rules = workload.rules()
+        for kind in kinds:
+            for rule, _ in select_rules(rules, kind):
+                text = format_rule(rule).replace("|", "\\|")
+                yield f"| {what} | `{name}` | `{kind}` | `{text}` |"
+
+
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,6 +230,9 @@ def main() -> None:
     for row in rows(not options.no_deviations):
         sys.stdout.write(row + "\n")
         sys.stdout.flush()
+    sys.stdout.write(FOUND)
+    for row in discovered():
+        sys.stdout.write(row + "\n")
 
 
 if __name__ == "__main__":
