@@ -130,8 +130,8 @@ training_options = together(
         "--lora",
         metavar="rank=R,...|FILE",
         help="Train low-rank adapters beside a frozen model: rank=16,alpha=32,targets=attention|mlp|all|NAME:NAME, with"
-        " base=nf4 on 4-bit weights; or peft's adapter_config.json. Default: the one in the folder of an hf: model;"
-        " none for none.",
+        " base=nf4 on 4-bit weights, pattern=REGEX last in place of targets; or peft's adapter_config.json. Default:"
+        " the one in the folder of an hf: model; none for none.",
     ),
 )
 
