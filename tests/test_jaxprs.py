@@ -346,6 +346,11 @@ def test_what_has_no_static_form_gets_one_error() -> None:
         (lambda p, x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: x * p["w"]), tree, "cond.*depends on data"),
         (lambda p, x: x * p["w"] * jax.random.uniform(jax.random.key(0), (4,)), tree, "random numbers"),
         (lambda p, x: jnp.linalg.svd(x * p["w"])[0], tree, "'svd' has no ONNX form"),
+        (
+            lambda p, x: jax.lax.ragged_dot(x, p["w"][None, :, None], jnp.array([2])),
+            tree,
+            "ragged_dot.* multiplies groups of rows whose sizes depend on data",
+        ),
         (lambda p, x: jax.lax.dynamic_slice(x * p["w"], (0, x.astype(int)[0, 0]), (2, 2)), tree, "where data say"),
         (lambda p, x: x, {}, "no parameters to train"),
         (lambda p, x: x @ p["w"] @ p["w"], tree, "cannot trace lambda"),

@@ -210,12 +210,23 @@ class Writer:
             _write_op(self, equation)
             return
         rule = _RULES.get(equation.kind)
+        if equation.kind in _RAGGED:
+            raise ModelError(
+                f"JAX primitive {equation.kind!r}{at(equation.scope)} multiplies groups of rows whose sizes depend on "
+                "data, and what sorted the rows into groups is not read here",
+                hint="plan the model by its config.json (hf:) or zoo: name, whose experts are grouped products; an "
+                "einsum over all experts is planned as what it is",
+            )
         if rule is None:
             raise ModelError(
                 f"JAX primitive {equation.kind!r}{at(equation.scope)} has no ONNX form here",
                 hint="write it with other functions of jax.numpy",
             )
         rule(self, equation, name_of(equation))
+
+
+_RAGGED = frozenset({"ragged_dot", "ragged_dot_general"})
+"""Primitives of `lax.ragged_dot`."""
 
 
 def elem_type(dtype: str) -> int:
