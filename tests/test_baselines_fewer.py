@@ -114,7 +114,7 @@ def test_the_grid_beside_a_plan_leaves_devices_free() -> None:
     assert found.step_seconds is not None
     assert found.step_seconds >= step_seconds(plan) * (1 - 1e-9)
     assert found.summary.endswith("; 2 of 4 GPUs are left free")
-    assert found.space.endswith(", 2 GPUs")
+    assert found.space.endswith(", on 2 GPUs, too")
 
 
 @pytest.mark.parametrize(("share", "counts"), [(1.01, (4, 2)), (0.99, (4,))])

@@ -142,7 +142,7 @@ def usual_grid(
     best = found.best
     return Rival(
         method="grid search",
-        space=", ".join((SWEPT[task.job.mode], *(f"{gpus} GPUs" for gpus in sweep.counts[1:]))),
+        space=", ".join((SWEPT[task.job.mode], *(f"on {gpus} GPUs, too" for gpus in sweep.counts[1:]))),
         summary="" if best is None else best.summary,
         step_seconds=None if best is None else best.step_seconds,
         peak_bytes=None if best is None else best.peak_bytes,
