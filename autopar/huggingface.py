@@ -18,10 +18,11 @@ from autopar.escaping import one_line
 from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.models.decoder_config import DecoderConfig
 from autopar.models.decoder_settings import with_settings
-from autopar.plan import DimSize, write_atomically
+from autopar.plan import DimSize
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_experts import exports_experts
 from autopar.torch_export import to_onnx
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx

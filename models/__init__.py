@@ -35,7 +35,7 @@ from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
-from autopar.plan import write_atomically
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx

@@ -50,7 +50,8 @@ def export(
     the file and on standard error. A configuration by degrees is predicted without what the framework cannot do; one
     that does not fit into memory is not written.
     """
-    from autopar.plan import Plan, write_atomically
+    from autopar.plan import Plan
+    from autopar.writing import write_atomically
 
     if target == "onnx" and output is None:
         raise click.UsageError("an ONNX file is no text: give -o FILE.onnx or -o DIR")
