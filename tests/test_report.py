@@ -137,13 +137,14 @@ def test_a_plan_that_was_not_simulated_says_so() -> None:
 
 @pytest.mark.parametrize("termination", ["optimal", "exhausted", "time limit", "interrupted"])
 def test_report_says_why_the_search_stopped(termination: str) -> None:
-    """The reason is a record's field, told in the record's word."""
+    """In the record's word, but that a space is exhausted is a complete search."""
     plan = two_stage_plan()
     assert plan.search is not None, "the plan made by hand has a search"
 
     text = report.format_report(replace(plan, search=replace(plan.search, termination=termination)))
 
-    assert f"stopped     {termination}: " in text
+    told = {"exhausted": "search complete; "}.get(termination, f"{termination}: ")
+    assert f"stopped     {told}" in text
 
 
 def test_a_limit_is_said_to_be_given_or_what_a_reserve_leaves() -> None:
