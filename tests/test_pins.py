@@ -169,6 +169,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_pins(tmp_path / "binary")
 
 
+def test_a_pin_in_place_of_its_file_is_told_where_it_goes() -> None:
+    """Degrees are no option of a search; what was typed is in the hint as a file has it."""
+    with pytest.raises(PinError, match="'tp=16' is no file of pins") as caught:
+        load_pins("tp=16")
+
+    assert caught.value.hint == "write 'tp: 16' into a YAML file and give that"
+
+
 @pytest.mark.parametrize(
     ("pins", "message", "hint"),
     [

@@ -91,6 +91,7 @@ def export(
 @time_limit_option("Seconds for that search.", 60.0)
 @cache_options
 @json_option
+@click.option("-v", "--verbose", is_flag=True, help="Print time and memory of every stage, too.")
 @click.pass_context
 def import_config(
     context: click.Context,
@@ -106,6 +107,7 @@ def import_config(
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    verbose: bool,
     **request: Any,
 ) -> int:
     """Predict what a configuration of a framework comes to.
@@ -141,7 +143,7 @@ def import_config(
         "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
     }
     predicted = prediction.predict(found.model, found.degrees, first_layers=found.first_layers, **request)
-    text = format_prediction(predicted.plan, predicted.timeline)
+    text = format_prediction(predicted.plan, predicted.timeline, tables=verbose)
     if not solves:
         give_plan(predicted.plan, text, output, as_json=as_json)
         return ExitCode.DONE

@@ -76,7 +76,7 @@ def render(view: View) -> str:
         chosen=_first_choice(view),
         legend=_legend(view),
         ramps={name: ", ".join(ordered(5, ground)) for name, ground in (("light", LIGHT), ("dark", DARK))},
-        commands=_commands(view.plan),
+        commands=commands(view.plan),
         lane=view.gantt.lanes.word,
         lanes=view.gantt.lanes.titles,
         machine=_json(picture),
@@ -128,7 +128,7 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
     return plots, timeline, memory
 
 
-def _commands(plan: Plan) -> list[tuple[str, str]]:
+def commands(plan: Plan) -> list[tuple[str, str]]:
     """Return what to do with the plan next: commands, and what each is for."""
     trained = [("torchtitan", "arguments of torchtitan"), ("megatron", "arguments of Megatron-LM")]
     targets = [*(trained if plan.job.mode == "train" and plan.model.tokens else []), ("pytorch", "DTensor placements")]

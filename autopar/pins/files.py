@@ -31,6 +31,11 @@ def load_pins(path: str | Path) -> Pins:
     Raises:
         PinError: If the file cannot be read, is no YAML, or says what no pin can say.
     """
+    name, _, value = str(path).partition("=")
+    if value and not Path(path).exists():
+        raise PinError(
+            f"{str(path)!r} is no file of pins", hint=f"write '{name}: {value}' into a YAML file and give that"
+        )
     content = read_yaml(path, PinError, "give a YAML file; docs/pins.md has an example")
     return pins_from(content, str(path))
 
