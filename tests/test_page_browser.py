@@ -346,3 +346,32 @@ def test_dark_page_has_lighter_stages(browser: Page, tmp_path: Path) -> None:
     assert light[2] != dark[2]
     assert page.evaluate(colours) == light
     assert page.messages == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_figures_beside_bars_are_not_cut_off(browser: Page, tmp_path: Path, width: int) -> None:
+    """Whatever bar is the longest, its figure ends before the chart does, and the chart not much later."""
+    plan = two_stage_plan()
+    view = view_of(weighing=weighing_of(plan), whatif=whatif_of(plan))
+
+    page = _open(browser, view, tmp_path, width=width)
+
+    free = page.evaluate(
+        """(() => {
+          const pen = document.createElement('canvas').getContext('2d');
+          pen.font = '12px helvetica, sans-serif';
+          const free = {};
+          for (const plot of [...Bokeh.documents[0].all_models].filter((each) => each.type === 'Figure')) {
+            const written = plot.renderers.find(({ glyph }) => glyph.type === 'Text' && glyph.tags.includes('ink'));
+            if (!written) continue;
+            const { data } = written.data_source;
+            const ends = [...data[written.glyph.x.field]].map((right, i) =>
+              (right / plot.x_range.end) * plot.inner_width + 5 + pen.measureText(data.text[i]).width);
+            free[plot.name] = plot.inner_width - Math.max(...ends);
+          }
+          return free;
+        })()"""
+    )
+    assert set(free) == {"time_parts", "memory_parts", "whatif", "compared", "alternatives"}
+    assert 0 <= min(free.values()) <= max(free.values()) < 60, free
+    assert page.messages == []

@@ -50,12 +50,13 @@ def next_commands(plan: Plan, folder: str | None, command: str) -> list[tuple[st
         command: How it was made, quoted for a shell.
     """
     where = folder or "plan"
-    framework = "megatron" if plan.job.mode == "train" and plan.model.tokens else "pytorch"
+    trains = plan.job.mode == "train" and plan.model.tokens > 0
+    framework, others = ("megatron", "torchtitan, jax, ...") if trains else ("pytorch", "jax, onnx")
     file = f"{where}/plan.json"
     page = f"autopar report {file} -o {where}/report.html"
     return [
         *([] if folder else [(f"{command} -o {where}", "write the plan")]),
-        (f"autopar export {file} --to {framework}", "or torchtitan, jax, ..."),
+        (f"autopar export {file} --to {framework}", f"or {others}"),
         (f"autopar explain {file}", "where time and memory go"),
         (f"autopar simulate {file} --critical-path", "what the step waits for"),
         *([(page, "a page to look at")] if plan.search is None else []),

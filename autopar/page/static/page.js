@@ -594,22 +594,42 @@ const autopar = (() => {
   /* What draws a chart anew when Bokeh has given it another width. */
   const drawers = {};
   const [ENTRY, LETTER] = [44, 6.6]; // pixels of an entry of a legend beside its label, and of a letter
+  const BESIDE = 8; // pixels between a bar and its figure, and behind that
 
   function resized(name) {
     if (drawers[name]) drawers[name]();
-    fitLegend(byName(name));
+    fit(byName(name));
+  }
+
+  function fit(plot) {
+    if (!(plot.inner_width > 0)) return; // when its width is known
+    fitLegend(plot);
+    fitFigures(plot);
   }
 
   /* Put as many entries of a legend beside each other as the chart has room for. */
   function fitLegend(plot) {
     const legend = plot.below.find((each) => each.type === "Legend");
-    if (!legend || !(plot.inner_width > 0)) return;
+    if (!legend) return;
     const labels = legend.items.flatMap(({ label, renderers }) =>
       "field" in label ? renderers.flatMap((each) => [...each.data_source.data[label.field]]) : [label.value ?? label],
     );
     const longest = Math.max(...labels.map((label) => String(label).length));
     const columns = Math.floor(plot.inner_width / (ENTRY + LETTER * longest));
     legend.ncols = Math.max(1, Math.min(labels.length, columns));
+  }
+
+  /* End the axis of bars where the figures beside them have room, and no later. */
+  function fitFigures(plot) {
+    const written = plot.renderers.find(({ glyph }) => glyph.type === "Text" && glyph.tags.includes("ink"));
+    if (!written) return;
+    const { glyph, data_source } = written;
+    const width = plot.inner_width;
+    const ends = [...data_source.data[glyph.x.field]].map((right, i) => {
+      const room = width - BESIDE - LETTER * data_source.data[glyph.text.field][i].length;
+      return (right * width) / Math.max(room, width / 4);
+    });
+    plot.x_range.end = Math.max(...ends);
   }
 
   /* Call now, if the chart has been laid out, and whenever it gets another width. */
@@ -652,7 +672,7 @@ const autopar = (() => {
       onWidth("block", show);
     }
     onWidth("timeline", redraw);
-    for (const model of Bokeh.documents[0].all_models) if (model.type === "Figure") fitLegend(model);
+    for (const model of Bokeh.documents[0].all_models) if (model.type === "Figure") fit(model);
     document.documentElement.dataset.ready = "";
   }
 
