@@ -131,7 +131,7 @@ def spec(name: str) -> ModelSpec:
         near = get_close_matches(name.lower(), MODELS, n=3, cutoff=0.4)
         raise ModelError(
             f"the zoo has no model {name!r}",
-            hint=f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(MODELS)}",
+            hint=f"did you mean {' or '.join(near)}?" if near else "autopar model --list has all names",
         )
     return MODELS[name]
 

@@ -86,9 +86,9 @@ def test_commands_that_come_next_can_be_typed_in(monkeypatch: pytest.MonkeyPatch
     for command in commands:
         program, *arguments = shlex.split(command)
         with click.Context(app, info_name=program) as context:
-            name, found, rest = app.resolve_command(context, arguments)
+            known, found, rest = app.resolve_command(context, arguments)
             assert found is not None, command
-            found.make_context(name, rest, parent=context).close()
+            found.make_context(known, rest, parent=context).close()
 
 
 def test_long_commands_stand_below_what_they_are_for() -> None:

@@ -122,14 +122,15 @@ def import_config(
     from autopar.cost import resolve_stack
     from autopar.frameworks.configurations import read_configuration
     from autopar.report.prediction import format_prediction
+    from autopar.report.text import WIDTH, wrap
 
     if output is not None:
         prepare_file(output)
     found = read_configuration(config_file, framework, gpus=gpus, model=model)
-    for sentence in found.understood:
-        click.echo(f"understood: {one_line(sentence)}", err=True)
-    for sentence in found.ignored:
-        click.echo(f"ignored: {one_line(sentence)}", err=True)
+    for what, sentences in (("understood", found.understood), ("ignored", found.ignored)):
+        told = f"{what}: {'; '.join(map(one_line, sentences))}" if sentences else ""
+        for line in wrap(told, WIDTH, rest="  "):
+            click.echo(line, err=True)
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
     if found.software:

@@ -44,8 +44,10 @@ def _verdict(first: Plan, second: Plan) -> list[tuple[str, str]]:
     if first.simulated is None or second.simulated is None:
         return []
     steps = first.simulated.step_seconds, second.simulated.step_seconds
-    peaks = [max((stage.peak for stage in own.stages), default=0.0) for own in (first.simulated, second.simulated)]
-    time, memory = _compared(*steps, "longer", "shorter"), _compared(*peaks, "higher", "lower")
+    before, after = (
+        max((stage.peak for stage in own.stages), default=0.0) for own in (first.simulated, second.simulated)
+    )
+    time, memory = _compared(*steps, "longer", "shorter"), _compared(before, after, "higher", "lower")
     return [
         (
             "result",
