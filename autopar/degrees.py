@@ -10,9 +10,10 @@ from math import gcd
 from typing import Literal
 
 from autopar.cluster import Cluster
+from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
-from autopar.plan import CONTEXT_KINDS, OFFLOADS, ContextKind
+from autopar.plan import OFFLOADS
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
 

@@ -20,10 +20,11 @@ from autopar.models.architectures import READERS, missing_sizes
 from autopar.models.decoder_config import DecoderConfig
 from autopar.models.decoder_settings import with_settings
 from autopar.models.dual_encoder_reader import TEXT_LENGTHS
-from autopar.plan import DimSize, write_atomically
+from autopar.plan import DimSize
 from autopar.reading import UnreadableError, parse_json
 from autopar.torch_experts import exports_experts
 from autopar.torch_export import to_onnx
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx

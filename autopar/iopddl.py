@@ -30,8 +30,8 @@ import msgspec
 import numpy as np
 
 from autopar.errors import PlanError, ProblemError
-from autopar.plan import write_atomically
 from autopar.problem import FORBIDDEN, Limit, Numbers, Problem, Usage
+from autopar.writing import write_atomically
 
 UNIT_SECONDS = 1e-10
 """Seconds per unit in which float costs are written: less is of no consequence, and 10^18 of them are three years."""

@@ -126,7 +126,10 @@ def _memory(peaks: Sequence[float], limits: Sequence[float], stages: int) -> tup
         return "fit", f"does not fit: {where} {peak}, over the limit of {format_bytes(limit)}"
     if most >= NEAR_LIMIT * limit:
         share = f"{100 * most / limit:.1f} %"
-        return "memory", f"little memory to spare: {where} {peak}, {share} of the limit, which estimates may miss"
+        return (
+            "memory",
+            f"little memory to spare: {where} {peak}, {share} of the limit; actual use may exceed the estimate",
+        )
     return "memory", ""
 
 

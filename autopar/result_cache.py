@@ -21,8 +21,9 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import PlanError
-from autopar.plan import PLAN_VERSION, Plan, write_atomically
+from autopar.plan import PLAN_VERSION, Plan
 from autopar.task import Effort, Task
+from autopar.writing import write_atomically
 
 CACHE_VERSION = 1
 """Of the files."""

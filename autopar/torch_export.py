@@ -19,8 +19,8 @@ from autopar.errors import ModelError
 from autopar.ir.functions import DOMAIN, function_proto
 from autopar.onnx import load
 from autopar.onnx.roles import FROZEN_KEY
-from autopar.plan import write_atomically
 from autopar.torch_experts import experts_as_ops
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx

@@ -131,8 +131,8 @@ def simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
     faster = 100 * (1 - step_seconds(fastest) / step_seconds(chosen))
     remark = Remark(
         "choice",
-        f"the usual, simpler plan of those that are equally fast as far as can be told: {fastest.summary} takes "
-        f"{faster:.1f} % less",
+        f"equal within the model's error: {fastest.summary} ({faster:.1f} % faster by the simulator); this plan is the "
+        "simplest",
     )
     return number, replace(chosen, simulated=replace(chosen.simulated, remarks=(remark, *chosen.simulated.remarks)))
 

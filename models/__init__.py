@@ -35,7 +35,7 @@ from autopar.models.architectures import build_architecture, read_architecture
 from autopar.models.config_fields import Unbuilt
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
-from autopar.plan import write_atomically
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx
@@ -131,7 +131,7 @@ def spec(name: str) -> ModelSpec:
         near = get_close_matches(name.lower(), MODELS, n=3, cutoff=0.4)
         raise ModelError(
             f"the zoo has no model {name!r}",
-            hint=f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(MODELS)}",
+            hint=f"did you mean {' or '.join(near)}?" if near else "autopar model --list has all names",
         )
     return MODELS[name]
 

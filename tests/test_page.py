@@ -1,15 +1,18 @@
 """What a page shows of a plan, and the page itself, as far as that can be told without a browser."""
 
 import json
+import math
 import re
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from itertools import combinations
 from math import fsum
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bokeh.models import ColumnDataSource, Span
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +24,7 @@ from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
 from autopar.page.bars import gantt, lanes_of, memory_curves, memory_top, row_edges
-from autopar.page.charts import alternatives_chart
+from autopar.page.charts import alternatives_chart, whatif_chart
 from autopar.page.compare import compared, pareto
 from autopar.page.document import _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
@@ -35,7 +38,7 @@ from autopar.report.parts import from_peak
 from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
-from autopar.simulate import Row, simulate
+from autopar.simulate import Event, Row, simulate
 from autopar.simulate.kineto import read_trace
 from autopar.units import format_seconds
 from tests.formulations import DIMS
@@ -319,11 +322,89 @@ def test_plans_of_different_models_have_no_scaling() -> None:
 
 def test_colours_can_be_seen_on_both_backgrounds() -> None:
     """Contrast of 3 for what is drawn, 4.5 for white letters on nodes (WCAG 2.2, 1.4.11 and 1.4.3)."""
-    drawn = [*palette.MEANINGS.values(), *palette.series(9), *palette.ordered(64)]
+    drawn = [*palette.MEANINGS.values()]
     drawn += [palette.lettered(colour) for colour in palette.MEANINGS.values()]
 
     assert min(palette.contrast(colour, ground) for colour in drawn for ground in (palette.LIGHT, palette.DARK)) >= 3
     assert min(palette.contrast(palette.lettered(colour), "#ffffff") for colour in palette.MEANINGS.values()) >= 4.5
+
+
+@pytest.mark.parametrize("ground", [palette.LIGHT, palette.DARK])
+def test_stages_and_groups_look_like_no_pass(ground: str) -> None:
+    """They are darker than all that has a meaning on a white page, lighter on a dark one, and can be seen on it."""
+    shades = [*palette.series(palette.SERIES, ground), *palette.ordered(64, ground)]
+    meanings = [*palette.MEANINGS.values(), palette.PLAIN]
+
+    assert len(set(shades[: palette.SERIES])) == palette.SERIES
+    assert min(palette.contrast(shade, ground) for shade in shades) >= 3
+    assert min(palette.contrast(shade, colour) for shade in shades for colour in meanings) >= 1.5
+
+
+def test_colours_of_different_meanings_can_be_told_apart() -> None:
+    """Their distance in CIELAB is at least 10; 2.3 is the least difference that is noticed."""
+    found = sorted(set(palette.MEANINGS.values()))
+
+    assert min(math.dist(_lab(one), _lab(other)) for one, other in combinations(found, 2)) >= 10
+
+
+def _lab(colour: str) -> tuple[float, float, float]:
+    """Return a colour in CIELAB (white point D65)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = palette.luminance(colour)
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
+    a, b, c = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * b - 16, 500 * (a - b), 200 * (b - c)
+
+
+def test_collectives_are_told_apart_by_what_their_axis_does() -> None:
+    """As in the parts of the step; without a role they are collectives, whatever they are for."""
+    events = tuple(
+        Event(0, Row.COLLECTIVES, f"all_gather[{axis}] x|S(0)R|forward", float(i), 0.5)
+        for i, axis in enumerate(("inner", "outer", "third"))
+    )
+    timeline = replace(simulate(equal_stages(1, 1, "1f1b"), ExactCosts(), trace=True), events=events)
+
+    with_roles = gantt(timeline, (0,), [{"inner": "tp", "outer": "ep", "third": "idle"}])
+    without = gantt(timeline, (0,))
+
+    kinds = {"tp communication", "ep communication", "collectives"}
+    assert {bars.kind for bars in with_roles.bars} - {"critical path"} == kinds
+    assert {bars.kind for bars in without.bars} - {"critical path"} == {"collectives"}
+
+
+def test_the_line_of_the_plan_is_not_the_limit() -> None:
+    """Among alternatives a dashed line is the plan, in its colour; red is the limit of memory alone."""
+    view = view_of(weighing=weighing_of(two_stage_plan()))
+    assert view.alternatives is not None
+
+    (line,) = alternatives_chart(view.alternatives).select(Span)
+
+    assert line.line_color == palette.MEANINGS["this plan"]
+
+
+def test_figures_beside_bars_fit_a_telephone() -> None:
+    """Prices of what-if stand in its table: beside a bar they would be cut off."""
+    (texts,) = (source.data["text"] for source in whatif_chart(whatif_of(two_stage_plan())).select(ColumnDataSource))
+
+    assert texts == ["65.5 k/s"]
+
+
+def test_a_plan_alone_is_not_compared() -> None:
+    """A page of a plan without others has no ranking of one."""
+    alone = render(view_of(plan=_without_search(two_stage_plan())))
+
+    assert '<a href="#plans">' not in alone
+    assert "Plans</h2>" not in alone
+    assert "Plans</h2>" in render(view_of())
+
+
+def test_legend_shows_the_colours_of_stages() -> None:
+    """Of several stages, or device groups; one stage has none to tell apart."""
+    assert "stages, first to last" in render(view_of())
+    assert "device groups, first to last" in render(view_of(equal_stages(4, 4, "interleaved", num_chunks=2)))
+    assert "first to last" not in render(view_of(equal_stages(1, 1, "1f1b")))
 
 
 def _without_search(plan: Plan) -> Plan:
@@ -417,8 +498,7 @@ def test_a_colour_means_one_thing() -> None:
     """Names share a colour where they are one thing; the legend of the page has each colour once."""
     synonyms = [
         {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
-        {"collectives", "tp communication", "communication"}, {"sends", "pp communication"},
-        {"host copies", "host memory"},
+        {"sends", "pp communication"}, {"host copies", "host memory"},
     ]  # fmt: skip
     shared: dict[str, set[str]] = defaultdict(set)
     for name, colour in palette.MEANINGS.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopar.page import write_page
+from autopar.page import palette, write_page
 from autopar.page.bars import gantt, memory_curves
 from autopar.page.view import View
 from autopar.simulate import simulate
@@ -303,3 +303,75 @@ def test_switch_turns_light_to_dark(browser: Page, tmp_path: Path) -> None:
     assert light[0] != dark[0]
     assert (light[1], dark[1]) == ("rgb(255, 255, 255)", "rgb(20, 23, 28)")
     assert page.evaluate("document.querySelector('[data-switch]').textContent") == "Light"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_legends_are_as_wide_as_their_charts_at_most(browser: Page, tmp_path: Path, width: int) -> None:
+    """Also those with the long names of device groups; none has an entry that is cut off."""
+    view = view_of(equal_stages(8, 8, "interleaved", num_chunks=2))
+
+    page = _open(browser, view, tmp_path, width=width)
+
+    boxes = page.evaluate(
+        """[...Bokeh.documents[0].all_models].filter((each) => each.type === 'Legend').map((legend) => {
+          const { bbox, parent } = Bokeh.index.find_one(legend);
+          return [bbox.left, bbox.right, parent.bbox.width];
+        })"""
+    )
+    assert len(boxes) >= 4
+    for left, right, most in boxes:
+        assert left >= 0
+        assert right <= most
+    assert page.messages == []
+
+
+def test_dark_page_has_lighter_stages(browser: Page, tmp_path: Path) -> None:
+    """In the machine, in the curves of memory and in the legend; turning back restores them."""
+    page = _open(browser, view_of(), tmp_path)
+    colours = (
+        f"[{MODEL}('machine').renderers[1].data_source.data.colour[0], "
+        f"{MODEL}('memory').renderers[0].data_source.data.colour[0], "
+        "getComputedStyle(document.querySelector('.key .ramp')).backgroundImage]"
+    )
+    light = page.evaluate(colours)
+
+    page.evaluate("document.querySelector('[data-switch]').click()")
+    _settle(page)
+    dark = page.evaluate(colours)
+    page.evaluate("document.querySelector('[data-switch]').click()")
+    _settle(page)
+
+    assert light[:2] == [palette.ordered(2)[0]] * 2
+    assert dark[:2] == [palette.ordered(2, palette.DARK)[0]] * 2
+    assert light[2] != dark[2]
+    assert page.evaluate(colours) == light
+    assert page.messages == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_figures_beside_bars_are_not_cut_off(browser: Page, tmp_path: Path, width: int) -> None:
+    """Whatever bar is the longest, its figure ends before the chart does, and the chart not much later."""
+    plan = two_stage_plan()
+    view = view_of(weighing=weighing_of(plan), whatif=whatif_of(plan))
+
+    page = _open(browser, view, tmp_path, width=width)
+
+    free = page.evaluate(
+        """(() => {
+          const pen = document.createElement('canvas').getContext('2d');
+          pen.font = '12px helvetica, sans-serif';
+          const free = {};
+          for (const plot of [...Bokeh.documents[0].all_models].filter((each) => each.type === 'Figure')) {
+            const written = plot.renderers.find(({ glyph }) => glyph.type === 'Text' && glyph.tags.includes('ink'));
+            if (!written) continue;
+            const { data } = written.data_source;
+            const ends = [...data[written.glyph.x.field]].map((right, i) =>
+              (right / plot.x_range.end) * plot.inner_width + 5 + pen.measureText(data.text[i]).width);
+            free[plot.name] = plot.inner_width - Math.max(...ends);
+          }
+          return free;
+        })()"""
+    )
+    assert set(free) == {"time_parts", "memory_parts", "whatif", "compared", "alternatives"}
+    assert 0 <= min(free.values()) <= max(free.values()) < 60, free
+    assert page.messages == []

@@ -170,6 +170,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "decision"), [("pp", "stages"), ("interleave", "chunks"), ("microbatch", "microbatch_size")]
+)
+def test_words_of_degrees_lead_to_decisions(word: str, decision: str) -> None:
+    """`predict` says pp where pins say stages: the hint knows it, though tp is nearer by its letters."""
+    with pytest.raises(PinError, match=f"'{word}' is neither") as caught:
+        pins_from({word: 2})
+
+    assert caught.value.hint.startswith(f"did you mean {decision}? ")
+
+
+def test_a_pin_in_place_of_its_file_is_told_where_it_goes() -> None:
+    """Degrees are no option of a search; what was typed is in the hint as a file has it."""
+    with pytest.raises(PinError, match="'tp=16' is no file of pins") as caught:
+        load_pins("tp=16")
+
+    assert caught.value.hint == "write 'tp: 16' into a YAML file and give that"
+
+
+@pytest.mark.parametrize(
     ("pins", "message", "hint"),
     [
         ({"stages": 9}, "stages: 9 cannot occur: 8 GPUs", "there are 1, 2, 3, 4, 5"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autopar.configuration import Configuration
+from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.degrees import Degrees
-from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.prediction import predict
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest

@@ -1,18 +1,23 @@
 """What a person reads about a plan."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
 from autopar import report
+from autopar.cli.commands import app
 from autopar.cluster import cluster_from_dict
 from autopar.cost import default_limit
 from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.errors import JobError, PlanError
-from autopar.plan import HistoryPoint, Plan, ValuePlacement
+from autopar.page.document import commands as page_commands
+from autopar.plan import HistoryPoint, Plan, Rival, ValuePlacement
 from autopar.program.records import Category
+from autopar.report.answer import format_commands
 from autopar.report.parts import AT_PEAK, from_peak
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
@@ -65,6 +70,36 @@ def test_the_answer_is_the_golden_one() -> None:
     assert len(text.splitlines()) <= 25
 
 
+def test_commands_that_come_next_can_be_typed_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The command line reads each of the answer, of a prediction and of the page."""
+    monkeypatch.chdir(tmp_path)
+    plan = two_stage_plan()
+    alone, infers = _without_search(plan), replace(plan, job=replace(plan.job, mode="infer"))
+    given = [report.next_commands(own, folder, "autopar solve zoo:tiny --gpus 8")
+             for own in (plan, alone, infers) for folder in (None, "some\\ folder")]  # fmt: skip
+    commands = [command for own in (*given, page_commands(plan), page_commands(infers)) for command, _ in own]
+    assert len(commands) > 20
+
+    for name in ("plan", "some folder"):
+        two_stage_plan().save(tmp_path / name / "plan.json")
+    two_stage_plan().save(tmp_path / "plan.json")
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        with click.Context(app, info_name=program) as context:
+            known, found, rest = app.resolve_command(context, arguments)
+            assert found is not None, command
+            found.make_context(known, rest, parent=context).close()
+
+
+def test_long_commands_stand_below_what_they_are_for() -> None:
+    """No line with a comment is longer than the terminal's 80 columns."""
+    short, long = ("autopar explain plan", "why"), (f"autopar export {'folder/' * 12}plan.json", "hand it on")
+
+    lines = format_commands([short, long])
+
+    assert lines == ["", "Next:", "  autopar explain plan  # why", "  # hand it on", f"  {long[0]}"]
+
+
 @pytest.mark.parametrize(("slower", "word"), [(1.015, "ties"), (1.03, "next best")])
 def test_plans_that_predictions_do_not_tell_apart_are_ties(slower: float, word: str) -> None:
     """A plan that is one per cent slower is not called slower."""
@@ -77,6 +112,17 @@ def test_plans_that_predictions_do_not_tell_apart_are_ties(slower: float, word: 
     text = report.format_answer(replace(plan, alternatives=(replace(other, simulated=simulated),)))
 
     assert {line.split("  ")[0] for line in text.splitlines()} & {"ties", "next best"} == {word}
+
+
+@pytest.mark.parametrize(("step", "told"), [(0.5, True), (0.99, False), (1.5, False)])
+def test_an_answer_that_grid_search_beats_says_so(step: float, told: bool) -> None:
+    """By more than the model's error; one configuration is not called several."""
+    rival = Rival("grid search", "dp, tp, pp", "dp=8 × pp=1", step, 1e9, 1, 1, "", 0.1)
+
+    text = " ".join(report.format_answer(replace(two_stage_plan(), rival=rival)).split())
+
+    assert ("give it a larger --time-limit" in text) == told
+    assert "of 1 configuration tried" in text
 
 
 def _without_search(plan: Plan) -> Plan:
@@ -137,13 +183,14 @@ def test_a_plan_that_was_not_simulated_says_so() -> None:
 
 @pytest.mark.parametrize("termination", ["optimal", "exhausted", "time limit", "interrupted"])
 def test_report_says_why_the_search_stopped(termination: str) -> None:
-    """The reason is a record's field, told in the record's word."""
+    """In the record's word, but that a space is exhausted is a complete search."""
     plan = two_stage_plan()
     assert plan.search is not None, "the plan made by hand has a search"
 
     text = report.format_report(replace(plan, search=replace(plan.search, termination=termination)))
 
-    assert f"stopped     {termination}: " in text
+    told = {"exhausted": "search complete; "}.get(termination, f"{termination}: ")
+    assert f"stopped     {told}" in text
 
 
 def test_a_limit_is_said_to_be_given_or_what_a_reserve_leaves() -> None:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar.cluster import Link, load_cluster
+from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.cost import CostModel, Stack, rings
 from autopar.cost.attention import attention_work
 from autopar.describe.context_kinds import context_kinds
@@ -25,7 +26,7 @@ from autopar.formulate.op_strategies import options
 from autopar.formulate.tables import Memory, Tables
 from autopar.ir.graph import Attr, Graph, Op, Value
 from autopar.ir.rings import RINGS
-from autopar.plan import CONTEXT_KINDS, ContextKind, Job, ModelInfo, Plan
+from autopar.plan import Job, ModelInfo, Plan
 from autopar.program.records import Compute, SegmentPhase
 from autopar.sharding import Axis, Mesh, Replicate, Shard
 from autopar.simulate.layout import Resource, lay_out

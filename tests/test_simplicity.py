@@ -76,5 +76,5 @@ def test_a_faster_runner_up_is_not_said_to_have_lost_in_the_simulator() -> None:
     """It is faster by less than predictions tell apart."""
     fastest, simple = _plan(1.0, dp=2, zero=3), _plan(1.001, dp=2, zero=1)
 
-    assert "faster by less than predictions tell apart, and less simple" in why_lost(simple, fastest)
+    assert "faster by less than the model's error, and less simple" in why_lost(simple, fastest)
     assert not reorderings((simple, fastest))

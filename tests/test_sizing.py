@@ -334,7 +334,7 @@ def test_what_was_not_tried_is_no_complete_conflict(limits: Limits, stops: bool)
     assert not report.complete
     assert report.interrupted == stops
     text = format_infeasibility(report)
-    assert ("It was interrupted before" if stops else "Time ran out before") in text
+    assert ("The analysis was interrupted" if stops else "The time limit ended the analysis") in text
     assert "Without any one" not in text
     assert report.relaxations
     assert _report(task).complete
@@ -392,8 +392,8 @@ def test_the_answer_fits_a_terminal_and_a_program(capsys: pytest.CaptureFixture[
     assert found["error"] == "infeasible"
     assert found["infeasible"]["shortage"]["limit"] == 4000.0
     assert found["infeasible"]["conflict"][0] == "memory limit 4 kB"
-    assert "What excludes each other" in err
-    assert "Ways out" in err
+    assert "Conflicting requirements" in err
+    assert "Possible fixes" in err
     text = err[err.index("What is missing") :]
     assert all(len(line) <= 80 for line in text.splitlines())
 

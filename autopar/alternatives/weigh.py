@@ -223,7 +223,7 @@ class Scale:
         if lacking.over <= 0:
             why = f"out of time; there is one that fits: {lacking.plan}"
             return Alternative(decision, value, "none found", why)
-        kept = "the thriftiest plan" if proven else "the thriftiest plan found"
+        kept = "the plan with the least memory" if proven else "the plan with the least memory found"
         why = (
             f"stage {lacking.stage} of {kept} needs {format_bytes(lacking.bytes)}, {format_bytes(lacking.over)} too "
             f"much ({lacking.plan})"

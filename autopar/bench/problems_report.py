@@ -12,11 +12,11 @@ from autopar.bench.plot import step_plot
 from autopar.bench.problems import NEAR, SMALL_GAP, ProblemRun, problem_name, time_to, time_to_gap
 from autopar.bench.report import condition_lines, markdown_table
 from autopar.bench.svg import Axis, Curve, chart
-from autopar.plan import write_atomically
 from autopar.report.selection import STEPS_HEADER, selection_to_dict, step_rows
 from autopar.report.text import format_table
 from autopar.selection import Selection
 from autopar.units import format_bytes
+from autopar.writing import write_atomically
 
 WIDTH = 100
 _HEADER = (

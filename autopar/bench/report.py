@@ -9,10 +9,10 @@ from autopar.bench.baselines import BASELINES
 from autopar.bench.conditions import Conditions
 from autopar.bench.records import Comparison, PlanFigures, Result
 from autopar.bench.svg import Axis, Curve, chart
-from autopar.plan import write_atomically
 from autopar.report.summary import WHY_STOPPED, describe_job, describe_model, headline
 from autopar.report.text import format_entries, format_table, heading
 from autopar.units import format_bytes, format_seconds
+from autopar.writing import write_atomically
 
 TABLE_WIDTH = 100
 SAME = 0.05

@@ -27,9 +27,9 @@ def give_plan(plan: "Plan", text: str, file: Path | None, *, as_json: bool) -> N
 def write_folder(plan: "Plan", folder: Path, cache: Path | None) -> "View":
     """Write a plan with its report, its page and its trace, and return what is shown of it."""
     from autopar.page import look, write_page
-    from autopar.plan import write_atomically
     from autopar.report import format_report
     from autopar.simulate import write_chrome_trace
+    from autopar.writing import write_atomically
 
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())

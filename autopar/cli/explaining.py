@@ -150,8 +150,8 @@ def _solve_again(
 
 def _write(plan: "Plan", found: "Weighing", folder: Path, model: str | None, cache: Path | None) -> None:
     from autopar.page import look, write_page
-    from autopar.plan import write_atomically
     from autopar.report.alternatives import format_weighing
+    from autopar.writing import write_atomically
 
     write_atomically(folder / "alternatives.txt", format_weighing(found).encode())
     write_atomically(folder / "alternatives.json", as_json_text(found).encode())

@@ -50,7 +50,8 @@ def export(
     the file and on standard error. A configuration by degrees is predicted without what the framework cannot do; one
     that does not fit into memory is not written.
     """
-    from autopar.plan import Plan, write_atomically
+    from autopar.plan import Plan
+    from autopar.writing import write_atomically
 
     if target == "onnx" and output is None:
         raise click.UsageError("an ONNX file is no text: give -o FILE.onnx or -o DIR")
@@ -90,6 +91,7 @@ def export(
 @time_limit_option("Seconds for that search.", 60.0)
 @cache_options
 @json_option
+@click.option("-v", "--verbose", is_flag=True, help="Print time and memory of every stage, too.")
 @click.pass_context
 def import_config(
     context: click.Context,
@@ -105,6 +107,7 @@ def import_config(
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    verbose: bool,
     **request: Any,
 ) -> int:
     """Predict what a configuration of a framework comes to.
@@ -119,14 +122,15 @@ def import_config(
     from autopar.cost import resolve_stack
     from autopar.frameworks.configurations import read_configuration
     from autopar.report.prediction import format_prediction
+    from autopar.report.text import WIDTH, wrap
 
     if output is not None:
         prepare_file(output)
     found = read_configuration(config_file, framework, gpus=gpus, model=model)
-    for sentence in found.understood:
-        click.echo(f"understood: {one_line(sentence)}", err=True)
-    for sentence in found.ignored:
-        click.echo(f"ignored: {one_line(sentence)}", err=True)
+    for what, sentences in (("understood", found.understood), ("ignored", found.ignored)):
+        told = f"{what}: {'; '.join(map(one_line, sentences))}" if sentences else ""
+        for line in wrap(told, WIDTH, rest="  "):
+            click.echo(line, err=True)
     for sentence in found.assumed:
         click.echo(f"assumed: {one_line(sentence)}", err=True)
     if found.software:
@@ -140,7 +144,7 @@ def import_config(
         "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
     }
     predicted = prediction.predict(found.model, found.degrees, first_layers=found.first_layers, **request)
-    text = format_prediction(predicted.plan, predicted.timeline)
+    text = format_prediction(predicted.plan, predicted.timeline, tables=verbose)
     if not solves:
         give_plan(predicted.plan, text, output, as_json=as_json)
         return ExitCode.DONE

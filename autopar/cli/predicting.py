@@ -1,5 +1,6 @@
 """The command that predicts a plan stated by degrees."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import click
 from autopar.cli.answers import give_plan
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_folder
+from autopar.cli.invocation import typed_command
 from autopar.cli.options import (
     Option,
     cache_options,
@@ -166,19 +168,24 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @folder_option("Write plan.json there.")
 @cache_options
 @json_option
+@click.option("-v", "--verbose", is_flag=True, help="Print time and memory of every stage, too.")
+@click.pass_context
 def predict(
+    context: click.Context,
+    /,
     model: str,
     gpus: int | None,
     output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    verbose: bool,
     **request: Any,
 ) -> int:
     """Predict a plan that is stated by degrees.
 
-    Prints the time of a step, where it goes, and the memory of every stage. A plan that does not fit is predicted all
-    the same.
+    Prints the time of a step, where it goes, and the memory of the fullest stage. A plan that does not fit is predicted
+    all the same.
     """
     if output is not None:
         prepare_folder(output)
@@ -202,6 +209,7 @@ def predict(
         )
     check_request(model, request["dims"], request["cluster"])
     from autopar import prediction
+    from autopar.report import next_commands
     from autopar.report.prediction import format_prediction
 
     setting = prediction.open_setting(model, cache_dir=cache, **request)
@@ -212,6 +220,8 @@ def predict(
         click.echo(
             f"{over}: {share}" if found.whole > _SOME else f"{over}: more would split fewer of the dims", err=True
         )
-    text = format_prediction(found.plan, found.timeline)
+    folder = None if output is None else shlex.quote(str(output))
+    commands = next_commands(found.plan, folder, typed_command(context))
+    text = format_prediction(found.plan, found.timeline, commands, tables=verbose)
     give_plan(found.plan, text, output / "plan.json" if output is not None else None, as_json=as_json)
     return ExitCode.DONE

@@ -203,7 +203,7 @@ def calibrate(
 
 def _write_stack(stack: "Stack", output: Path | None) -> None:
     from autopar.cost.stack import format_stack
-    from autopar.plan import write_atomically
+    from autopar.writing import write_atomically
 
     if output is not None:
         write_atomically(output, format_stack(stack).encode())
@@ -256,9 +256,9 @@ def _machine(
     """Fit a cluster and a stack to a profile."""
     from autopar.cluster import format_cluster, load_cluster
     from autopar.events import Profile
-    from autopar.plan import write_atomically
     from autopar.validation.own_machine import fit_machine
     from autopar.validation.report import format_machine
+    from autopar.writing import write_atomically
 
     profile = Profile.of(folder)
     assert profile is not None, "it was given"

@@ -96,8 +96,8 @@ def _write(found: "WhatIf", folder: Path, cache: Path | None) -> None:
     import importlib.util
 
     from autopar.page import look, write_page, write_scaling
-    from autopar.plan import write_atomically
     from autopar.report.whatif import format_whatif
+    from autopar.writing import write_atomically
 
     written = ["whatif.txt", "whatif.json"]
     write_atomically(folder / "whatif.txt", format_whatif(found).encode())

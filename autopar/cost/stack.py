@@ -20,8 +20,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.errors import StackError
-from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, check, parse_yaml
 from autopar.recompute import RECOMPUTE_MODULES
 from autopar.units import format_quantity, parse_quantity

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from autopar.context_parallelism import ContextKind
 from autopar.describe.context_kinds import context_kinds
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import states_of
 from autopar.ir.fills import fills
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, ContextKind
+from autopar.plan import BlockPlan
 from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05

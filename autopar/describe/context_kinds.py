@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from autopar.context_parallelism import ContextKind
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Op, Phase
 from autopar.ir.rings import RINGS
-from autopar.plan import BlockPlan, ContextKind, OpPlacement
+from autopar.plan import BlockPlan, OpPlacement
 from autopar.sharding import Axis, Shard, parse_placements
 
 _WITH_HEADS = 4

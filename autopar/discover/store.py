@@ -14,7 +14,7 @@ import msgspec
 
 from autopar.discover.rules import Rule, rule_from_json, rule_to_json
 from autopar.errors import PlanError
-from autopar.plan import write_atomically
+from autopar.writing import write_atomically
 
 VERSION = 10
 """Raise it whenever the search may find other rules than before."""

@@ -17,8 +17,8 @@ import msgspec
 
 from autopar.errors import DataError
 from autopar.events.records import Event, event_id
-from autopar.plan import write_atomically
 from autopar.reading import UnreadableError, parse_json
+from autopar.writing import write_atomically
 
 FORMAT = "autopar events"
 VERSION = 1

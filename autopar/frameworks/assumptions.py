@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.known import ROTATE_METHODS
-from autopar.plan import ContextKind
 from autopar.schedule import SCHEDULES
 from autopar.training.chunked_loss import CHUNKED
 from autopar.workload import job_stack

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar import models
+from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
@@ -15,7 +16,6 @@ from autopar.frameworks.known import ROTATE_METHODS, TORCHTITAN_SCHEDULES
 from autopar.frameworks.megatron_import import read_arguments
 from autopar.frameworks.python_file import is_python, read_fields
 from autopar.huggingface import read_config
-from autopar.plan import CONTEXT_KINDS, ContextKind
 from autopar.reading import UnreadableError, parse_json, parse_toml
 from autopar.units import parse_whole
 from autopar.workload import HUGGING_FACE, ZOO

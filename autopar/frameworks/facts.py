@@ -14,6 +14,7 @@ from typing import Any, Literal
 import onnx
 
 from autopar import models
+from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
@@ -32,7 +33,7 @@ from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
 from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
-from autopar.plan import ContextKind, DimSize, Plan
+from autopar.plan import DimSize, Plan
 from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of

@@ -5,7 +5,7 @@ A test holds every file that is written against these tables.
 
 from collections.abc import Mapping
 
-from autopar.plan import ContextKind
+from autopar.context_parallelism import ContextKind
 
 MEGATRON_SOURCE = "Megatron-LM core_v0.19.2 (megatron/training/arguments.py, in the wheel of megatron-core 0.19.2)"
 MEGATRON: Mapping[str, str] = {

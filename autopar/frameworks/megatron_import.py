@@ -7,6 +7,7 @@ refused here, and a default of its own is never replaced by one of ours without 
 from math import gcd
 from typing import Literal
 
+from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.degrees import Degrees
@@ -17,7 +18,6 @@ from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.known import MEGATRON_RECIPES
 from autopar.frameworks.megatron import Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
-from autopar.plan import ContextKind
 from autopar.sharding import Axis
 from autopar.units import parse_whole
 

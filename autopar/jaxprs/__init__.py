@@ -18,7 +18,7 @@ from autopar.jaxprs.equations import Program, Value, flatten
 from autopar.jaxprs.fused import fuse
 from autopar.jaxprs.nodes import Writer
 from autopar.onnx import load
-from autopar.plan import write_atomically
+from autopar.writing import write_atomically
 
 if TYPE_CHECKING:
     import onnx

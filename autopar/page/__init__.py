@@ -74,7 +74,7 @@ def write_page(view: "View", path: str | Path) -> None:
         PlanError: If the file cannot be written.
     """
     from autopar.page.document import render
-    from autopar.plan import write_atomically
+    from autopar.writing import write_atomically
 
     write_atomically(Path(path), render(view).encode())
 
@@ -110,7 +110,7 @@ def write_figures(view: "View", folder: str | Path, formats: Sequence[str] = ("p
     """
     check_formats(formats)
     from autopar.page.figures import draw
-    from autopar.plan import write_atomically
+    from autopar.writing import write_atomically
 
     paths = []
     for name, kind, data in draw(view, formats):
@@ -130,7 +130,7 @@ def write_scaling(plans: "Sequence[Plan]", folder: str | Path, formats: Sequence
     check_formats(formats)
     from autopar.page.figures import draw_scaling
     from autopar.page.shares import scaling
-    from autopar.plan import write_atomically
+    from autopar.writing import write_atomically
 
     paths = []
     for kind, data in draw_scaling(scaling(plans[0], plans[1:]), formats):

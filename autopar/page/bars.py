@@ -1,11 +1,13 @@
 """A timeline as bars, and memory over time: what the two charts with a time axis show."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
 
+from autopar.page.palette import MEANINGS
 from autopar.page.records import Bars, Gantt, Lanes, MemoryCurve
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass, chunks_of
@@ -27,6 +29,8 @@ _KINDS = {
     Row.FROM_HOST: "host copies",
 }
 """Kinds of bars of the rows of the trace; a row that is not here is a kind of its own."""
+_COLLECTIVE = re.compile(r"\w+\[([^\]]+)\]")
+"""Start of the name of a collective, with its mesh axis."""
 _PHASES = {
     SegmentPhase.FORWARD: "forward",
     SegmentPhase.AGAIN: "forward",
@@ -49,14 +53,15 @@ class _Bar(NamedTuple):
     name: str
 
 
-def gantt(timeline: Timeline, groups: Sequence[int]) -> Gantt:
+def gantt(timeline: Timeline, groups: Sequence[int], roles: Sequence[Mapping[str, str]] = ()) -> Gantt:
     """Return the bars of a timeline that was simulated with `trace=True`, its critical path included.
 
     Args:
         timeline: The timeline.
         groups: The device group of every stage; stages that share their devices have one record in the timeline.
+        roles: What each mesh axis does, by stage; collectives over an axis with a role are a kind of their own.
     """
-    found = [*_events(timeline.events), *_updates(timeline.events), *_path(timeline, groups)]
+    found = [*_events(timeline.events, roles), *_updates(timeline.events), *_path(timeline, groups)]
     found = [bar for bar in found if bar.seconds > 0]
     order = (_TASKS, _BLOCKS, _OPS, *Row, _PATH)
     used = {bar.row for bar in found}
@@ -119,9 +124,11 @@ def _bars(kind: str, found: Sequence[_Bar], rows: dict[str, int], names: dict[st
     )
 
 
-def _events(events: Iterable[Event]) -> Iterator[_Bar]:
+def _events(events: Iterable[Event], roles: Sequence[Mapping[str, str]]) -> Iterator[_Bar]:
     for event in events:
-        if event.row is not Row.COMPUTE:
+        if event.row is Row.COLLECTIVES:
+            kind, row = _communication(event, roles), str(event.row)
+        elif event.row is not Row.COMPUTE:
             kind, row = _KINDS.get(event.row, str(event.row)), str(event.row)
         elif event.depth == 0:
             kind, row = _PASSES[event.name[0]], _TASKS
@@ -130,6 +137,14 @@ def _events(events: Iterable[Event]) -> Iterator[_Bar]:
         else:
             kind, row = _OPS, _OPS
         yield _Bar(kind, row, event.stage, event.start, event.seconds, event.name)
+
+
+def _communication(event: Event, roles: Sequence[Mapping[str, str]]) -> str:
+    """Return the kind of the bar of a collective: what the axis it runs over does."""
+    axis = _COLLECTIVE.match(event.name)
+    role = roles[event.stage].get(axis[1], "") if axis and roles else ""
+    kind = f"{role} communication"
+    return kind if kind in MEANINGS else _KINDS[Row.COLLECTIVES]
 
 
 def _phase(event: Event) -> str:

@@ -29,7 +29,7 @@ from bokeh.plotting import figure
 from autopar.page.bars import memory_top, row_edges
 from autopar.page.compare import pareto
 from autopar.page.measured import MEASURED, ROWS, SIMULATED
-from autopar.page.palette import MEANINGS, PLAIN, colours, ordered, series
+from autopar.page.palette import DARK, LIGHT, MEANINGS, PLAIN, colours, ordered, series
 from autopar.page.records import (
     Alternatives,
     Compared,
@@ -48,8 +48,10 @@ from autopar.units import format_bytes, format_count, format_seconds
 
 INK = "ink"
 """Tag of what is written in the colour of the page's text."""
+SHADE = "shade"
+"""Tag of what has another colour on a dark page; the two colours are the next tags."""
 _MANY = 10  # curves above which a legend says less than their order
-_LEGEND_COLUMNS = 3
+_LEGEND_COLUMNS = 3  # until the page knows its width
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
 _LONGEST = 3.0  # of bars of alternatives, in steps of the plan
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
@@ -131,12 +133,20 @@ def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) ->
     plot.x_range = shared.x_range
     plot.y_range = Range1d(0, memory_top(curves, limit))
     plot.yaxis.formatter = bytes_axis()
+    shades = {name: ordered(len(curves), ground) for name, ground in (("light", LIGHT), ("dark", DARK))}
     full = [ColumnDataSource({"start": curve.start, "bytes": curve.bytes.astype(np.float32)}) for curve in curves]
     shown = ColumnDataSource(
-        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "lane": [curve.lane for curve in curves],
-         "colour": ordered(len(curves)), "alpha": [1.0] * len(curves), "here": list(range(len(curves)))}
-    )  # fmt: skip
-    grouping = {"legend_group": "lane"} if 1 < len(curves) <= _MANY else {}
+        {
+            "xs": [[] for _ in curves],
+            "ys": [[] for _ in curves],
+            "lane": [curve.lane for curve in curves],
+            "name": [curve.lane.split(" (")[0] for curve in curves],
+            "colour": shades["light"],
+            "alpha": [1.0] * len(curves),
+            "here": list(range(len(curves))),
+        }
+    )
+    grouping = {"legend_group": "name"} if 1 < len(curves) <= _MANY else {}
     lines = plot.multi_line(
         xs="xs", ys="ys", line_color="colour", line_alpha="alpha", line_width=1.5, source=shown, **grouping
     )
@@ -152,7 +162,7 @@ def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) ->
     )
     if grouping:
         _legend(plot)
-    return Timed(plot, {"plot": plot, "full": full, "shown": shown})
+    return Timed(plot, {"plot": plot, "full": full, "shown": shown, "shades": shades})
 
 
 def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = None) -> figure:
@@ -179,7 +189,7 @@ def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = No
     end = _ROOM_FOR_TEXT * max(row[2] for row in rows)
     plot = _still(name, 60 + 26 * len(rows), y_range=[row[0] for row in rows][::-1], x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis() if limit is None else bytes_axis()
-    plot.ygrid.grid_line_color = None
+    plot.grid.grid_line_color = None  # figures stand beside the bars
     plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", fill_alpha="alpha", source=source)
     plot.text(
         x="right", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
@@ -273,7 +283,7 @@ def compared_chart(found: Sequence[Compared]) -> figure:
     labels = [row.name for row in rows][::-1]
     plot = _still("compared", 60 + 26 * len(rows), y_range=labels, x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis()
-    plot.ygrid.grid_line_color = None
+    plot.grid.grid_line_color = None  # figures stand beside the bars
     bars = plot.hbar(y="label", left=0, right="step", height=0.7, color="colour", source=source)
     plot.text(
         x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
@@ -330,20 +340,18 @@ def whatif_chart(found: WhatIf) -> figure:
     rates = [cell.items_per_second or 0.0 for cell in cells]
     labels = [f"{cell.gpus} × {cell.cluster}" for cell in cells]
     fastest = max(rates)
-    prices = [cell.price_per_million for cell in cells]
-    told = ["" if price is None else f", {price:.4g} per M {found.unit}s" for price in prices]
     source = ColumnDataSource(
         {
             "label": labels,
             "rate": rates,
             "colour": [MEANINGS["this plan"] if rate == fastest else PLAIN for rate in rates],
-            "text": [f"{format_count(rate)}/s{price}" for rate, price in zip(rates, told, strict=True)],
+            "text": [f"{format_count(rate)}/s" for rate in rates],
         }
     )
     plot = _still("whatif", 60 + 26 * len(cells), y_range=labels[::-1], x_range=Range1d(0, _ROOM_FOR_TEXT * fastest))
     plot.xaxis.axis_label = f"{found.unit}s per second"
     plot.xaxis.formatter = CustomJSTickFormatter(code="return autopar.count(tick)")
-    plot.ygrid.grid_line_color = None
+    plot.grid.grid_line_color = None  # figures stand beside the bars
     plot.hbar(y="label", left=0, right="rate", height=0.7, color="colour", source=source)
     plot.text(
         x="rate", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
@@ -420,13 +428,13 @@ def alternatives_chart(found: Alternatives) -> figure:
     labels = [label for label, _ in rows][::-1]
     plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis()
-    plot.ygrid.grid_line_color = None
+    plot.grid.grid_line_color = None  # figures stand beside the bars
     plot.hbar(y="label", left=0, right="step", height=0.7, color=PLAIN, source=source)
     plot.text(
         x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
         tags=[INK],
     )  # fmt: skip
-    _limit(plot, found.step, "height")
+    _line(plot, found.step, "height", "this plan")
     return plot
 
 
@@ -443,7 +451,8 @@ def scaling_chart(points: Sequence[ScalePoint]) -> figure:
         legend_label=f"in proportion to {first.gpus} GPUs",
     )  # fmt: skip
     clusters = list(dict.fromkeys(point.cluster for point in points))
-    for cluster, colour in zip(clusters, series(len(clusters)), strict=True):
+    for cluster, colour, night in zip(clusters, series(len(clusters)), series(len(clusters), DARK), strict=True):
+        shade = {"color": colour, "tags": [SHADE, colour, night]}
         mine = [point for point in points if point.cluster == cluster]
         source = ColumnDataSource(
             {
@@ -452,15 +461,15 @@ def scaling_chart(points: Sequence[ScalePoint]) -> figure:
                 "plan": [point.summary for point in mine],
             }
         )
-        plot.line(x="gpus", y="rate", source=source, line_width=2, color=colour, legend_label=cluster)
-        drawn = plot.scatter(x="gpus", y="rate", source=source, size=8, color=colour, legend_label=cluster)
+        plot.line(x="gpus", y="rate", source=source, line_width=2, legend_label=cluster, **shade)
+        drawn = plot.scatter(x="gpus", y="rate", source=source, size=8, legend_label=cluster, **shade)
         tooltips = [("", "@gpus GPUs: @rate samples/s"), ("", "@plan")]
         plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, visible=False))
         proven = [(point.gpus, point.batch / point.bound) for point in mine if point.bound]
         if proven:
             x, y = zip(*proven, strict=True)
-            label = f"{cluster}: no plan is above"
-            plot.scatter(x, y, marker="dash", size=16, line_width=2, color=colour, legend_label=label)
+            label = f"{cluster}: proven maximum"
+            plot.scatter(x, y, marker="dash", size=16, line_width=2, legend_label=label, **shade)
     _legend(plot)
     return plot
 
@@ -528,8 +537,13 @@ def _lane_ticks(lanes: Lanes) -> tuple[FixedTicker, dict[float, str]]:
 
 
 def _limit(plot: figure, limit: float, dimension: str) -> None:
-    colour = MEANINGS["limit"]
-    plot.add_layout(Span(location=limit, dimension=dimension, line_color=colour, line_dash="dashed", line_width=2))
+    _line(plot, limit, dimension, "limit")
+
+
+def _line(plot: figure, place: float, dimension: str, meaning: str) -> None:
+    """Draw a dashed line across the chart in the colour of a meaning."""
+    colour = MEANINGS[meaning]
+    plot.add_layout(Span(location=place, dimension=dimension, line_color=colour, line_dash="dashed", line_width=2))
 
 
 def _finite(value: float) -> float:
@@ -537,7 +551,7 @@ def _finite(value: float) -> float:
 
 
 def _legend(plot: figure) -> None:
-    """Put the legend below the chart, in a few columns, each entry a switch."""
+    """Put the legend below the chart, each entry a switch; the page's script chooses how many are beside each other."""
     (legend,) = plot.legend
     plot.add_layout(legend, "below")
     legend.click_policy = "hide"

@@ -18,7 +18,7 @@ from autopar.page import charts
 from autopar.page.bars import memory_top
 from autopar.page.compare import RUNNER_UP, THIS
 from autopar.page.machine_picture import machine_data
-from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered
+from autopar.page.palette import DARK, LIGHT, MEANINGS, legend, lettered, ordered
 from autopar.page.records import BlockGraph, LaneShares, Measured, Node, Progress, Sharded
 from autopar.page.tiles import tiles
 from autopar.page.view import View
@@ -26,7 +26,7 @@ from autopar.plan import Plan, StagePlan
 from autopar.recompute import Recompute
 from autopar.report.summary import describe_job, describe_model, format_range, format_report, verdict
 from autopar.report.text import format_change, format_share
-from autopar.report.timeline import format_host, format_path
+from autopar.report.timeline import format_host, format_path, format_task
 from autopar.report.whatif import whatif_table
 from autopar.units import format_bytes, format_count, format_seconds
 
@@ -41,8 +41,8 @@ def render(view: View) -> str:
         document.add_root(plot)
     ready = CustomJS(args={"bars": timeline.state, "curves": memory.state}, code="autopar.ready(bars, curves)")
     document.js_on_event("document_ready", ready)
-    for name in ("timeline", "machine", "block"):
-        plots[name].js_on_change("inner_width", CustomJS(code=f"autopar.resized('{name}')"))
+    for name, plot in plots.items():
+        plot.js_on_change("inner_width", CustomJS(code=f"autopar.resized('{name}')"))
     for name in ("start", "end"):
         timeline.plot.x_range.js_on_change(name, CustomJS(code="autopar.redraw()"))
     script, divs = components(plots, wrap_script=False)
@@ -72,10 +72,11 @@ def render(view: View) -> str:
         weighed=_weighed_table(view),
         whatif=None if view.whatif is None else whatif_table(view.whatif),
         measured=[_measured(found) for found in view.measured],
-        graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
+        graphs=[f"{graph.block}, {graph.phase}, {_counted(len(graph.nodes), 'instruction')}" for graph in view.graphs],
         chosen=_first_choice(view),
         legend=_legend(view),
-        commands=_commands(view.plan),
+        ramps={name: ", ".join(ordered(5, ground)) for name, ground in (("light", LIGHT), ("dark", DARK))},
+        commands=commands(view.plan),
         lane=view.gantt.lanes.word,
         lanes=view.gantt.lanes.titles,
         machine=_json(picture),
@@ -127,7 +128,7 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
     return plots, timeline, memory
 
 
-def _commands(plan: Plan) -> list[tuple[str, str]]:
+def commands(plan: Plan) -> list[tuple[str, str]]:
     """Return what to do with the plan next: commands, and what each is for."""
     trained = [("torchtitan", "arguments of torchtitan"), ("megatron", "arguments of Megatron-LM")]
     targets = [*(trained if plan.job.mode == "train" and plan.model.tokens else []), ("pytorch", "DTensor placements")]
@@ -162,7 +163,7 @@ def _stage_table(view: View) -> Table:
                 format_share(found.busy_seconds, step),
                 format_bytes(found.memory.bytes),
                 format_share(found.memory.bytes, limits[lane % len(limits)]),
-                found.memory.during,
+                format_task(found.memory.during),
             )
         )
     own = " of group" if grouped else ""
@@ -356,6 +357,10 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
             for node in graph.nodes
         ],
     }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _sharded(tensor: Sharded) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def scaling_figure(points: Sequence[ScalePoint]) -> Figure:
                 marker="_",
                 markersize=9,
                 color=colour,
-                label=f"{cluster}: no plan is above",
+                label=f"{cluster}: proven maximum",
             )
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from autopar.cluster import Cluster, cluster_from_dict
-from autopar.page.palette import PLAIN, ordered, series
+from autopar.page.palette import DARK, LIGHT, PLAIN, SERIES, ordered, series
 from autopar.page.records import DeviceRange, Lanes, Machine
 from autopar.plan import Plan
 from autopar.program.records import Program
@@ -68,6 +68,7 @@ def machine_data(found: Machine, named: Lanes) -> dict[str, Any]:
     groups = {name: roles for name, roles in GROUPS.items() if present.intersection(roles)}
     if "ep" not in present or "dp" not in present:
         groups.pop("expert dp", None)
+    grounds = {"light": LIGHT, "dark": DARK}
     choices = [*(["pp"] if len(found.lanes) > 1 else []), *groups]
     return {
         "word": named.word,
@@ -80,7 +81,7 @@ def machine_data(found: Machine, named: Lanes) -> dict[str, Any]:
             for title, lane in zip(named.titles, found.lanes, strict=True)
         ],
         "choices": choices or ["pp"],
-        "ordered": ordered(len(found.lanes)),
-        "series": series(9),
+        "ordered": {name: ordered(len(found.lanes), ground) for name, ground in grounds.items()},
+        "series": {name: series(SERIES, ground) for name, ground in grounds.items()},
         "plain": PLAIN,
     }

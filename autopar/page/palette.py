@@ -1,7 +1,8 @@
 """Colours that can be told apart on a white page and on a dark one.
 
 Their relative luminance lies between 0.12 and 0.30, so that each has a contrast of 3 or more to white and to the dark
-background of the page (WCAG 2.2, 1.4.11 non-text contrast); the tests compute it.
+background of the page (WCAG 2.2, 1.4.11 non-text contrast); the tests compute it. Stages and groups of devices are
+darker than all of these on a white page and lighter on a dark one, so that none looks like a pass or a collective.
 """
 
 import colorsys
@@ -22,12 +23,11 @@ MEANINGS: Mapping[str, str] = {
     "recompute": "#8f8420",
     "update": "#8a6cc0",
     "optimizer": "#8a6cc0",
-    "collectives": "#c94f86",
+    "collectives": "#d926bb",
     "tp communication": "#c94f86",
-    "communication": "#c94f86",
-    "cp communication": "#b9577a",
+    "cp communication": "#9d26d9",
     "ep communication": "#b05cb0",
-    "spatial communication": "#a8627f",
+    "spatial communication": "#a65966",
     "gradients": "#2a9485",
     "dp communication": "#2a9485",
     "sends": "#2790b0",
@@ -39,9 +39,10 @@ MEANINGS: Mapping[str, str] = {
     "critical path": "#63636d",
     "limit": "#d6423c",
     "parameters": "#6a70cf",
-    "gathered": "#7a8fd0",
+    "gathered": "#c15ce2",
+    "communication": "#5252e0",
     "activations": "#6f9a4b",
-    "transient": "#4f9a7c",
+    "transient": "#157746",
     "buffers": "#85837c",
     "caches": "#8a7a4f",
     "this plan": "#3f9b3f",
@@ -55,12 +56,18 @@ colour are one thing seen twice: the update is the optimizer's time, gradients t
 PLAIN = "#78787c"
 """Colour of sums and of what is left, which are drawn pale, and of frames."""
 
-_SERIES = ("#3b86c6", "#d0722b", "#2a9485", "#c94f86", "#8a6cc0", "#b5842a", "#6f9a4b", "#7d8794", "#d6423c")
-"""Colours of things that have no colour of their own, such as clusters and groups of devices."""
+_SPARE = ("#3b86c6", "#d0722b", "#2a9485", "#c94f86", "#8a6cc0", "#b5842a", "#6f9a4b", "#7d8794", "#d6423c")
+"""Colours of parts that have no meaning of their own, where the other parts leave them."""
+
+_SERIES_HUES = (0.6, 0.06, 0.37, 0.86, 0.5, 0.73, 0.13, 0.97)
+"""Hues of things that have no order, such as clusters and groups of devices."""
+SERIES = len(_SERIES_HUES)
+"""Things without an order that have different colours."""
 
 _FIRST_HUE, _LAST_HUE = 0.62, 0.07
 """Hues of the first and the last curve in order: no red, which is the limit's."""
-_LUMINANCE = 0.2
+_SHADES = {LIGHT: 0.05, DARK: 0.55}
+"""Relative luminance of stages and groups by background: outside of what `MEANINGS` uses."""
 _LETTERED = 0.16
 _SATURATION = 0.65
 
@@ -68,7 +75,7 @@ _SATURATION = 0.65
 def colours(names: Sequence[str]) -> list[str]:
     """Return the colour of what each name means; names that are not known get colours that the others leave."""
     taken = {MEANINGS[name] for name in names if name in MEANINGS}
-    spare = cycle([colour for colour in _SERIES if colour not in taken] or _SERIES)
+    spare = cycle([colour for colour in _SPARE if colour not in taken] or _SPARE)
     return [MEANINGS[name] if name in MEANINGS else next(spare) for name in names]
 
 
@@ -97,15 +104,15 @@ def lettered(colour: str) -> str:
     return _of_luminance(hue, _LETTERED, saturation)
 
 
-def series(number: int) -> list[str]:
-    """Return colours of curves that have no order."""
-    return [_SERIES[i % len(_SERIES)] for i in range(number)]
+def series(number: int, ground: str = LIGHT) -> list[str]:
+    """Return colours of things that have no order on a background; after eight they repeat."""
+    return [_of_luminance(_SERIES_HUES[i % SERIES], _SHADES[ground]) for i in range(number)]
 
 
-def ordered(number: int) -> list[str]:
-    """Return colours of curves in order, from blue over green to brown, equally bright."""
+def ordered(number: int, ground: str = LIGHT) -> list[str]:
+    """Return colours of things in order on a background, from blue over green to brown, equally bright."""
     hues = [_FIRST_HUE + (_LAST_HUE - _FIRST_HUE) * i / max(1, number - 1) for i in range(number)]
-    return [_of_luminance(hue, _LUMINANCE) for hue in hues]
+    return [_of_luminance(hue, _SHADES[ground]) for hue in hues]
 
 
 def luminance(colour: str) -> float:

@@ -11,6 +11,7 @@ from autopar.plan import Plan, SearchReport, Simulated
 from autopar.report.alternatives import ended, limits
 from autopar.report.parts import changed_parts, split_at_peak
 from autopar.report.summary import why_stopped
+from autopar.report.timeline import format_task
 from autopar.simulate import Timeline
 
 
@@ -39,7 +40,7 @@ def memory_waterfall(timeline: Timeline, lanes: Lanes) -> Waterfall:
     """Return what is on the fullest device at its fullest moment."""
     fullest = max(timeline.stages, key=lambda stage: stage.memory.bytes)
     parts = tuple((str(name), size) for name, size in fullest.memory.breakdown if size > 0)
-    title = f"Memory of {lanes.titles[fullest.index]}, the fullest, during {fullest.memory.during}"
+    title = f"Memory of {lanes.titles[fullest.index]}, the fullest, during {format_task(fullest.memory.during)}"
     return Waterfall(title, "peak", parts)
 
 

@@ -112,7 +112,7 @@ def prepare(
         DataError: If a rank is not one of the plan.
     """
     lanes = lanes_of(program.groups)
-    drawn = gantt(timeline, program.groups)
+    drawn = gantt(timeline, program.groups, roles)
     ideal = 0.0 if plan.simulated is None else plan.simulated.mfu * plan.simulated.step_seconds
     return View(
         plan=plan,

@@ -31,6 +31,11 @@ def load_pins(path: str | Path) -> Pins:
     Raises:
         PinError: If the file cannot be read, is no YAML, or says what no pin can say.
     """
+    name, _, value = str(path).partition("=")
+    if value and not Path(path).exists():
+        raise PinError(
+            f"{str(path)!r} is no file of pins", hint=f"write '{name}: {value}' into a YAML file and give that"
+        )
     content = read_yaml(path, PinError, "give a YAML file; docs/pins.md has an example")
     return pins_from(content, str(path))
 
@@ -330,7 +335,12 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
 }
 
 
+_MEANT = {"pp": "stages", "interleave": "chunks", "microbatch": "microbatch_size", "layers": "boundaries"}
+"""Decisions by the words of degrees, where these are others."""
+
+
 def _nearest(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = _MEANT.get(name)
+    close = [meant] if meant in known else get_close_matches(name, known, n=1, cutoff=0.5)
     listed = f"there are {', '.join(known)}"
     return f"did you mean {close[0]}? {listed}" if close else listed

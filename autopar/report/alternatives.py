@@ -98,10 +98,10 @@ def limits(weighing: Weighing) -> list[str]:
 
 def ended(weighing: Weighing) -> str:
     """Return how long it took, and what ended it."""
-    took = f"weighed in {format_seconds(weighing.seconds)}"
+    took = f"tried in {format_seconds(weighing.seconds)}"
     match weighing.stopped:
         case "time limit":
-            return f"{took}; the time was over: a larger --time-limit looks at more, and longer"
+            return f"{took}; stopped by the time limit: a larger --time-limit tries more, and each for longer"
         case "interrupted":
             return f"{took}; interrupted"
         case _:

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 
 from autopar.escaping import one_line
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.summary import assumptions, buckets, fullest, headline, price, spent, step_band, throughput
-from autopar.report.text import format_change, format_entries
+from autopar.report.text import WIDTH, format_change, format_entries
 from autopar.units import format_seconds
 
 TOLD_APART = 0.02
@@ -23,11 +22,23 @@ def format_answer(plan: Plan, commands: Sequence[tuple[str, str]] = ()) -> str:
         plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
         commands: What to do next: commands, and what each is for.
     """
-    lines = [*headline(plan), "", *format_entries(_entries(plan))]
-    if commands:
-        told = ((f"  # {purpose}", f"  {one_line(command)}") for command, purpose in commands)
-        lines += ["", "Next:", *chain.from_iterable(told)]
+    lines = [*headline(plan), "", *format_entries(_entries(plan)), *format_commands(commands)]
     return "\n".join(lines) + "\n"
+
+
+def format_commands(commands: Sequence[tuple[str, str]]) -> list[str]:
+    """Return lines with commands to paste and what each is for, beside it where the line has room, else above it."""
+    if not commands:
+        return []
+    typed = [(f"  {one_line(command)}", f"# {purpose}") for command, purpose in commands]
+    beside = max((len(command) for command, purpose in typed if len(command) + len(purpose) + 2 <= WIDTH), default=0)
+    lines = ["", "Next:"]
+    for command, purpose in typed:
+        if beside + len(purpose) + 2 <= WIDTH and len(command) <= beside:
+            lines.append(f"{command:<{beside}}  {purpose}")
+        else:
+            lines += [f"  {purpose}", command]
+    return lines
 
 
 def next_commands(plan: Plan, folder: str | None, command: str) -> list[tuple[str, str]]:
@@ -39,12 +50,16 @@ def next_commands(plan: Plan, folder: str | None, command: str) -> list[tuple[st
         command: How it was made, quoted for a shell.
     """
     where = folder or "plan"
-    framework = "megatron" if plan.job.mode == "train" and plan.model.tokens else "pytorch"
-    kept = [] if folder else [(f"{command} -o {where}", "write the plan, with a page to look at")]
+    trains = plan.job.mode == "train" and plan.model.tokens > 0
+    framework, others = ("megatron", "torchtitan, jax, ...") if trains else ("pytorch", "jax, onnx")
+    file = f"{where}/plan.json"
+    page = f"autopar report {file} -o {where}/report.html"
     return [
-        *kept,
-        (f"autopar export {where}/plan.json --to {framework}", "hand it over; also torchtitan, deepspeed, jax, ..."),
-        (f"autopar explain {where}/plan.json", "where time and memory go; what was searched: solve -v"),
+        *([] if folder else [(f"{command} -o {where}", "write the plan")]),
+        (f"autopar export {file} --to {framework}", f"or {others}"),
+        (f"autopar explain {file}", "where time and memory go"),
+        (f"autopar simulate {file} --critical-path", "what the step waits for"),
+        *([(page, "a page to look at")] if plan.search is None else []),
     ]
 
 
@@ -94,7 +109,7 @@ def _ties(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     ties = [(own, seconds) for own, seconds in others if seconds <= (1 + TOLD_APART) * step]
     if ties:
         named = "; ".join(f"{own.summary} ({format_change(seconds, step)})" for own, seconds in ties)
-        return [("ties", f"equal within what predictions tell apart ({100 * TOLD_APART:.0f} %): {named}")]
+        return [("ties", f"equal within the model's error ({100 * TOLD_APART:.0f} %): {named}")]
     if others:
         own, seconds = others[0]
         return [("next best", f"{own.summary}: {format_change(seconds, step)}")]
@@ -111,7 +126,11 @@ def _usual(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
     if rival.step_seconds is None:
         which = f"{rival.tried:,} of {rival.plans:,}" if rival.stopped else f"{rival.tried:,}"
         return [(rival.method, f"no plan that fits among {which} configurations")]
+    among = f"of {rival.tried:,} configuration{'' if rival.tried == 1 else 's'} tried"
     if rival.summary == plan.summary:
-        return [(rival.method, f"the same plan, of {rival.tried:,} configurations tried")]
+        return [(rival.method, f"the same plan, {among}")]
     change = format_change(rival.step_seconds, simulated.step_seconds)
-    return [(rival.method, f"{rival.summary}: {change}, of {rival.tried:,} configurations tried")]
+    told = f"{rival.summary}: {change}, {among}"
+    if rival.step_seconds < (1 - TOLD_APART) * simulated.step_seconds:
+        told += "; the search found nothing as fast in its time: give it a larger --time-limit"
+    return [(rival.method, told)]

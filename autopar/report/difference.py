@@ -31,12 +31,40 @@ def format_difference(first: Plan, second: Plan) -> str:
     lines = [*headline(first), ""]
     if first.model.sha256 != second.model.sha256:
         lines += [*wrap(_ANOTHER_FILE, WIDTH), ""]
-    lines += format_entries([("first", first.summary), ("second", second.summary)])
+    lines += format_entries([("first", first.summary), ("second", second.summary), *_verdict(first, second)])
     lines += heading("Decisions")
     lines += format_table(("what", "first", "second"), changes) if changes else ["the same mesh, stages and schedule"]
     lines += _placements(first, second)
     lines += _costs(first, second)
     return "\n".join(lines) + "\n"
+
+
+def _verdict(first: Plan, second: Plan) -> list[tuple[str, str]]:
+    """Return by how much the second step is longer or shorter, and its peak higher or lower, if both are simulated."""
+    if first.simulated is None or second.simulated is None:
+        return []
+    steps = first.simulated.step_seconds, second.simulated.step_seconds
+    before, after = (
+        max((stage.peak for stage in own.stages), default=0.0) for own in (first.simulated, second.simulated)
+    )
+    time, memory = _compared(*steps, "longer", "shorter"), _compared(before, after, "higher", "lower")
+    return [
+        (
+            "result",
+            f"the second step is {time} ({format_seconds(steps[1])} against {format_seconds(steps[0])}), "
+            f"its peak memory {memory}",
+        )
+    ]
+
+
+def _compared(before: float, after: float, more: str, less: str) -> str:
+    """Return a change in words.
+
+    >>> _compared(2.0, 3.0, "longer", "shorter"), _compared(2.0, 2.0, "longer", "shorter")
+    ('50.0 % longer', 'equal')
+    """
+    change = 100 * (after / before - 1) if before > 0 else 0.0
+    return f"{abs(change):.1f} % {more if change > 0 else less}" if abs(change) >= 0.05 else "equal"
 
 
 def _what(plan: Plan) -> str:

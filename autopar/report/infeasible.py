@@ -14,7 +14,7 @@ def format_infeasibility(report: Infeasibility) -> str:
         *heading("What is missing"),
         *format_entries(
             [
-                ("thriftiest", lacking.plan),
+                ("least memory", lacking.plan),
                 (
                     "needs",
                     f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, over by {format_bytes(lacking.over)}",
@@ -24,7 +24,7 @@ def format_infeasibility(report: Infeasibility) -> str:
                 ("proof", "proven: every configuration needs more" if report.proven else _unproven(report)),
             ]
         ),
-        *heading("What excludes each other"),
+        *heading("Conflicting requirements"),
         *format_items(report.conflict),
     ]
     if not report.complete:
@@ -44,7 +44,7 @@ def format_infeasibility(report: Infeasibility) -> str:
             for index, way in enumerate(report.relaxations)
         ]
         lines += [
-            *heading("Ways out, each simulated, least device time first"),
+            *heading("Possible fixes, each simulated, least device time first"),
             *format_table(("change", "GPUs", "step", "against", "peak", "plan"), rows),
         ]
         if not all(way.searched for way in report.relaxations):
@@ -54,15 +54,15 @@ def format_infeasibility(report: Infeasibility) -> str:
 
 def _cut(report: Infeasibility) -> tuple[str, str]:
     """Return what is not known since not all was tried."""
-    why = "It was interrupted" if report.interrupted else "Time ran out"
+    why = "The analysis was interrupted" if report.interrupted else "The time limit ended the analysis"
     return (
-        f"{why} before all was tried: some of these may be idle,",
-        "others may belong to them, and there may be further ways out.",
+        f"{why}: some of these requirements may not matter,",
+        "others may conflict too, and there may be more fixes.",
     )
 
 
 def _unproven(report: Infeasibility) -> str:
     floor, lacking = report.shortage.floor, report.shortage
     if floor > lacking.limit:
-        return f"no configuration looked at can need less than {format_bytes(floor)}"
+        return f"no configuration that was tried can need less than {format_bytes(floor)}"
     return f"none was found; no less than {format_bytes(floor)} would do"

@@ -62,7 +62,7 @@ def why_lost(plan: Plan, other: Plan) -> str:
     text += f"; {', '.join(named)}" if named else "; no part differs by more than 0.5 % of the step"
     text += f"; peak {format_bytes(peak)} ({format_change(peak, best_peak)})"
     if worse.step_seconds < step:
-        return f"{text}; faster by less than predictions tell apart, and less simple"
+        return f"{text}; faster by less than the model's error, and less simple"
     if other.objective < plan.objective:
         text += "; better by the planner's formula, worse when simulated"
     return text

@@ -1,8 +1,10 @@
 """A plan stated by degrees as text: what it comes to, and whether it fits."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
+from autopar.report.answer import format_commands
 from autopar.report.summary import (
     assumptions,
     buckets,
@@ -23,8 +25,17 @@ if TYPE_CHECKING:  # the simulator is not needed to read its result
     from autopar.simulate.timeline import Timeline
 
 
-def format_prediction(plan: Plan, timeline: "Timeline") -> str:
-    """Return the report of a plan by degrees and its simulated step."""
+def format_prediction(
+    plan: Plan, timeline: "Timeline", commands: Sequence[tuple[str, str]] = (), *, tables: bool = True
+) -> str:
+    """Return the report of a plan by degrees and its simulated step.
+
+    Args:
+        plan: The plan, simulated.
+        timeline: Its step.
+        commands: What to do next: commands, and what each is for.
+        tables: Whether time and memory of every stage follow.
+    """
     assert plan.simulated is not None, "a predicted plan is simulated"
     step = timeline.step_seconds
     _, fullest, limit = fullest_stage(plan, plan.simulated)
@@ -48,7 +59,9 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         *assumptions(plan),
         *notes(plan.simulated, without="fit"),  # the line above has it
     ]
-    lines = [*headline(plan), "", *format_entries(entries)]
+    lines = [*headline(plan), "", *format_entries(entries), *format_commands(commands)]
+    if not tables:
+        return "\n".join(lines) + "\n"
     lines += heading("Stages")
     offloads = any(stage.offload for stage in plan.stages)
     lines += format_table(

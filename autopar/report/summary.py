@@ -28,7 +28,7 @@ from autopar.units import format_bytes, format_count, format_seconds, parse_quan
 
 WHY_STOPPED: Mapping[str, str] = {
     "optimal": "optimal: the gap is proven to be within tolerance",
-    "exhausted": "exhausted: search complete; the remaining gap is unproven",
+    "exhausted": "search complete; the remaining gap is unproven",
     "time limit": "time limit: a larger --time-limit may find a better plan or a better bound",
     "interrupted": "interrupted: this is the best plan found until then",
 }
@@ -139,11 +139,11 @@ def why_stopped(search: SearchReport) -> str:
     """Return why a search ended, and what that says of its plan."""
     if search.termination == "exhausted" and search.bound >= search.least * (1 - OPTIMALITY_TOLERANCE):
         return (
-            f"exhausted: search complete; {format_seconds(search.least)} is proven optimal by the formula; that plan "
+            f"search complete; {format_seconds(search.least)} is proven optimal by the formula; that plan "
             "is slower than this one when simulated, does not fit, or is less simple and not noticeably faster"
         )
     if search.termination == "exhausted":
-        return f"exhausted: search complete; the remaining {100 * search.gap:.1f} % is unproven"
+        return f"search complete; the remaining {100 * search.gap:.1f} % is unproven"
     return WHY_STOPPED.get(search.termination, search.termination)
 
 
@@ -239,7 +239,7 @@ def buckets(plan: Plan) -> list[tuple[str, str]]:
     number = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     where = " per stage" if len(plan.stages) > 1 else ""
     told = f"gradients travel in {number} buckets{where}, cut for this plan; `autopar fuse` compares them with others"
-    searched = "; the bound is one on plans with uniform buckets" if plan.search is not None else ""
+    searched = "; the bound is proven for plans with uniform buckets" if plan.search is not None else ""
     return [("buckets", told + searched)]
 
 

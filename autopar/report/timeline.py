@@ -14,6 +14,10 @@ if TYPE_CHECKING:  # the simulator is not needed to read its result
     from autopar.simulate.timeline import Timeline
 
 
+_TASK_WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
+"""Passes of a microbatch by the letter that names of tasks begin with."""
+
+
 def format_band(timeline: "Timeline") -> str:
     """Return the step time, with the band that the error of calibration gives."""
     text = format_seconds(timeline.step_seconds)
@@ -114,7 +118,7 @@ def format_timeline(timeline: "Timeline", remarks: Sequence[Remark] = ()) -> str
             str(stage.index),
             format_share(stage.busy_seconds, step),
             format_bytes(stage.memory.bytes),
-            stage.memory.during,
+            format_task(stage.memory.during),
             format_seconds(stage.memory.start),
         )
         for stage in timeline.stages
@@ -146,3 +150,16 @@ def format_timeline(timeline: "Timeline", remarks: Sequence[Remark] = ()) -> str
         *_copies(timeline),
     ]
     return "\n".join(lines) + "\n"
+
+
+def format_task(name: str) -> str:
+    """Return a task of a timeline in words.
+
+    >>> format_task("F0"), format_task("B3.1"), format_task("update")
+    ('forward 0', 'backward 3, chunk 1', 'update')
+    """
+    word = _TASK_WORDS.get(name[:1], "")
+    microbatch, _, chunk = name[1:].partition(".")
+    if not word or not microbatch.isdigit():
+        return name
+    return f"{word} {microbatch}" + (f", chunk {chunk}" if chunk else "")

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from autopar.plan import write_atomically
 from autopar.simulate.kineto import Recording, Work
 from autopar.simulate.timeline import Event, Row, Timeline
+from autopar.writing import write_atomically
 
 _THREADS = {row: index for index, row in enumerate(Row)}
 _LAYER = re.compile(r"\b\w+\.\d+\.")

@@ -332,7 +332,8 @@ def explain_infeasible(
         return error
     lacking = report.shortage
     message = (
-        f"no plan fits {report.gpus} device{'s' if report.gpus > 1 else ''}: the thriftiest found ({lacking.plan}) "
+        f"no plan fits {report.gpus} device{'s' if report.gpus > 1 else ''}: "
+        f"the plan with the least memory ({lacking.plan}) "
         f"needs {format_bytes(lacking.bytes)} on stage {lacking.stage}, "
         f"{format_bytes(lacking.over)} more than the limit of {format_bytes(lacking.limit)}"
     )

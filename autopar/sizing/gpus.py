@@ -374,7 +374,7 @@ class Finder:
         if thrifty.bytes > limit:
             proven = self._all_too_large(task)
             what = f"needs {format_bytes(thrifty.floor)} or more" if proven else (
-                f"nothing found that fits: the thriftiest plan needs {format_bytes(thrifty.bytes)}"
+                f"nothing found that fits: the plan with the least memory needs {format_bytes(thrifty.bytes)}"
                 if math.isfinite(thrifty.bytes) else "no plan keeps to the pins"
             )  # fmt: skip
             return Looked(number, "fails", what, proven=proven)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import assert_never
 
+from autopar.context_parallelism import CONTEXT_KINDS
 from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.graph_facts import layer_kinds
 from autopar.ir.graph import Op, Phase, Role, Value
-from autopar.plan import CONTEXT_KINDS
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.key_heads import copy_key_heads
 from autopar.tactics.propagate import Conflict, propagate

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+from autopar.context_parallelism import CONTEXT_KINDS
 from autopar.discover import Rules
 from autopar.errors import PlanError, TacticError
 from autopar.folding.fold import Folded
 from autopar.formulate.op_placement import op_placement
-from autopar.plan import CONTEXT_KINDS, OpPlacement, Plan
+from autopar.plan import OpPlacement, Plan
 from autopar.sharding import parse_placements
 from autopar.tactics.apply import Applier, Splitting
 from autopar.tactics.records import (

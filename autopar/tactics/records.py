@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from autopar.context_parallelism import ContextKind
 from autopar.ir.graph import Value
-from autopar.plan import ContextKind
 
 Pattern: TypeAlias = str | Callable[[Value], bool]
 """Which values: a name with `*` and `?` as in file names, or a predicate of the value."""

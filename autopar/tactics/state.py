@@ -15,12 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.context_parallelism import ContextKind
 from autopar.discover import Rules, Strategy
 from autopar.folding.fold import Folded, Source, boundary_groups
 from autopar.formulate.op_strategies import OpStrategies, options
 from autopar.formulate.placement_semantics import PlacementSemantics, meaning
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import ContextKind
 from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
 
 OpKey = tuple[int, int]

@@ -10,7 +10,6 @@ import msgspec
 from autopar.bench.conditions import Conditions
 from autopar.bench.report import condition_lines, markdown_table
 from autopar.cost.stack import SCALARS, format_scalar
-from autopar.plan import write_atomically
 from autopar.report.text import format_entries, format_table, heading
 from autopar.units import format_bytes, format_quantity, format_seconds
 from autopar.validation.calibrate import Calibration
@@ -19,6 +18,7 @@ from autopar.validation.micro import MicroError
 from autopar.validation.own_machine import OwnMachine
 from autopar.validation.run import Outcome
 from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, rankings
+from autopar.writing import write_atomically
 
 _WIDTH = 120
 _HEADER = ("source", "rows", "predicted", "held out", "MAPE", "median", "p90", f"<{100 * NEAR:g} %", "bias", "others")

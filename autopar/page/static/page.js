@@ -49,6 +49,7 @@ const autopar = (() => {
   }
 
   let redraw = () => {};
+  let curves = null; // memory over time
   let described = null; // what the bars of the timeline are, by the number that the chart has of them
 
   function lanesOf(source) {
@@ -217,6 +218,7 @@ const autopar = (() => {
 
   /* Light and dark: the page follows the system until its switch is used. */
   const system = matchMedia("(prefers-color-scheme: dark)");
+  const theme = () => (dark() ? "dark" : "light");
   const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
 
   function paint() {
@@ -236,12 +238,18 @@ const autopar = (() => {
           model.label_text_color = ink;
         } else if (model.tags && model.tags.includes("ink")) {
           model.text_color = { value: ink };
+        } else if (model.tags && model.tags[0] === "shade") {
+          const colour = { value: model.tags[theme() === "dark" ? 2 : 1] };
+          model.line_color = colour;
+          if ("fill_color" in model) model.fill_color = colour;
         }
       }
     }
     document.querySelectorAll("[data-switch]").forEach((button) => {
       button.textContent = dark() ? "Light" : "Dark";
     });
+    if (curves) curves.shown.data = { ...curves.shown.data, colour: curves.shades[theme()] };
+    if (machine) showMachine();
   }
 
   function switchTheme() {
@@ -286,7 +294,8 @@ const autopar = (() => {
   function colourOf(device, role) {
     const found = groupOf(device, role);
     if (!found) return null;
-    return role === "pp" ? machine.ordered[found.group] : machine.series[found.group % machine.series.length];
+    const [ordered, series] = [machine.ordered[theme()], machine.series[theme()]];
+    return role === "pp" ? ordered[found.group] : series[found.group % series.length];
   }
 
   function describeDevice(spot, node) {
@@ -370,7 +379,7 @@ const autopar = (() => {
     };
     const each = whole ? "Each square is a node" : "Each square is a GPU, each frame a node";
     const number = 1 + Math.max(0, ...cells.map(({ group }) => group ?? 0));
-    const repeat = number > machine.series.length ? "; " + number + " groups share " + machine.series.length : "";
+    const repeat = number > machine.series.light.length ? "; " + number + " groups share " + machine.series.light.length : "";
     const colours = role === "pp" ? "" : "; each " + role + " group has a colour" + (repeat && repeat + " colours");
     const grey = several ? (whole ? "; pale ones have several groups" : "; pale ones do nothing") : "";
     const click = machine.lanes.length > 1 ? " Click one to see only its " + machine.word + " in the charts." : "";
@@ -584,9 +593,43 @@ const autopar = (() => {
 
   /* What draws a chart anew when Bokeh has given it another width. */
   const drawers = {};
+  const [ENTRY, LETTER] = [44, 6.6]; // pixels of an entry of a legend beside its label, and of a letter
+  const BESIDE = 8; // pixels between a bar and its figure, and behind that
 
   function resized(name) {
     if (drawers[name]) drawers[name]();
+    fit(byName(name));
+  }
+
+  function fit(plot) {
+    if (!(plot.inner_width > 0)) return; // when its width is known
+    fitLegend(plot);
+    fitFigures(plot);
+  }
+
+  /* Put as many entries of a legend beside each other as the chart has room for. */
+  function fitLegend(plot) {
+    const legend = plot.below.find((each) => each.type === "Legend");
+    if (!legend) return;
+    const labels = legend.items.flatMap(({ label, renderers }) =>
+      "field" in label ? renderers.flatMap((each) => [...each.data_source.data[label.field]]) : [label.value ?? label],
+    );
+    const longest = Math.max(...labels.map((label) => String(label).length));
+    const columns = Math.floor(plot.inner_width / (ENTRY + LETTER * longest));
+    legend.ncols = Math.max(1, Math.min(labels.length, columns));
+  }
+
+  /* End the axis of bars where the figures beside them have room, and no later. */
+  function fitFigures(plot) {
+    const written = plot.renderers.find(({ glyph }) => glyph.type === "Text" && glyph.tags.includes("ink"));
+    if (!written) return;
+    const { glyph, data_source } = written;
+    const width = plot.inner_width;
+    const ends = [...data_source.data[glyph.x.field]].map((right, i) => {
+      const room = width - BESIDE - LETTER * data_source.data[glyph.text.field][i].length;
+      return (right * width) / Math.max(room, width / 4);
+    });
+    plot.x_range.end = Math.max(...ends);
   }
 
   /* Call now, if the chart has been laid out, and whenever it gets another width. */
@@ -595,7 +638,8 @@ const autopar = (() => {
     if (byName(name).inner_width > 0) drawers[name]();
   }
 
-  function ready(bars, curves) {
+  function ready(bars, memory) {
+    curves = memory;
     const lanes = bars.full.map(lanesOf);
     redraw = once(() => {
       drawBars(bars, lanes);
@@ -628,6 +672,7 @@ const autopar = (() => {
       onWidth("block", show);
     }
     onWidth("timeline", redraw);
+    for (const model of Bokeh.documents[0].all_models) if (model.type === "Figure") fit(model);
     document.documentElement.dataset.ready = "";
   }
 

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from autopar.errors import PlanError, ShardingError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
+from autopar.plan.block_placements import BlockPlan
+from autopar.plan.stages import Variant
+from autopar.plan.step_results import Simulated
 from autopar.sharding import Mesh, parse_placements
 
 if TYPE_CHECKING:
-    from autopar.plan import BlockPlan, Plan, Simulated, Variant
+    from autopar.plan.records import Plan
 
 _ROUNDING = 1e-9
 """Seconds that rounding may leave of a difference that is nothing."""
@@ -31,6 +34,44 @@ def check_plan(plan: "Plan") -> None:
         fault = next(_faults(each), None)
         if fault is not None:
             raise PlanError(f"not a plan: {where}{fault}", hint=_HINT)
+
+
+def check_variants(plan: "Plan") -> None:
+    """Check that every stage has a mesh of its size, and placements of all its blocks.
+
+    Raises:
+        PlanError: If a stage has none, or a variant no stage.
+    """
+    hint = "the plan was edited: solve again"
+    variants = plan.all_variants
+    kinds = {index: block.kind for variant in variants for block in variant.blocks for index in block.instances}
+    for number, stage in enumerate(plan.stages):
+        if not 0 <= stage.variant < len(variants):
+            raise PlanError(f"stage {number} has variant {stage.variant}, the plan has {len(variants)}", hint=hint)
+        variant = variants[stage.variant]
+        devices = stage.devices[1] - stage.devices[0]
+        if devices != variant.device_mesh.size:
+            raise PlanError(
+                f"stage {number} has {devices} devices, the mesh {variant.device_mesh} of its variant "
+                f"{stage.variant} has {variant.device_mesh.size}",
+                hint=hint,
+            )
+        placed = {block.kind for block in variant.blocks}
+        missing = {kinds[block] for block in range(*stage.blocks) if block in kinds} - placed
+        if missing:
+            raise PlanError(
+                f"stage {number} has blocks of kind {min(missing)}, which its variant {stage.variant} does not place",
+                hint=hint,
+            )
+        others = {other.variant for other in plan.stages if other.devices == stage.devices}
+        if len(others) > 1:
+            raise PlanError(
+                f"stage {number} has other placements than a stage it takes turns with on devices {stage.devices}",
+                hint="give stages on the same devices the same variant",
+            )
+    unused = set(range(len(variants))) - {stage.variant for stage in plan.stages}
+    if unused:
+        raise PlanError(f"no stage has variant {min(unused)} of the plan", hint="number the variants without gaps")
 
 
 def _faults(plan: "Plan") -> Iterator[str]:

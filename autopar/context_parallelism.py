@@ -1,0 +1,8 @@
+"""Kinds of context parallelism."""
+
+from typing import Literal, get_args
+
+ContextKind = Literal["ring", "gather", "ulysses"]
+"""How attention gets at positions of a sequence that other devices hold: keys and values go round in a ring; every
+device gathers them whole; or all devices exchange positions for heads (DeepSpeed-Ulysses)."""
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
