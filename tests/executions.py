@@ -342,7 +342,7 @@ def run_unpartitioned(
         current |= {state.input: values[state.output] for state in graph.states if state.role is Role.GRADIENT}
     after = {state.input: values[state.output] for state in graph.states}
     gradients = {state.owner: after[state.input] for state in graph.states if state.role is Role.GRADIENT}
-    return StepResult(tuple(outputs), gradients, after)
+    return StepResult(tuple(outputs), gradients, after, ())
 
 
 def check_close(found: Mapping[str, Array], expected: Mapping[str, Array], tolerance: float = TOLERANCE) -> float:

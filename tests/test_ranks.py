@@ -30,6 +30,7 @@ from autopar.program.records import (
     Exchange,
     Operand,
     Program,
+    SegmentPhase,
     Slice,
     collective_kind,
     defines,
@@ -85,7 +86,7 @@ def test_orders_keep_what_depends_on_what(program: Program) -> None:
             continue  # copies, one after the other
         wanted = {operand.value for operand in (*segment.saved, *segment.outputs, *segment.exports)}
 
-        steps = order(segment.instructions, wanted)
+        steps = order(segment.instructions, wanted, segment.phase)
 
         done: list[object] = []
         started: list[object] = []
@@ -116,7 +117,7 @@ def test_compute_runs_in_as_few_pieces_as_collectives_allow(cache_dir: Path) -> 
 
     pieces = ops = 0
     for segment in lowered.program.segments:
-        steps = order(segment.instructions, {operand.value for operand in segment.outputs})
+        steps = order(segment.instructions, {operand.value for operand in segment.outputs}, segment.phase)
         for part in (steps.main, steps.tail):
             assert not any(isinstance(a, Run) and isinstance(b, Run) for a, b in pairwise(part))
         pieces += sum(isinstance(step, Run) for step in (*steps.main, *steps.tail))
@@ -686,6 +687,6 @@ def test_slices_are_part_of_compute() -> None:
     axis = Mesh.of(inner=2).axes[0]
     x, y = Operand("x", (4,), 0.0), Operand("y", (2,), 0.0)
 
-    steps = order([Slice(axis, Shard(0), x, y)], {"y"})
+    steps = order([Slice(axis, Shard(0), x, y)], {"y"}, SegmentPhase.FORWARD)
 
     assert steps.main == (Run((Slice(axis, Shard(0), x, y),)),)

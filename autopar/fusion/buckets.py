@@ -22,7 +22,8 @@ from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.overlap import full_bucket
 from autopar.fusion.link_clock import FloatArray, LinkClock
 from autopar.fusion_plan import STEP, BucketCuts
-from autopar.program.buckets import Key, gradients
+from autopar.program.bucket_order import Key
+from autopar.program.buckets import gradients
 from autopar.program.records import Program
 from autopar.schedule import SCHEDULES
 from autopar.simulate.engine import maker_of, run_step, stages_in_time, traffic_of

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import PlanError
 from autopar.fusion_plan import MICROBATCH, STEP, BucketCuts, FusionPlan
+from autopar.program.bucket_order import Key, travels
 from autopar.program.records import (
     Collective,
     Operand,
@@ -21,9 +22,6 @@ from autopar.program.records import (
     reads,
 )
 from autopar.schedule import SCHEDULES
-
-Key = tuple[str, str, str, int]
-"""Collective, mesh axis, "step" or "microbatch", and how many collectives came before, as of `BucketCuts.key`."""
 
 _SHOWN = 2
 """Gradients that a message shows on either side of the place."""
@@ -69,7 +67,8 @@ def _traffic(segment: Segment) -> Iterator[tuple[Collective, int]]:
     behind: dict[str, int] = {}  # value -> collectives that it waits for
     for instruction in segment.instructions:
         hops = max((behind.get(operand.value, 0) for operand in reads(instruction)), default=0)
-        if isinstance(instruction, Collective) and (instruction.overlaps or segment.phase is SegmentPhase.REDUCE):
+        if travels(instruction, segment.phase):
+            assert isinstance(instruction, Collective), "gradients travel in collectives"
             yield instruction, hops
             hops += 1
         if hops:

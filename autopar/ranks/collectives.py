@@ -4,8 +4,10 @@ Primitives move whole pieces, stacked along a new leading dim. A dim split over 
 (c, n, rows): every chunk is split over the devices. Device i holds (c, rows) of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from autopar.cost.collectives import Collective as Kind
@@ -61,6 +63,84 @@ def begin(
             return Pending(handle, lambda: memory.contiguous(merge(out, source)))
         case _:
             raise AssertionError(f"{instruction.kind} is no change of placement")
+
+
+class _Once(Handle):
+    """A handle that several results share; libraries may let it be waited for once only."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle: Handle | None = handle
+
+    def wait(self) -> None:
+        """Return when the results can be read."""
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
+
+
+def begin_together(
+    items: Sequence[tuple[Collective, Tensor]], group: Group, communicator: Communicator, memory: Memory
+) -> list[Pending]:
+    """Start one collective for several tensors, as a bucket of gradients takes; return what becomes of each of them.
+
+    Sums of one element type travel end to end: to copies in one array, to blocks as one row per device. Others take
+    collectives of their own, one after the other.
+
+    Args:
+        items: Changes of placement over the axis of the group, each with its operand.
+        group: The ranks.
+        communicator: Reaches them.
+        memory: Where tensors live.
+    """
+    found: dict[int, Pending] = {}
+    alike: dict[tuple[Kind, str, str], list[int]] = {}
+    for number, (instruction, tensor) in enumerate(items):
+        source = instruction.source
+        if isinstance(source, Partial) and source.reduce in ("sum", "mean") and len(group) > 1:
+            alike.setdefault((instruction.kind, source.reduce, str(tensor.dtype)), []).append(number)
+        else:
+            found[number] = begin(instruction, tensor, group, communicator, memory)
+    for (kind, reduce, _), numbers in alike.items():
+        if len(numbers) == 1:
+            instruction, tensor = items[numbers[0]]
+            found[numbers[0]] = begin(instruction, tensor, group, communicator, memory)
+        else:
+            started = _begin_sums([items[number] for number in numbers], kind, reduce, group, communicator, memory)
+            found.update(zip(numbers, started, strict=True))
+    return [found[number] for number in range(len(items))]
+
+
+def _begin_sums(
+    items: Sequence[tuple[Collective, Tensor]],
+    kind: Kind,
+    reduce: str,
+    group: Group,
+    communicator: Communicator,
+    memory: Memory,
+) -> list[Pending]:
+    """Start one all-reduce or reduce-scatter of several tensors of one element type."""
+    size, rows = len(group), list[Tensor]()
+    shapes: list[tuple[int, ...]] = []
+    for instruction, tensor in items:
+        target = instruction.target
+        parts = split(tensor, target, size) if isinstance(target, Shard) else tensor.reshape((1, *tensor.shape))
+        shapes.append(tuple(parts.shape[1:]))
+        rows.append(parts.reshape((parts.shape[0], -1)))
+    pieces = memory.contiguous(memory.xp.concatenate(rows, 1))
+    if kind is Kind.ALL_REDUCE:
+        out = pieces
+        handle = _Once(communicator.all_reduce(out, "sum", group))
+    else:
+        assert kind is Kind.REDUCE_SCATTER, f"{kind} sums nothing"
+        out = memory.blank(pieces, tuple(pieces.shape[1:]))
+        handle = _Once(communicator.reduce_scatter(out, pieces, group))
+    ends = [0, *accumulate(int(row.shape[1]) for row in rows)]
+
+    def own(number: int) -> Tensor:
+        cut = memory.copy(out.reshape((-1,))[ends[number] : ends[number + 1]]).reshape(shapes[number])
+        return cut / size if reduce == "mean" else cut
+
+    return [Pending(handle, partial(own, number)) for number in range(len(items))]
 
 
 def split(tensor: Tensor, placement: Shard, size: int) -> Tensor:

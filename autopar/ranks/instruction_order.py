@@ -2,9 +2,9 @@
 
 A segment's instructions form a graph. Whatever can run before the next wait runs as one piece; then all collectives
 whose operands are there start together, and those that compute waits for are waited for. Collectives that run beside
-compute (traffic of gradients) are started as early as possible, and all that depends on them comes in a tail of its
-own, so that the caller may compute other things before it asks for them. Ops that ranks run in a ring are steps of
-their own, between the start of the collectives that are ready and the wait for them.
+compute (traffic of gradients) are handed over as early as possible, and all that depends on them comes in a tail of
+its own, so that the caller may put several into a bucket, and compute other things before it asks for them. Ops that
+ranks run in a ring are steps of their own, between the start of the collectives that are ready and the wait for them.
 
 All devices of a stage have the same instructions, hence the same order: collectives meet.
 """
@@ -12,7 +12,8 @@ All devices of a stage have the same instructions, hence the same order: collect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autopar.program.records import Collective, Compute, Exchange, Instruction, Slice, defines, reads
+from autopar.program.bucket_order import departing
+from autopar.program.records import Collective, Compute, Exchange, Instruction, SegmentPhase, Slice, defines, reads
 
 Communication = Collective | Exchange
 
@@ -61,24 +62,24 @@ class Order:
     tail: tuple[Step, ...] = ()
 
 
-def order(instructions: Sequence[Instruction], wanted: Collection[str]) -> Order:
+def order(instructions: Sequence[Instruction], wanted: Collection[str], phase: SegmentPhase) -> Order:
     """Return the steps of a segment.
 
     Args:
         instructions: In an order that defines before it reads.
-        wanted: Values that have to be there when `main` is done. If one of them comes out of an overlapped collective,
-            nothing is put off.
+        wanted: Values that have to be there when `main` is done. Overlapped collectives that they come out of are
+            waited for.
+        phase: Of the segment.
     """
     made: dict[str, int] = {}
     needs: list[set[int]] = []
     late: set[int] = set()
+    leaving = departing(instructions, phase, wanted)
     for index, instruction in enumerate(instructions):
         needs.append({made[operand.value] for operand in reads(instruction) if operand.value in made})
         made.update((operand.value, index) for operand in defines(instruction))
-        if not needs[index].isdisjoint(late) or _overlaps(instruction):
+        if not needs[index].isdisjoint(late) or index in leaving:
             late.add(index)
-    if any(made.get(value) in late for value in wanted):
-        late.clear()
     # the overlapped collectives that main starts: only their results are late
     early = {index for index in late if needs[index].isdisjoint(late)}
     main = _Scheduler(instructions, needs)
@@ -87,10 +88,6 @@ def order(instructions: Sequence[Instruction], wanted: Collection[str]) -> Order
     tail.wait(sorted(early))
     tail.run(sorted(late - early), set())
     return Order(tuple(main.steps), tuple(tail.steps))
-
-
-def _overlaps(instruction: Instruction) -> bool:
-    return isinstance(instruction, Collective) and instruction.overlaps
 
 
 def _runs_alone(instruction: Instruction) -> bool:

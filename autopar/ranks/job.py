@@ -263,7 +263,7 @@ def run_rank(
     steps = session.run()
     seconds = session.seconds()
     num_models = engine.num_models
-    weights, batches = session.weights, session.batches
+    weights, batches, departed = session.weights, session.batches, tuple(session.rank.departed)
     release()
     if communicator.rank:
         return None
@@ -295,6 +295,7 @@ def run_rank(
         low_seconds=_tenth(steady, 0.1),
         high_seconds=_tenth(steady, 0.9),
         measured_share=timeline.measured,
+        departed=departed,
         first_seconds=max(clocks[0]["step"] for clocks in seconds),
         unpartitioned_seconds=alone,
         stages=tuple(

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
+from autopar.program.bucket_order import Member, issue_order
+from autopar.program.records import Collective, HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
 from autopar.ranks.compiled_models import Compiled, Engine
-from autopar.ranks.instruction_order import Start, Wait
+from autopar.ranks.gradient_traffic import GradientTraffic
+from autopar.ranks.instruction_order import Communication, Start, Wait
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.rings import CompiledRing, run_ring
@@ -65,13 +67,40 @@ class _Passage:
 
 @dataclass(slots=True, eq=False)
 class _Activity:
-    """A segment being run: its values, and collectives under way by the name of their result."""
+    """A segment being run: its values, collectives under way by the name of their result, and steps of its tail."""
 
     block: int
     phase: SegmentPhase
     compiled: CompiledSegment
     values: Values
     pending: dict[str, Pending] = field(default_factory=dict)
+    done: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done."""
+        return self.done == len(self.compiled.tail)
+
+
+@dataclass(slots=True, eq=False)
+class _Backward:
+    """A backward of a stage in progress.
+
+    Attributes:
+        first: The first block of the stage.
+        is_last: Whether the reductions of the step follow it.
+        traffic: Its gradients.
+        active: Segments that wait for some of them.
+    """
+
+    first: int
+    is_last: bool
+    traffic: GradientTraffic
+    active: list[_Activity] = field(default_factory=list)
+
+    def member(self, activity: _Activity, collective: Communication) -> Member:
+        """Return the gradient that a collective is for."""
+        return Member(activity.block - self.first, activity.phase, collective.result.value)
 
 
 class Rank:
@@ -88,6 +117,8 @@ class Rank:
         position: Its position in their mesh.
         outputs: Results of the model that its group made in the last step: by microbatch and tensor, the placements and
             its share.
+        departed: Collectives of gradients of the last step in the order in which they started, named as in a simulated
+            timeline.
 
     Raises:
         JobError: If the program has no such rank.
@@ -99,9 +130,15 @@ class Rank:
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
+        self.departed: list[str] = []
         self._splits = SCHEDULES[program.schedule].splits
+        self._maker = Pass.WEIGHT if self._splits else Pass.BACKWARD
         self._mesh = program.stages[self.group].mesh
         self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
+        self._issued = [
+            [issue_order(stage, lowered.segments, splits=self._splits, last=last) for last in (False, True)]
+            for stage in self._stages
+        ]
         self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
         self._groups: dict[str, Group] = groups_of(program.stages[self.group], self.position)
         compiler = SegmentCompiler(lowered, self.group, self.position, engine)
@@ -168,20 +205,28 @@ class Rank:
         program = self._lowered.program
         tasks = program.orders()[self.group]
         left = Counter(task.microbatch for task in tasks)
+        backwards = Counter(task.chunk for task in tasks if task.kind is self._maker)
+        ends: list[_Backward] = []
         for task in tasks:
-            self._run_task(task, keeps=program.trains)
+            backward: _Backward | None = None
+            if task.kind is self._maker:
+                backwards[task.chunk] -= 1
+                backward = self._backward(task.chunk, is_last=not backwards[task.chunk])
+                ends += [backward] if backward.is_last else []
+            self._run_task(task, backward, keeps=program.trains)
             left[task.microbatch] -= 1
             if not left[task.microbatch]:
                 self._passages[task.microbatch] = _Passage()
         last = len(microbatches) - 1
-        reductions = [self._begin(block, SegmentPhase.REDUCE, last) for block in self._blocks]
-        for activity in reductions:
-            self._end(activity)
+        for backward in ends:
+            self._drain(backward, reductions=True)
         for block in self._blocks:
             with clock("transfers"):
                 for _, key in self._state_copies(block, SegmentPhase.STATE_FETCH):
                     self._held[key] = self._memory.back(self._aside.pop(key))
-            self._end(self._begin(block, SegmentPhase.UPDATE, last))
+            update = self._begin(block, SegmentPhase.UPDATE, last)
+            if update is not None:
+                self._end(update)
             with clock("transfers"):
                 for _, key in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
                     self._aside[key] = self._memory.offload(self._held.pop(key))
@@ -210,7 +255,7 @@ class Rank:
         self._passages = [_Passage() for _ in microbatches]
         self._stored: dict[tuple[int, str], Tensor] = {}
         self._loaded: dict[tuple[int, Key], Tensor] = {}
-        self.outputs = {}
+        self.outputs, self.departed = {}, []
         self._mailbox.begin()
         for tensor, placements in held(self._lowered, self.group):
             if tensor in self._gradients:
@@ -218,10 +263,17 @@ class Rank:
                 shape = local_shape(value.shape, placements, self._mesh)
                 self._held[tensor, placements] = self._memory.zeros(shape, value.dtype)
 
-    def _run_task(self, task: Task, *, keeps: bool) -> None:
+    def _backward(self, chunk: int, *, is_last: bool) -> _Backward:
+        """Return a backward of a stage that is about to run."""
+        stage = self._stages[chunk]
+        buckets, communicator = self._issued[chunk][is_last], self._communicator
+        traffic = GradientTraffic(buckets, self._groups, communicator, self._memory, self.departed)
+        return _Backward(self._lowered.blocks_of(stage.index).start, is_last, traffic)
+
+    def _run_task(self, task: Task, backward: _Backward | None, *, keeps: bool) -> None:
         """Run one microbatch through the blocks; what a block does not keep it makes again.
 
-        What waits for gradient traffic of a block is put off until the next block's backward has run.
+        Of a pass that makes gradients, what waits for traffic of a block is put off until another block has run.
         """
         passage, stage = self._passages[task.microbatch], self._stages[task.chunk]
         blocks = self._lowered.blocks_of(stage.index)
@@ -244,11 +296,11 @@ class Rank:
                 if flavours[block] is Recompute.OFFLOAD:
                     passage.hosted[block] = self._copied(block, SegmentPhase.OFFLOAD, values)
         else:
-            previous: _Activity | None = None
             for block in reversed(blocks):
                 kind = self._lowered.blocks[block][1]
                 if task.kind is Pass.WEIGHT:
-                    activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                    saved = passage.put_off.pop(block)
+                    activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, saved, backward=backward)
                 else:
                     again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
                     if again is not None and again.phase is SegmentPhase.FETCH:
@@ -261,13 +313,79 @@ class Rank:
                     if missing:
                         raise ProgramError(f"block {block} reads {missing[0]!r} of its forward, which is not here")
                     saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
-                    activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                    activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved, backward=backward)
                     late = saved_for(kind, SegmentPhase.WEIGHT, table) if self._splits else ()
                     if activity is not None:
                         passage.put_off[block] = {operand.value: activity.values[operand.value] for operand in late}
-                self._end(previous)
-                previous = activity
-            self._end(previous)
+                if backward is not None:
+                    self._follow(backward, block, activity)
+                elif activity is not None:
+                    self._end(activity)
+            if backward is not None:
+                self._drain(backward, reductions=False)
+
+    # Gradients in buckets.
+
+    def _follow(self, backward: _Backward, block: int, activity: _Activity | None) -> None:
+        """Let buckets leave after the backward of a block, and what waits for earlier ones go on."""
+        if activity is None:
+            self._reduce(backward, block)
+        else:
+            carried = activity.compiled.carried
+            activity.values = {name: tensor for name, tensor in activity.values.items() if name in carried}
+            backward.active.append(activity)
+        self._proceed(backward, wait=False)
+        backward.traffic.end_turn()
+
+    def _drain(self, backward: _Backward, *, reductions: bool) -> None:
+        """Run a backward to its end, with the reductions of the step or without."""
+        while backward.active and (
+            reductions or any(activity.phase is not SegmentPhase.REDUCE for activity in backward.active)
+        ):
+            self._proceed(backward, wait=True)
+        assert not reductions or backward.traffic.are_over, "all gradients have been there"
+
+    def _proceed(self, backward: _Backward, *, wait: bool) -> None:
+        """Start buckets whose gradients are there, and carry on with what waits for those that have left.
+
+        Args:
+            backward: The backward.
+            wait: Whether to wait for buckets that have left since the last block ran, too.
+        """
+        moves = True
+        while moves:
+            moves = False
+            for activity in backward.active:
+                is_reduction = activity.phase is SegmentPhase.REDUCE
+                if wait or not is_reduction or _starts_more(activity):
+                    self._advance(backward, activity, wait=wait)
+            over = [activity for activity in backward.active if activity.is_over]
+            backward.active = [activity for activity in backward.active if not activity.is_over]
+            for activity in over:
+                self._keep(activity)
+                if activity.phase is not SegmentPhase.REDUCE:
+                    self._reduce(backward, activity.block)
+                moves = True
+            with self._clock("reduce"):
+                moves |= backward.traffic.depart()
+
+    def _reduce(self, backward: _Backward, block: int) -> None:
+        """Begin the reductions of a block if the step ends with this backward."""
+        last = len(self._passages) - 1
+        found = self._begin(block, SegmentPhase.REDUCE, last, backward=backward) if backward.is_last else None
+        backward.active += [] if found is None else [found]
+
+    def _advance(self, backward: _Backward, activity: _Activity, *, wait: bool) -> None:
+        """Carry on with the tail of a segment until it waits for a bucket that has not left, or has only just."""
+        traffic, tail = backward.traffic, activity.compiled.tail
+        while activity.done < len(tail):
+            step = tail[activity.done]
+            if isinstance(step, Wait):
+                member = backward.member(activity, step.instruction)
+                if member in traffic and not traffic.has_left(member, before_this_turn=not wait):
+                    return
+            self._take_step(activity, step, backward, late=True)
+            activity.done += 1
 
     def _copied(self, block: int, phase: SegmentPhase, values: Values) -> Values:
         """Return what a segment copies to or from host memory."""
@@ -310,8 +428,12 @@ class Rank:
         *,
         again: bool = False,
         keep: bool = False,
+        backward: _Backward | None = None,
     ) -> _Activity | None:
-        """Run the main part of a block's segment and hand on what it makes; None if there is nothing to do."""
+        """Run the main part of a block's segment and hand on what it makes; None if there is nothing to do.
+
+        Gradients are handed to the traffic of a `backward`, if there is one.
+        """
         compiled = self._compiled.get((block, phase))
         if compiled is None:
             return None
@@ -329,17 +451,19 @@ class Rank:
             passage.handed.pop((block, phase), None)
         activity = _Activity(block, phase, compiled, values)
         for step in compiled.main:
-            self._take_step(activity, step)
+            self._take_step(activity, step, backward)
         if not again:
             self._hand_on(activity, microbatch)
         return activity
 
-    def _end(self, activity: _Activity | None) -> None:
+    def _end(self, activity: _Activity) -> None:
         """Run the tail of a segment and keep what it stores."""
-        if activity is None:
-            return
         for step in activity.compiled.tail:
             self._take_step(activity, step, late=True)
+        self._keep(activity)
+
+    def _keep(self, activity: _Activity) -> None:
+        """Keep what a segment stores, once it is over."""
         segment, values = activity.compiled.segment, activity.values
         tensors = self._tensors[activity.block, activity.phase]
         known = forms(segment) if activity.phase is SegmentPhase.UPDATE else {}
@@ -374,7 +498,9 @@ class Rank:
                 for message in self._mailbox.outgoing(block, phase):
                     self._mailbox.deliver(message, values[message.value.value])
 
-    def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
+    def _take_step(
+        self, activity: _Activity, step: CompiledStep, backward: _Backward | None = None, *, late: bool = False
+    ) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
         if late and activity.phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
             waiting = "reduce"
@@ -387,6 +513,15 @@ class Rank:
                 with self._clock(computing):
                     group = self._groups[instruction.ring.name]
                     values.update(run_ring(step, values, group, self._communicator, self._memory, self._engine))
+            case Start(instruction=instruction) if self._travels(activity, instruction, backward):
+                assert backward is not None and isinstance(instruction, Collective), "it brings a gradient"  # noqa: PT018
+                member = backward.member(activity, instruction)
+                backward.traffic.offer(member, instruction, values[instruction.operand.value])
+            case Wait(instruction=instruction) if self._travels(activity, instruction, backward):
+                assert backward is not None, "it brings a gradient"
+                with self._clock(waiting):
+                    member = backward.member(activity, instruction)
+                    values[instruction.result.value] = backward.traffic.wait(member)
             case Start(instruction=instruction):
                 with self._clock(waiting):
                     tensor, group = values[instruction.operand.value], self._groups[instruction.axis.name]
@@ -398,6 +533,10 @@ class Rank:
                     values[instruction.result.value] = activity.pending.pop(instruction.result.value).wait()
             case _:
                 assert_never(step)
+
+    def _travels(self, activity: _Activity, instruction: Communication, backward: _Backward | None) -> bool:
+        """Return whether communication is that of a gradient that travels in a bucket."""
+        return backward is not None and backward.member(activity, instruction) in backward.traffic
 
     # Values.
 
@@ -448,3 +587,8 @@ class Rank:
                 group = self._groups[axis.name]
                 tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
         return tensor
+
+
+def _starts_more(activity: _Activity) -> bool:
+    """Return whether collectives start behind others in what is left of a segment."""
+    return any(isinstance(step, Start) for step in activity.compiled.tail[activity.done :])

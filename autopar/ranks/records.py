@@ -115,6 +115,8 @@ class RunReport:
         low_seconds: The time that a tenth of these steps stays below.
         high_seconds: The time that a tenth of them exceeds.
         measured_share: Share of the predicted seconds of ops and collectives that is of a profile; None without one.
+        departed: Collectives of gradients of a step of rank 0 in the order in which they started, named as in a
+            simulated timeline; a bucket of several gradients is one.
     """
 
     summary: str
@@ -135,6 +137,7 @@ class RunReport:
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     measured_share: float | None = None
+    departed: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

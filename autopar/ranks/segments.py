@@ -62,12 +62,14 @@ class CompiledSegment:
         main: Steps until the segment's outputs are there.
         tail: What waits for overlapped collectives.
         constants: Values that are known data and are read by communication: fed to every run.
+        carried: Values that the tail reads or the segment stores: what is kept until then.
     """
 
     segment: Segment
     main: tuple[CompiledStep, ...]
     tail: tuple[CompiledStep, ...]
     constants: Mapping[str, Array]
+    carried: frozenset[str]
 
 
 class SegmentCompiler:
@@ -149,7 +151,10 @@ class SegmentCompiler:
                     return step
 
         main, tail = self._steps(segment, constants)
-        return CompiledSegment(segment, tuple(map(ready, main)), tuple(map(ready, tail)), constants)
+        carried = {store.value.value for store in segment.stores}.union(*map(_carried, tail))
+        if segment.phase is SegmentPhase.UPDATE:
+            carried.update(value for known in forms(segment).values() for value in known.values())
+        return CompiledSegment(segment, tuple(map(ready, main)), tuple(map(ready, tail)), constants, frozenset(carried))
 
     def _steps(self, segment: Segment, constants: Mapping[str, Array]) -> tuple[list[_ModelStep], list[_ModelStep]]:
         """Return the steps of a segment, main part and tail, with every run of compute as a model."""
@@ -157,7 +162,7 @@ class SegmentCompiler:
         kept = wanted | {store.value.value for store in segment.stores}
         if segment.phase is SegmentPhase.UPDATE:  # parameters may be kept at every placement they pass through
             kept |= {value for known in forms(segment).values() for value in known.values()}
-        steps = order(_needed(segment.instructions, kept), wanted)
+        steps = order(_needed(segment.instructions, kept), wanted, segment.phase)
         types = self._lowered.dtypes(segment)
         every = [*steps.main, *steps.tail]
         found: list[_ModelStep] = []
@@ -255,6 +260,17 @@ def _needed(instructions: Sequence[Instruction], kept: set[str]) -> list[Instruc
             read.update(operand.value for operand in reads(instruction))
             needed.append(instruction)
     return needed[::-1]
+
+
+def _carried(step: _ModelStep) -> set[str]:
+    """Return what a step reads, or waits for."""
+    match step:
+        case RunModel():
+            return {port.name for port in step.inputs}
+        case RingModel():
+            return {operand.value for operand in reads(step.instruction)}
+        case Start(instruction=instruction) | Wait(instruction=instruction):
+            return {instruction.operand.value}
 
 
 def _reads(step: Step) -> Sequence[str]:

@@ -114,6 +114,65 @@ def move(blocks: Blocks, axis: int, source: Placement, target: Placement, mesh: 
     return _along(blocks, axis, mesh, lambda group: split(join(group, source), target, len(group)))
 
 
+def move_together(
+    tensors: Sequence[Blocks], axis: int, moves: Sequence[tuple[Placement, Placement]], mesh: Mesh
+) -> list[Blocks]:
+    """Return the blocks of several tensors after one collective for all of them, as buckets of gradients take.
+
+    Sums to copies travel end to end in one array, sums to blocks as one row per device; tensors of other element types
+    or other moves take collectives of their own.
+
+    Args:
+        tensors: What each device holds of each of them.
+        axis: The axis whose placement changes (an index).
+        moves: Placement of each of them on that axis before and after.
+        mesh: The devices.
+    """
+    found: list[Blocks] = [[] for _ in tensors]
+    alike: dict[tuple[str, str, np.dtype[Any]], list[int]] = {}
+    size = mesh.axes[axis].size
+    for number, (blocks, (source, target)) in enumerate(zip(tensors, moves, strict=True)):
+        if isinstance(source, Partial) and isinstance(target, Replicate | Shard) and source.reduce == "sum":
+            alike.setdefault((source.reduce, type(target).__name__, blocks[0].dtype), []).append(number)
+        else:
+            found[number] = move(blocks, axis, source, target, mesh)
+    for (reduce, *_), numbers in alike.items():
+        rows = [[_rows(block, moves[number][1], size) for block in _shared(tensors[number])] for number in numbers]
+        shapes = [(own[0].shape[0], own[0][0].shape) for own in rows]
+        flat = [[row.reshape(len(row), -1) for row in own] for own in rows]
+        ends = np.cumsum([own[0].shape[1] for own in flat])[:-1]
+        target = Replicate() if shapes[0][0] == 1 else Shard(0)
+        places = [_places(tensors[number]) for number in numbers]
+        known: dict[tuple[int, ...], Array] = {}
+        joined = []
+        for key in zip(*places, strict=True):
+            if key not in known:
+                known[key] = np.concatenate([own[place] for own, place in zip(flat, key, strict=True)], axis=1)
+            joined.append(known[key])
+        moved = move(joined, axis, Partial(reduce), target, mesh)
+        parts: dict[int, list[Array]] = {id(block): np.split(block, ends, axis=1) for block in moved}
+        for place, (number, (_, shape)) in enumerate(zip(numbers, shapes, strict=True)):
+            cut = {key: own[place].reshape(shape) for key, own in parts.items()}
+            found[number] = [cut[id(block)] for block in moved]
+    return found
+
+
+def _shared(blocks: Blocks) -> Blocks:
+    """Return the distinct arrays that devices hold, in order."""
+    return list({id(block): block for block in blocks}.values())
+
+
+def _places(blocks: Blocks) -> list[int]:
+    """Return the position of each device's array among the distinct ones."""
+    known: dict[int, int] = {}
+    return [known.setdefault(id(block), len(known)) for block in blocks]
+
+
+def _rows(block: Array, target: Placement, size: int) -> Array:
+    """Return what a device hands to a collective: its array as one row, or the share of each device as a row."""
+    return np.stack(split(block, target, size)) if isinstance(target, Shard) else block[None]
+
+
 def exchange(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:
     """Return the blocks of a dim split over one axis (an index) with rows of their neighbours around them.
 

@@ -19,6 +19,7 @@ from autopar.folding.block_interface import instance_names
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph, Role
 from autopar.ir.rings import RINGS
+from autopar.program.bucket_order import Bucket, Departures, Member, issue_order, travels
 from autopar.program.records import (
     Collective,
     Compute,
@@ -36,16 +37,17 @@ from autopar.program.records import (
     defines,
     in_host_memory,
     kept_values,
+    reads,
     rerun,
     saved_for,
 )
 from autopar.program.text import format_instruction
 from autopar.recompute import Recompute
-from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, lines, move, scatter
+from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, lines, move, move_together, scatter
 from autopar.runtime.crossings import deliver
 from autopar.runtime.shard_check import Check
 from autopar.schedule import SCHEDULES, Pass, Task, topological_order
-from autopar.sharding import Axis, Mesh, Placements, Replicate
+from autopar.sharding import Axis, Mesh, Placement, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
@@ -60,11 +62,14 @@ class StepResult:
             the step, the mean over all its samples.
         gradients: Gradient of that loss by parameter, on top of what the gradient buffer held.
         states: Content of every state after the step, by the name under which it enters the next one.
+        departed: Per group of devices, the collectives of gradients in the order in which they ran, named as in a
+            simulated timeline; buckets of a plan, or of the uniform rule, are one each.
     """
 
     outputs: tuple[Mapping[str, Array], ...]
     gradients: Mapping[str, Array]
     states: Mapping[str, Array]
+    departed: tuple[tuple[str, ...], ...]
 
 
 def run_step(
@@ -103,8 +108,6 @@ def run_step(
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
     for stage, task in topological_order(program.orders(), program.groups):
         step.run_task(stage, task)
-    for block in range(len(folded.chain)):
-        step.run_once(block, SegmentPhase.REDUCE)
     for block in range(len(folded.chain)):
         step.update(block)
     return step.result()
@@ -145,6 +148,48 @@ class _Passage:
     outputs: dict[str, Array] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class _Activity:
+    """A segment being run.
+
+    Attributes:
+        block: Its block in the chain.
+        phase: Its phase.
+        microbatch: Of which microbatch.
+        segment: Its record.
+        values: What is there by now.
+        tensors: What the values are in the graph, by name in the representative.
+        todo: Gradient traffic that leaves in buckets, and what waits for it.
+        offered: Results of that traffic whose operands are there.
+    """
+
+    block: int
+    phase: SegmentPhase
+    microbatch: int
+    segment: Segment
+    values: dict[str, Blocks]
+    tensors: dict[str, str]
+    todo: list[Instruction] = field(default_factory=list)
+    offered: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Backward:
+    """A backward of a stage in progress.
+
+    Attributes:
+        first: The first block of the stage.
+        is_last: Whether the reductions of the step follow it.
+        departures: Its buckets.
+        active: Segments that wait for some of them.
+    """
+
+    first: int
+    is_last: bool
+    departures: Departures
+    active: list[_Activity] = field(default_factory=list)
+
+
 class _Step:
     """A step in progress."""
 
@@ -168,6 +213,18 @@ class _Step:
             start = self._ranges[-1].stop if self._ranges else 0
             self._ranges.append(range(start, start + len(stage.blocks)))
         self._stages = program.stages
+        maker = Pass.WEIGHT if self._splits else Pass.BACKWARD
+        self._maker, self._groups = maker, program.groups
+        orders, chunks = program.orders(), program.chunks
+        self._left = [
+            sum(task.kind is maker and chunks[group][task.chunk] == stage for task in orders[group])
+            for stage, group in enumerate(program.groups)
+        ]
+        self._issued = [
+            [issue_order(stage, self._segments, splits=self._splits, last=last) for last in (False, True)]
+            for stage in program.stages
+        ]
+        self._departed: list[list[str]] = [[] for _ in orders]
         self._refreshes = [crossing for crossing in program.crossings if crossing.phase is SegmentPhase.UPDATE]
         self._data = microbatches
         self._states = states
@@ -203,10 +260,16 @@ class _Step:
                     hosted = in_host_memory(self._segment(block, SegmentPhase.OFFLOAD))
                     passage.hosted[block] = {operand.value: values[operand.value] for operand in hosted}
             return
+        backward: _Backward | None = None
+        if task.kind is self._maker:
+            self._left[stage] -= 1
+            is_last = not self._left[stage]
+            backward = _Backward(blocks.start, is_last, Departures(self._issued[stage][is_last]))
         for block in reversed(blocks):
             kind = self._blocks[block][1]
             if task.kind is Pass.WEIGHT:
-                self._run(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                saved = passage.put_off.pop(block)
+                self._run(block, SegmentPhase.WEIGHT, task.microbatch, saved, backward)
                 continue
             again = rerun(self._segments, kind, flavours[block])
             saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
@@ -218,10 +281,11 @@ class _Step:
             if missing:
                 raise ProgramError(f"block {block} reads {missing[0]!r} of its forward, which is not on the device")
             saved = {operand.value: saved[operand.value] for operand in segment.saved}
-            values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved, backward)
             if self._splits:
                 late = saved_for(kind, SegmentPhase.WEIGHT, self._segments)
                 passage.put_off[block] = {operand.value: values[operand.value] for operand in late}
+        assert backward is None or (backward.departures.are_over and not backward.active), "all gradients are there"
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""
@@ -292,18 +356,51 @@ class _Step:
                 states[state.input] = self._states[state.input]
             if state.role is Role.GRADIENT:
                 gradients[state.owner] = states[state.input]
-        return StepResult(tuple(passage.outputs for passage in self._passages), gradients, states)
+        outputs, departed = tuple(passage.outputs for passage in self._passages), tuple(map(tuple, self._departed))
+        return StepResult(outputs, gradients, states, departed)
 
     # One segment.
 
     def _segment(self, block: int, phase: SegmentPhase) -> Segment | None:
         return self._segments.get((self._blocks[block][1], phase))
 
-    def _run(self, block: int, phase: SegmentPhase, microbatch: int, saved: Mapping[str, Blocks]) -> dict[str, Blocks]:
-        """Run a block's segment, hand on what it makes, and return its values."""
+    def _run(
+        self,
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+        saved: Mapping[str, Blocks],
+        backward: _Backward | None = None,
+    ) -> dict[str, Blocks]:
+        """Run a block's segment, hand on what it makes, and return its values.
+
+        Of a `backward` that makes gradients, what waits for the buckets of its gradients follows when these leave.
+        """
+        activity = self._begin(block, phase, microbatch, saved, backward)
+        if activity is None:
+            reduces = backward is not None and backward.is_last
+            activity = self._begin(block, SegmentPhase.REDUCE, microbatch, {}, backward) if reduces else None
+            if activity is None:
+                return {}
+        if backward is None:
+            self._store(activity)
+        else:
+            backward.active.append(activity)
+            self._proceed(backward)
+        return activity.values
+
+    def _begin(
+        self,
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+        saved: Mapping[str, Blocks],
+        backward: _Backward | None,
+    ) -> _Activity | None:
+        """Run what of a segment waits for no bucket, and hand on what it makes; None if there is no segment."""
         segment = self._segment(block, phase)
         if segment is None:
-            return {}
+            return None
         mesh = self._blocks[block][0].mesh
         passage = self._passages[microbatch]
         parts = {part.value: part for part in segment.parts}
@@ -317,10 +414,16 @@ class _Step:
             tensor = self._names[block][parts[operand.value].tensor]
             values[operand.value] = self._crossed(block, phase, tensor, operand, blocks)
         tensors = {part.value: part.tensor for part in segment.parts}
+        activity = _Activity(block, phase, microbatch, segment, values, tensors)
+        late: set[str] = set()
         for instruction in segment.instructions:
+            waits = any(operand.value in late for operand in reads(instruction))
+            if waits or (backward is not None and self._member(activity, instruction, backward) is not None):
+                activity.todo.append(instruction)
+                late.update(operand.value for operand in defines(instruction))
+                continue
             self._execute(instruction, values, mesh, f"block {block} {phase}")
-            if self._check is not None:
-                self._hold(self._check, instruction, values, tensors, block, phase, microbatch)
+            self._hold(instruction, activity)
 
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
         if phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
@@ -331,13 +434,87 @@ class _Step:
             passage.exports[tensor, operand.placements, mesh.shape] = values[operand.value]
             if tensor in self._graph.outputs:
                 passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
+        return activity
+
+    def _store(self, activity: _Activity) -> None:
+        """Keep what a segment stores, once it is over."""
+        block, segment, mesh = activity.block, activity.segment, self._blocks[activity.block][0].mesh
+        known = {part.value for part in segment.parts}
         for store in segment.stores:
-            if store.value.value in parts:
-                tensor = self._names[block][store.target]
-                self._persistent[tensor] = (store.value.placements, values[store.value.value], mesh)
+            value = activity.values[store.value.value]
+            if store.value.value in known:
+                self._persistent[self._names[block][store.target]] = (store.value.placements, value, mesh)
             else:
-                self._stored[block, store.target] = values[store.value.value]
-        return values
+                self._stored[block, store.target] = value
+
+    # Gradients in buckets.
+
+    def _member(self, activity: _Activity, instruction: Instruction, backward: _Backward) -> Member | None:
+        """Return the gradient that an instruction brings into a bucket; None if it does not."""
+        if not travels(instruction, activity.phase):
+            return None
+        member = Member(activity.block - backward.first, activity.phase, defines(instruction)[0].value)
+        return member if member in backward.departures else None
+
+    def _proceed(self, backward: _Backward) -> None:
+        """Let buckets leave whose gradients are there, and what waits for them go on, as far as it can."""
+        while True:
+            for activity in backward.active:
+                self._advance(activity, backward)
+            over = [activity for activity in backward.active if not activity.todo]
+            backward.active = [activity for activity in backward.active if activity.todo]
+            for activity in over:
+                self._store(activity)
+                if backward.is_last and activity.phase is not SegmentPhase.REDUCE:
+                    last = len(self._passages) - 1
+                    reduction = self._begin(activity.block, SegmentPhase.REDUCE, last, {}, backward)
+                    backward.active += [] if reduction is None else [reduction]
+            buckets = backward.departures.take()
+            for bucket in buckets:
+                self._depart(bucket, backward)
+            if not over and not buckets:
+                return
+
+    def _advance(self, activity: _Activity, backward: _Backward) -> None:
+        """Run what of a segment has waited for buckets that have left."""
+        mesh, waiting = self._blocks[activity.block][0].mesh, list[Instruction]()
+        for instruction in activity.todo:
+            member = self._member(activity, instruction, backward)
+            is_ready = all(operand.value in activity.values for operand in reads(instruction))
+            if member is not None and is_ready and member.result not in activity.offered:
+                activity.offered.add(member.result)
+                backward.departures.offer(member)
+            if member is not None or not is_ready:
+                waiting.append(instruction)
+                continue
+            self._execute(instruction, activity.values, mesh, f"block {activity.block} {activity.phase}")
+            self._hold(instruction, activity)
+        activity.todo = waiting
+
+    def _depart(self, bucket: Bucket, backward: _Backward) -> None:
+        """Run the collective of a bucket."""
+        members = set(bucket.members)
+        found = [
+            (activity, instruction)
+            for activity in backward.active
+            for instruction in activity.todo
+            if self._member(activity, instruction, backward) in members
+        ]
+        stage = self._blocks[backward.first][0]
+        moves: list[tuple[Placement, Placement]] = []
+        tensors: list[Blocks] = []
+        for activity, instruction in found:
+            assert isinstance(instruction, Collective), "gradients travel in collectives"
+            moves.append((instruction.source, instruction.target))
+            tensors.append(activity.values[instruction.operand.value])
+        axis = [own.name for own in stage.mesh.axes].index(bucket.key[1])
+        moved = move_together(tensors, axis, moves, stage.mesh)
+        for (activity, instruction), blocks in zip(found, moved, strict=True):
+            activity.todo.remove(instruction)
+            activity.values[defines(instruction)[0].value] = blocks
+            _check_shapes(instruction, activity.values, f"block {activity.block} {activity.phase}")
+            self._hold(instruction, activity)
+        self._departed[self._groups[stage.index]].append(bucket.name)
 
     def _crossed(self, block: int, phase: SegmentPhase, tensor: str, operand: Operand, blocks: Blocks) -> Blocks:
         """Return what a block gets of what its neighbour has handed on: all of it, or what crosses to its stage."""
@@ -394,25 +571,17 @@ class _Step:
                 values[result.value] = [copies[id(block)] for block in values[operand.value]]
             case _:
                 assert_never(instruction)
-        for operand in defines(instruction):
-            for block in values[operand.value]:
-                if block.shape != operand.shape:
-                    line = format_instruction(instruction)
-                    raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")
+        _check_shapes(instruction, values, where)
 
-    def _hold(
-        self,
-        check: Check,
-        instruction: Instruction,
-        values: Mapping[str, Blocks],
-        tensors: dict[str, str],
-        block: int,
-        phase: SegmentPhase,
-        microbatch: int,
-    ) -> None:
-        """Hold what an instruction has computed against the unpartitioned graph; note in `tensors` what it is there."""
-        if isinstance(instruction, Offload | Fetch):
-            return  # nothing is computed
+    def _hold(self, instruction: Instruction, activity: _Activity) -> None:
+        """Hold what an instruction has computed against the unpartitioned graph, if that is asked for.
+
+        What its results are in the graph is noted in the tensors of the activity.
+        """
+        check, values, tensors = self._check, activity.values, activity.tensors
+        block, phase, microbatch = activity.block, activity.phase, activity.microbatch
+        if check is None or isinstance(instruction, Offload | Fetch):
+            return  # nothing is asked for, or nothing is computed
         if isinstance(instruction, Exchange):
             return  # rows with their neighbours are no part of a tensor; what is computed from them is checked
         made = defines(instruction)
@@ -487,3 +656,16 @@ class _Step:
         for slot, operand in enumerate(compute.outputs):
             if operand is not None:
                 values[operand.value] = [made[rank][slot] for rank in range(mesh.size)]
+
+
+def _check_shapes(instruction: Instruction, values: Mapping[str, Blocks], where: str) -> None:
+    """Check that what an instruction has made has the shapes that it says.
+
+    Raises:
+        ProgramError: If it has not.
+    """
+    for operand in defines(instruction):
+        for block in values[operand.value]:
+            if block.shape != operand.shape:
+                line = format_instruction(instruction)
+                raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")

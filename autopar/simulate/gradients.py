@@ -12,19 +12,17 @@ slow the backward beside which they run.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
 import numpy as np
 
 from autopar.cost import Overlap
-from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.cost.overlap import full_bucket
-from autopar.fusion_plan import MICROBATCH, STEP, BucketCuts
+from autopar.fusion_plan import STEP, BucketCuts
+from autopar.program.bucket_order import BucketQueue
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
-from autopar.sharding import Axis
 from autopar.simulate.fitting import FloatArray, Interval, Job, Jobs
 from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, Traffic
 from autopar.simulate.pipeline import Run, Transfer
@@ -38,20 +36,6 @@ class Boundary:
     forward_seconds: float
     backward_seconds: float
     resource: Resource
-
-
-_Key = tuple[CollectiveKind, Axis, bool, int]
-"""What gradients of one bucket have in common.
-
-Collective, axis, whether it is the reduction of a step, and how many collectives their gradients have behind them, so
-that no two buckets can wait for each other.
-"""
-
-
-def _named(key: _Key) -> tuple[str, str, str, int]:
-    """Return a key as plans state it."""
-    collective, axis, once, hops = key
-    return str(collective), axis.name, STEP if once else MICROBATCH, hops
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,93 +70,49 @@ class _Buckets:
 
     def __init__(self, costs: Costs, limit: float | None, cuts: Iterable[BucketCuts] = ()) -> None:
         self.jobs: list[Job] = []
-        self._costs, self._limit = costs, limit
-        self._cuts: Mapping[tuple[str, str, str, int], BucketCuts] = {own.key: own for own in cuts}
-        self._counts: dict[_Key, int] = {}  # gradients so far
-        self._waiting: list[tuple[_Key, list[int], float]] = []  # complete buckets that others have to be issued before
-        self._open: dict[_Key, list[int]] = {}  # numbers of the gradients of a bucket
-        self._full: dict[_Key, float] = {}  # its bytes
-        self._gradients: list[tuple[Traffic, float, int, _Key]] = []  # what, ready, number of the one it needs, bucket
+        self._costs = costs
+        self._queue = BucketQueue(limit, cuts)
+        self._gradients: list[tuple[Traffic, float, int]] = []  # what, ready, number of the one it needs
         self._job: list[int] = []  # job of every gradient; -1 until its bucket is issued
-        self._over = False
 
     def issue(self, start: float, what: Layout, once: bool) -> None:
         """Add the traffic of a segment that starts at `start`; `once` if it is the reduction of a step."""
         base = len(self._gradients)
         for traffic in what.traffic:
             after = base + traffic.after if traffic.after >= 0 else -1
-            hops = self._gradients[after][3][3] + 1 if after >= 0 else 0
-            key = (traffic.collective, traffic.axis, once, hops)
-            bucket = self._open.setdefault(key, [])
-            bucket.append(len(self._gradients))
-            self._gradients.append((traffic, start + traffic.ready, after, key))
+            self._gradients.append((traffic, start + traffic.ready, after))
             self._job.append(-1)
-            full = self._full[key] = self._full.get(key, 0.0) + traffic.nbytes
-            count = self._counts[key] = self._counts.get(key, 0) + 1
-            cuts = self._cuts_of(key)
-            if full >= full_bucket(traffic.axis, self._limit) if cuts is None else count in cuts.ends:
-                self._close(key)
+            added = self._queue.add(traffic.collective, traffic.axis, traffic.nbytes, once=once, after=after)
+            for numbers in added:
+                self._put(numbers)
 
     def flush(self) -> Jobs:
         """Close all buckets and return the jobs."""
-        self._over = True
-        for key in list(self._open):
-            if key in self._open:  # closing one closes those it needs
-                self._close(key)
+        for numbers in self._queue.flush():
+            self._put(numbers)
         return Jobs.of(self.jobs)
 
     def issued(self) -> tuple[Issued, ...]:
         """Return the gradients in order, once all buckets are closed."""
         return tuple(
-            Issued(traffic, ready, needed, _named(key), job)
-            for (traffic, ready, needed, key), job in zip(self._gradients, self._job, strict=True)
+            Issued(traffic, ready, needed, self._queue.key(number), job)
+            for number, ((traffic, ready, needed), job) in enumerate(zip(self._gradients, self._job, strict=True))
         )
 
-    def _cuts_of(self, key: _Key) -> BucketCuts | None:
-        return self._cuts.get(_named(key))
-
-    def _close(self, key: _Key) -> None:
-        numbers, total = self._open.pop(key), self._full.pop(key)
-        for needed in self._needed(numbers):
-            known = self._gradients[needed][3]
-            if self._job[needed] < 0 and known in self._open and (self._over or self._cuts_of(known) is None):
-                self._close(known)
-        self._waiting.append((key, numbers, total))
-        ready = [each for each in self._waiting if all(self._job[needed] >= 0 for needed in self._needed(each[1]))]
-        while ready:
-            for each in ready:
-                self._waiting.remove(each)
-                self._put(*each)
-            ready = [each for each in self._waiting if all(self._job[needed] >= 0 for needed in self._needed(each[1]))]
-
-    def _needed(self, numbers: Iterable[int]) -> list[int]:
-        """Return the gradients that a bucket is made from."""
-        return [needed for number in numbers if (needed := self._gradients[number][2]) >= 0]
-
-    def _put(self, key: _Key, numbers: Sequence[int], total: float) -> None:
+    def _put(self, numbers: Sequence[int]) -> None:
         """Add the job of a bucket."""
-        collective, axis, once, _ = key
-        members = [self._gradients[number] for number in numbers]
+        key, members = self._queue.key(numbers[0]), [self._gradients[number] for number in numbers]
         traffic = members[0][0]
         seconds, name = traffic.seconds, traffic.name
         if len(members) > 1:
-            seconds = float(self._costs.collective_seconds(collective, total, axis))
-            name = f"{collective}[{axis.name}] of {len(members)} gradients"
-        after = max((self._job[needed] for _, _, needed, _ in members if needed >= 0), default=-1)
+            total = fsum(own.nbytes for own, *_ in members)
+            seconds = float(self._costs.collective_seconds(traffic.collective, total, traffic.axis))
+            name = f"{traffic.collective}[{traffic.axis.name}] of {len(members)} gradients"
+        after = max((self._job[needed] for *_, needed in members if needed >= 0), default=-1)
         for number in numbers:
             self._job[number] = len(self.jobs)
-        self.jobs.append(
-            Job(
-                traffic.resource,
-                name,
-                max(ready for _, ready, *_ in members),
-                seconds,
-                after,
-                once,
-                axis,
-                _named(key),
-            )
-        )
+        ready = max(ready for _, ready, _ in members)
+        self.jobs.append(Job(traffic.resource, name, ready, seconds, after, key[2] == STEP, traffic.axis, key))
 
 
 @dataclass(frozen=True, slots=True)
