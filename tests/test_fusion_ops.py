@@ -152,12 +152,17 @@ def test_duplication_pays_where_reading_costs_more() -> None:
 @pytest.mark.parametrize(
     ("ops", "again", "message"),
     [
-        (("nowhere", "attn_residual"), (), "there is no op '.*nowhere'"),
+        (("attn_resid", "mlp.gelu"), (), "there is no op '.*attn_resid'; there are '.*attn_residual'"),
+        (("#", "attn_residual"), (), "there is no op '#'; there are '.*', '.*attn_residual'"),
         (("mlp.gelu", "mlp.up.matmul"), (), r"mlp.up.matmul' \(MatMul\) starts a kernel"),
         (("attn_residual", "mlp.gelu.vjp.0"), (), "of several phases"),
         (("attn_norm", "mlp_norm"), (), "more than one of its ops reduces"),
         (("attn_residual",), ("attn_residual",), "is in it twice"),
-        (("attn_residual", "mlp_residual"), (), "wait for each other: '.*attn_residual'"),
+        (
+            ("attn_residual", "mlp_residual"),
+            (),
+            "for each other: '.*attn_residual', '.*mlp_residual', with '.*mlp_norm'",
+        ),
     ],
 )
 def test_kernels_that_cannot_be_are_refused(ops: tuple[str, ...], again: tuple[str, ...], message: str) -> None:
@@ -167,10 +172,19 @@ def test_kernels_that_cannot_be_are_refused(ops: tuple[str, ...], again: tuple[s
         (kind.id, op.name) for kind in folded.kinds for op in kind.ops if op.name.endswith(".attn_residual")
     )
     layer = name.removesuffix("attn_residual")
-    group = OpGroup(kind, tuple(layer + own for own in ops), tuple(layer + own for own in again))
+    group = OpGroup(kind, *(tuple(own if own == "#" else layer + own for own in names) for names in (ops, again)))
 
     with pytest.raises(PlanError, match=message):
         lower(replace(plan, fusion=FusionPlan((), (group,))), folded, costs)
+
+
+@pytest.mark.parametrize(("kind", "variant"), [(99, 0), (0, 3)])
+def test_kernels_of_blocks_that_are_not_there_are_refused(kind: int, variant: int) -> None:
+    plan, _, folded, costs = _case()
+    fusion = FusionPlan((), (OpGroup(kind, ("a", "b"), variant=variant),))
+
+    with pytest.raises(PlanError, match=f"the kernel of a, b is in blocks of kind {kind} of variant {variant}; the"):
+        lower(replace(plan, fusion=fusion), folded, costs)
 
 
 def test_the_search_reaches_the_optimum_of_small_segments() -> None:

@@ -46,6 +46,13 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     check_variants(plan)
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    for group in () if plan.fusion is None else plan.fusion.groups:
+        if not (0 <= group.variant < len(plan.all_variants) and 0 <= group.kind < len(folded.kinds)):
+            raise PlanError(
+                f"the kernel of {', '.join(group.ops)} is in blocks of kind {group.kind} of variant {group.variant}; "
+                f"the model has {len(folded.kinds)} kinds, the plan {len(plan.all_variants)} variants",
+                hint="`autopar fuse PLAN --fusion joint -o DIR` finds groups",
+            )
     flavours = [stage.flavours for stage in plan.stages]
     lowered: dict[int, LoweredKind] = {}
     for number, variant in enumerate(plan.all_variants):

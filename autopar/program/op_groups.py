@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from autopar.cost.fusion import POINTWISE, ROWWISE
 from autopar.errors import PlanError
@@ -50,7 +51,7 @@ def stated(groups: Sequence[OpGroup], ops: Sequence[Op]) -> Stated:
     for group in groups:
         for name in (*group.ops, *group.again):
             if name not in known:
-                raise _fault(group, f"there is no op {name!r}")
+                raise _fault(group, f"there is no op {name!r}{_around(name, group, ops)}")
             if known[name].kind not in FUSIBLE:
                 raise _fault(group, f"op {name!r} ({known[name].kind}) starts a kernel of its own")
         if not group.ops or len({segment_phase(known[name].phase) for name in (*group.ops, *group.again)}) > 1:
@@ -64,15 +65,27 @@ def stated(groups: Sequence[OpGroup], ops: Sequence[Op]) -> Stated:
         kernel |= dict.fromkeys(group.ops, first)
         if group.again:
             again[first] = group.again
-    circle = find_cycle(ops, kernel, again)
+    circle = _circle(ops, kernel, again)
     if circle:
-        shown = ", ".join(map(repr, circle[:_SHOWN]))
-        raise PlanError(f"kernels of blocks of kind {groups[0].kind} wait for each other: {shown}", hint=_HINT)
+        shown, between = (
+            ", ".join(repr(op.name) for op in [op for op in circle if (op.name in kernel) is fused][:_SHOWN])
+            for fused in (True, False)
+        )
+        raise PlanError(
+            f"kernels of blocks of kind {groups[0].kind} wait for each other: {shown}"
+            + (f", with {between} between them" if between else ""),
+            hint=_HINT,
+        )
     return Stated(kernel, again)
 
 
 def find_cycle(ops: Sequence[Op], kernel: Mapping[str, str], again: Mapping[str, Sequence[str]]) -> list[str]:
     """Return ops of kernels that wait for each other; none if every kernel can run once what it reads is there."""
+    return [op.name for op in _circle(ops, kernel, again) if op.name in kernel]
+
+
+def _circle(ops: Sequence[Op], kernel: Mapping[str, str], again: Mapping[str, Sequence[str]]) -> list[Op]:
+    """Return the ops of one circle of kernels, and of ops between them, that wait for each other; none if none do."""
     units = [kernel.get(op.name, op.name) for op in ops]
     maker = {name: number for number, op in enumerate(ops) for name in op.outputs if name}
     order = {op.name: number for number, op in enumerate(ops)}
@@ -104,7 +117,20 @@ def find_cycle(ops: Sequence[Op], kernel: Mapping[str, str], again: Mapping[str,
                 ready.append(reader)
     if done == len(left):
         return []
-    return [op.name for unit, op in zip(units, ops, strict=True) if left[unit] and op.name in kernel]
+    path = [next(unit for unit in units if left[unit])]
+    while path.index(path[-1]) == len(path) - 1:  # whoever is left waits for another one that is
+        path.append(next(before for before in units if before in needs[path[-1]] and left[before]))
+    circle = set(path[path.index(path[-1]) :])
+    return [op for unit, op in zip(units, ops, strict=True) if unit in circle]
+
+
+def _around(name: str, group: OpGroup, ops: Sequence[Op]) -> str:
+    """Return the ops around the place of one that is not there: next to the others of its group, or named alike."""
+    near = get_close_matches(name, [op.name for op in ops], n=_SHOWN // 2)
+    at = next((number for number, op in enumerate(ops) if op.name in group.ops), None)
+    if not near and at is not None:
+        near = [op.name for op in ops[max(0, at - _SHOWN // 2) : at + _SHOWN // 2]]
+    return f"; there are {', '.join(map(repr, near))}" if near else ""
 
 
 def _fault(group: OpGroup, problem: str) -> PlanError:
