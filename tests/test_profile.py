@@ -11,7 +11,7 @@ import pytest
 from autopar.cluster import load_cluster
 from autopar.cost import CostModel, load_policy, prices_of
 from autopar.cost.collectives import Collective
-from autopar.cost.pricing import as_op, formula_seconds, in_pieces, priced
+from autopar.cost.pricing import as_op, formula_seconds, in_pieces, measured_host, priced
 from autopar.degrees import Degrees
 from autopar.errors import JobError
 from autopar.events import (
@@ -195,6 +195,43 @@ def test_transfers_are_interpolated_between_measured_sizes() -> None:
     assert with_prices.collective_seconds("all_reduce", 1e4, axis) == pytest.approx(10**-3.5)
     ratio = with_prices.collective_seconds("all_reduce", 1e4, Axis("dp", 4, 1))
     assert ratio != costs.collective_seconds("all_reduce", 1e4, Axis("dp", 4, 1))  # scaled by the operation's factor
+
+
+@pytest.mark.parametrize("busy", [2, 8])
+def test_copies_to_the_host_cost_what_was_measured(busy: int) -> None:
+    """20 us and 10 GB/s out, 5 GB/s back: the link of the cluster says that to solver, formula and simulator alike."""
+    costs = CostModel(load_cluster(CLUSTER), load_policy("fp32"))
+    host = costs.cluster.known_host()
+    times = {
+        TransferEvent(operation, nbytes, 1, 1): 20e-6 + nbytes / rate
+        for operation, rate in (("offload", 10e9), ("fetch", 5e9))
+        for nbytes in (1e5, 1e6, 1e8)
+    }
+    measured = {
+        event_id(event): Measurement(HERE.id, busy, own, own, own, 10, 3, "2026-01-01") for event, own in times.items()
+    }
+    database = Database().with_events(times, "fp32").with_measurements(HERE, measured)
+    profile = Profile("copies", database, database.digest)
+
+    found = priced(costs, profile).cluster.known_host()
+
+    assert found.out_seconds(3e7) == pytest.approx(20e-6 + 3e7 / 10e9)
+    assert found.back_seconds(3e7) == pytest.approx(20e-6 + 3e7 / 5e9)
+    assert (found.memory, found.devices, found.sharing) == (host.memory, host.devices, host.sharing)
+    again = priced(priced(costs, profile), profile)
+    assert again.cluster.known_host().latency == pytest.approx(20e-6)
+
+
+def test_one_measured_copy_says_nothing_of_the_other_way() -> None:
+    """Of one size only, the latency stays that of the cluster file."""
+    host = load_cluster(CLUSTER).known_host()
+
+    found = measured_host(host, {TransferEvent("offload", 1e8, 1, 1): 0.02})
+
+    assert found.latency == host.latency
+    assert found.out_seconds(1e8) == pytest.approx(0.02)
+    assert found.to_device == host.to_device
+    assert measured_host(host, {TransferEvent("send", 1e8, 2, 2): 0.02}) == host
 
 
 def test_prices_of_ops_add_up_to_their_pieces() -> None:

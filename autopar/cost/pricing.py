@@ -8,6 +8,9 @@ scaled until the ops of each piece add up to the piece, by iterative proportiona
     repeat:  r_k = T_k / sum of n_ko p_o  for every piece k
              p_o <- p_o x (product of r_k ^ (n_ko p_o))^(1 / sum of n_ko p_o)  over the pieces of o
 
+Copies to and from host memory are measured, too: their seconds give the latency and the bandwidths of the link of the
+cluster, which solver, formula and simulators read there.
+
 The calls of pieces are in the prices of their ops. Where measurements were made with several numbers of busy devices,
 that counts which is nearest to the devices of a node of the job.
 """
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.cluster import Cluster, Host
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective
 from autopar.cost.prices import Curve, Group, Prices, op_class
@@ -42,6 +46,9 @@ from autopar.sharding import Axis
 
 if TYPE_CHECKING:  # it knows prices
     from autopar.cost.model import CostModel
+
+COPIES = ("offload", "fetch")
+"""Transfers to and from host memory."""
 
 _ROUNDS = 30
 _CLOSE = 1e-3
@@ -95,15 +102,70 @@ def event_seconds(database: Database, busy: int) -> tuple[dict[str, float], dict
 
 @lru_cache(maxsize=64)  # of a job on each number of devices that is looked at
 def priced(costs: "CostModel", profile: Profile | None) -> "CostModel":
-    """Return a cost model with the prices of a profile; as it is without one.
+    """Return a cost model with the prices of a profile and its link to host memory; as it is without one.
 
     Raises:
         JobError: As of `prices_of`.
     """
     if profile is None:
         return costs
-    costs = replace(costs, prices=None)
+    costs = replace(costs, prices=None, cluster=_with_measured_host(costs.cluster, profile.database))
     return replace(costs, prices=prices_of(profile, costs))
+
+
+def _with_measured_host(cluster: Cluster, database: Database) -> Cluster:
+    """Return a cluster whose devices reach host memory as fast as copies were measured, if some were.
+
+    What a host holds is not measured: a cluster that does not say keeps devices that cannot offload. So do clusters of
+    several kinds of nodes, of which a profile does not say which one it is of.
+    """
+    if cluster.host is None or cluster.groups:
+        return cluster
+    seconds = {
+        entry.event: found
+        for entry in database.events.values()
+        if isinstance(entry.event, TransferEvent)
+        and entry.event.operation in COPIES
+        and (found := _chosen(entry, cluster.devices_per_node)) is not None
+    }
+    return replace(cluster, host=measured_host(cluster.host, seconds))
+
+
+def measured_host(host: Host, seconds: Mapping[TransferEvent, float]) -> Host:
+    """Return a host whose link has the latency and the bandwidths of measured copies.
+
+    Both ways have one latency. They are fitted by least squares of relative errors; a way that was not measured keeps
+    its bandwidth. What was measured beside other devices' copies has their share of the link in it.
+
+    Args:
+        host: The host as a cluster file states it.
+        seconds: Seconds of copies, "offload" and "fetch".
+    """
+    copies = [(event.operation, event.bytes, own) for event, own in seconds.items() if event.operation in COPIES]
+    if not copies:
+        return host
+    ways = sorted({operation for operation, *_ in copies})
+    times = np.array([own for *_, own in copies])
+    slopes = np.array([[nbytes * (operation == way) for way in ways] for operation, nbytes, _ in copies])
+    columns = np.concatenate([np.ones((len(copies), 1)), slopes], 1) / times[:, None]
+    if len({nbytes for _, nbytes, _ in copies}) == 1:  # one size says nothing of the latency
+        latency = min(host.latency, 0.5 * float(times.min()))
+    else:
+        (latency, *_), *_ = np.linalg.lstsq(columns, np.ones(len(copies)), rcond=None)
+        latency = max(0.0, float(latency))
+    rates = {}
+    for number, way in enumerate(ways, start=1):
+        own = columns[:, number] > 0
+        rest = 1.0 - latency * columns[own, 0]
+        slope = float(np.sum(rest * columns[own, number]) / np.sum(columns[own, number] ** 2))
+        if slope > 0:
+            rates[way] = host.sharing / slope
+    return replace(
+        host,
+        latency=latency,
+        to_host=rates.get("offload", host.to_host),
+        to_device=rates.get("fetch", host.to_device),
+    )
 
 
 def _chosen(entry: Entry, busy: int) -> float | None:

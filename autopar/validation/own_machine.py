@@ -19,7 +19,7 @@ from autopar.cluster.links import OPERATIONS, Tuning
 from autopar.cost import CostModel, DtypePolicy, Stack, load_policy
 from autopar.cost.collectives import Collective
 from autopar.cost.prices import op_class
-from autopar.cost.pricing import event_seconds, formula_seconds
+from autopar.cost.pricing import event_seconds, formula_seconds, measured_host
 from autopar.cost.stack import SCALARS, Fit, FitSource, Range
 from autopar.errors import DataError
 from autopar.events import Event, Machine, OpEvent, OverlapEvent, Profile, TransferEvent, event_id
@@ -85,7 +85,10 @@ def fit_machine(profile: Profile, name: str, *, base: Cluster | None = None, bus
     intra = _link(curves.get("intra", {}), profile, f"{machine.backend} in a node")
     inter = _link(curves.get("inter", {}), profile, f"{machine.backend} between nodes") or intra
     device = _device(machine, width, policy, base)
-    start = _cluster(name, device, width, intra, inter, base)
+    copies = {
+        event: own for key, own in seconds.items() if isinstance(event := database.events[key].event, TransferEvent)
+    }
+    start = _cluster(name, device, width, intra, inter, base, copies)
     fitted = _fit_device(start, policy, stack, list(ops.values()), [prices[key] for key in ops])
     cluster = replace(start, device=fitted)
     stack, names = _fit_stack(stack, cluster, policy, profile, seconds, prices)
@@ -125,10 +128,17 @@ def _device(machine: Machine, width: int, policy: DtypePolicy, base: Cluster | N
 
 
 def _cluster(
-    name: str, device: Device, width: int, intra: Link | None, inter: Link | None, base: Cluster | None
+    name: str,
+    device: Device,
+    width: int,
+    intra: Link | None,
+    inter: Link | None,
+    base: Cluster | None,
+    copies: Mapping[TransferEvent, float],
 ) -> Cluster:
     if base is not None:
-        return replace(base, name=name, device=device, intra=intra or base.intra, inter=inter or base.inter)
+        host = None if base.host is None else measured_host(base.host, copies)
+        return replace(base, name=name, device=device, intra=intra or base.intra, inter=inter or base.inter, host=host)
     alone = Link("not measured", 1e9, 1e-4)
     return Cluster(name, device, width, intra or alone, inter or alone)
 
