@@ -107,6 +107,8 @@ def test_a_plan_file_with_buckets_of_no_stage_is_refused(plan: Plan) -> None:
         ("pytorch", "DistributedDataParallel(module, bucket_cap_mb_list=["),
         ("torchtitan", "torchtitan reduces block by block"),
         ("deepspeed", "DeepSpeed cuts by one size"),
+        ("maxtext", "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes="),
+        ("jax", "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes="),
     ],
 )
 def test_frameworks_get_the_best_of_one_size(plan: Plan, to: str, told: str, cache_dir: Path) -> None:
@@ -125,6 +127,7 @@ def test_a_size_is_applied_as_each_framework_does() -> None:
     assert replace(RULES["megatron"], limit=10.0).ends(sizes) == (2, 4, 5)
     assert replace(RULES["deepspeed"], limit=10.0).ends(sizes) == (1, 3, 4, 5)
     assert SizeRule(10.0, 5.0).ends(sizes) == (1, 3, 4, 5)
+    assert replace(RULES["xla"], limit=100.0, most=2).ends(sizes) == (2, 4, 5)
 
 
 def test_there_are_no_buckets_in_inference(cache_dir: Path) -> None:

@@ -40,7 +40,7 @@ BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
 }
 """Frameworks that take degrees; a file also says what it comes to."""
 
-_BY_SIZE = ("megatron", "deepspeed", "nemo")
+_BY_SIZE = ("megatron", "deepspeed", "nemo", "maxtext")
 """Frameworks that take a size of buckets."""
 
 _STAGE_ORDERS = ("megatron", "nemo")

@@ -248,6 +248,12 @@ def _deepspeed_buckets(facts: Facts) -> Answer:
     return Otherwise("DeepSpeed takes reduce_bucket_size with ZeRO only")
 
 
+def _xla_buckets(facts: Facts) -> Answer:
+    if facts.bucket is not None:
+        return Inherent(f"XLA combines reductions up to the threshold of {facts.bucket.xla_flags}")
+    return Otherwise("XLA combines reductions up to xla_gpu_reduce_scatter_combine_threshold_bytes")
+
+
 def _deepspeed_gathers(facts: Facts) -> Answer:
     if facts.zero == 3:
         return Told({"zero_optimization.overlap_comm": True})
@@ -444,7 +450,7 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
             "torchtitan": Otherwise("torchtitan reduces block by block and has no field for a size"),
             "deepspeed": _deepspeed_buckets,
             "fsdp": Otherwise("FSDP2 reduces block by block and has no field for a size"),
-            "maxtext": Otherwise("XLA combines reductions up to xla_gpu_reduce_scatter_combine_threshold_bytes"),
+            "maxtext": _xla_buckets,
         },
     ),
     Assumption(

@@ -15,7 +15,24 @@ from autopar.schedule import SCHEDULES
 from autopar.task import job_costs
 from autopar.units import format_seconds
 
-NAMES = {"megatron": "Megatron-LM", "nemo": "NeMo", "deepspeed": "DeepSpeed", "ddp": "DistributedDataParallel"}
+NAMES = {
+    "megatron": "Megatron-LM",
+    "nemo": "NeMo",
+    "deepspeed": "DeepSpeed",
+    "ddp": "DistributedDataParallel",
+    "maxtext": "XLA",
+    "jax": "XLA",
+}
+_RULES = {"nemo": "megatron", "maxtext": "xla", "jax": "xla"}
+"""Rules of frameworks that cut as another one does."""
+_BESIDES = {
+    "megatron": " (--ddp-num-buckets is a size, too: it divides the parameters of a stage, and excludes the other)",
+    "jax": ", if it unrolls the layers: what a scan over them reduces is combined within a layer",
+    "maxtext": ", with scan_layers: false: what a scan over layers reduces is combined within a layer",
+}
+"""What else a framework makes of a size."""
+_THRESHOLDS = ("all_reduce", "reduce_scatter")
+"""Collectives whose combination XLA has a threshold for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +43,20 @@ class OneSize:
         nbytes: Bytes of a bucket.
         elements: Gradients, counted one by one, of a bucket.
         lost: What the plan's own cuts would bring beyond it, a sentence.
+        collectives: Which collectives have buckets.
     """
 
     nbytes: float
     elements: int
     lost: str
+    collectives: tuple[str, ...] = ()
+
+    @property
+    def xla_flags(self) -> str:
+        """The environment variable with which XLA combines collectives up to this size."""
+        known = [name for name in _THRESHOLDS if name in self.collectives]
+        flags = (f"--xla_gpu_{name}_combine_threshold_bytes={round(self.nbytes)}" for name in known)
+        return f"XLA_FLAGS={' '.join(flags)}"
 
 
 def one_size(plan: Plan, folded: Folded, rule: str) -> OneSize | None:
@@ -39,14 +65,14 @@ def one_size(plan: Plan, folded: Folded, rule: str) -> OneSize | None:
     Args:
         plan: The plan.
         folded: The graph of one of its microbatches.
-        rule: The framework: "ddp", "megatron", "nemo" or "deepspeed".
+        rule: The framework, of `NAMES`.
     """
     if plan.fusion is None or not plan.fusion.buckets:
         return None
     costs = job_costs(plan.job)
     program = lower(plan, folded, costs)
     timer = BucketTimer(program, costs)
-    restriction: SizeRule = RULES["megatron" if rule == "nemo" else rule]
+    restriction: SizeRule = RULES[_RULES.get(rule, rule)]
     best, timed = best_rule(timer, restriction)
     ours = timer.time(tuple(stage.buckets for stage in program.stages))
     own = sum(len(cuts.ends) for stage in program.stages for cuts in stage.buckets)
@@ -55,7 +81,9 @@ def one_size(plan: Plan, folded: Folded, rule: str) -> OneSize | None:
         best.limit,
         elements,
         f"{own} buckets cut for this plan ({format_seconds(ours.step_seconds)} a step): {NAMES[rule]} cuts by one "
-        f"size; the best of {best.limit / 1e6:.3g} MB takes {format_seconds(timed.step_seconds)}",
+        f"size; the best of {best.limit / 1e6:.3g} MB takes {format_seconds(timed.step_seconds)}"
+        f"{_BESIDES.get(rule, '')}",
+        tuple(sorted({cuts.collective for stage in program.stages for cuts in stage.buckets})),
     )
 
 
@@ -88,6 +116,22 @@ def in_pytorch(plan: Plan, folded: Folded) -> list[str]:
     return [
         f"buckets cut for this plan ({format_seconds(own.step_seconds)} a step): FSDP2 reduces whole units; the "
         f"best are {told} ({format_seconds(found.found.step_seconds)})"
+    ]
+
+
+def compiled_regions(plan: Plan) -> list[str]:
+    """Return how kernels of several ops that a plan states are handed to `torch.compile`; none if it states none."""
+    if plan.fusion is None or not plan.fusion.groups:
+        return []
+    groups = plan.fusion.groups
+    kinds = sorted({group.kind for group in groups})
+    again = sum(bool(group.again) for group in groups)
+    duplicates = f", {again} of which compute something again" if again else ""
+    return [
+        f"{len(groups)} kernels of several ops{duplicates}: Inductor chooses the kernels of a region. Regions of whole "
+        f"blocks cut none of them apart: call compile() on every module that is a block of kind "
+        f"{', '.join(map(str, kinds))} (nn.Module.compile); what the plan computes again, Inductor recomputes only "
+        f"inside a kernel of its own choice"
     ]
 
 

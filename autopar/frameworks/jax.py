@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from autopar.folding.fold import Folded
+from autopar.frameworks.buckets import one_size
 from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.placements import (
@@ -86,6 +87,9 @@ def export(plan: Plan, folded: Folded) -> Exported:
     elif plan.num_microbatches > 1:
         lost.append(f"gradient accumulation over {plan.num_microbatches} microbatches")
     lost += common_losses(plan)
+    size = one_size(plan, folded, "jax")
+    if size is not None:
+        lost.append(size.lost)
     boundaries = []
     for name, (value, placements, instances) in boundary_placements(plan, folded).items():
         if any(isinstance(placement, Partial) for placement in placements):
@@ -93,7 +97,8 @@ def export(plan: Plan, folded: Folded) -> Exported:
             continue
         spec = partition_spec(placements, plan.mesh, len(value.shape))
         boundaries.append(f"    {name!r}: {spec},  # {_shape(value.shape)}, blocks {_ranges(instances)}\n")
-    text = header(plan, "Shardings for JAX", Remarks(lost, outcome=NOT_PREDICTED)) + _SCRIPT.format(
+    remarks = Remarks(lost, outcome=NOT_PREDICTED, environment=[] if size is None else [size.xla_flags])
+    text = header(plan, "Shardings for JAX", remarks) + _SCRIPT.format(
         stages=[stage.devices for stage in plan.stages],
         shape=plan.device_mesh.shape,
         axes=tuple(axis.name for axis in plan.mesh),

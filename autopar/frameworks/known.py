@@ -40,6 +40,7 @@ MEGATRON: Mapping[str, str] = {
     "--overlap-moe-expert-parallel-comm": "flag",
     "--use-tp-pp-dp-mapping": "flag",
     "--ddp-bucket-size": "whole",
+    "--ddp-num-buckets": "whole",
     "--tp-comm-overlap": "flag",
     "--attention-backend": "text",
     "--cross-entropy-loss-fusion": "flag",

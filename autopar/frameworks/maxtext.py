@@ -47,7 +47,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     Raises:
         ExportError: If MaxText cannot cut the model into these stages.
     """
-    lost = list(facts.lost)
+    lost = [*facts.lost, *([] if facts.bucket is None else [facts.bucket.lost])]
     fields: dict[str, object] = {
         "base_config": "base.yml",
         **_model(facts, lost),
@@ -66,9 +66,10 @@ def export(facts: Facts, outcome: str = "") -> Exported:
 
 
 def _environment(facts: Facts) -> list[str]:
+    flags = [] if facts.bucket is None else [facts.bucket.xla_flags]
     if _slices(facts) == 1:
-        return []
-    return [f"num_slices is the number of nodes, {_slices(facts)}: axes named dcn lie between them"]
+        return flags
+    return [*flags, f"num_slices is the number of nodes, {_slices(facts)}: axes named dcn lie between them"]
 
 
 def _slices(facts: Facts) -> int:

@@ -480,7 +480,14 @@ def _communication(arguments: Taken, degrees: Degrees, precision: str, assumed: 
         )
     if degrees.cp > 1 and arguments.peek("--cp-comm-type") == _TWO_LEVELS:
         assumed.append(f"context parallelism is a ring over all its devices; Megatron-LM runs {_TWO_LEVELS}")
-    size = arguments.whole("--ddp-bucket-size")
+    size, count = arguments.whole("--ddp-bucket-size"), arguments.whole("--ddp-num-buckets")
+    if size is not None and count is not None:
+        raise ExportError(
+            "--ddp-bucket-size and --ddp-num-buckets both state buckets of gradients: Megatron-LM refuses that",
+            hint="give one of them",
+        )
     usual = full_bucket(Axis("dp", max(2, degrees.dp * degrees.cp), 1)) / load_policy(precision).gradient_wire
     if size is not None and not 0.5 < size / usual < 2.0:
         assumed.append(f"gradients are reduced in buckets of {usual:,.0f}; --ddp-bucket-size is {size:,}")
+    if count is not None:
+        assumed.append(f"gradients are reduced in buckets of {usual:,.0f}; --ddp-num-buckets makes {count}")

@@ -3,7 +3,7 @@
 import json
 
 from autopar.folding.fold import Folded
-from autopar.frameworks.buckets import in_pytorch
+from autopar.frameworks.buckets import compiled_regions, in_pytorch
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.jax import NOT_PREDICTED, common_losses
 from autopar.frameworks.placements import has_chunks, input_placements, parameter_placements
@@ -127,7 +127,7 @@ def export(plan: Plan, folded: Folded) -> Exported:
     elif plan.num_microbatches > 1:
         lost.append(f"gradient accumulation over {plan.num_microbatches} microbatches")
     lost += common_losses(plan)
-    lost += in_pytorch(plan, folded)
+    lost += [*in_pytorch(plan, folded), *compiled_regions(plan)]
     values = folded.graph.values
     group_of = {stage: devices.index(plan.stages[stage].devices) for stage in range(len(plan.stages))}
 

@@ -23,22 +23,27 @@ class SizeRule:
         first: Bytes of the first bucket, where it has a limit of its own.
         before: Whether a bucket ends before the gradient that would exceed the limit; else with the one that reaches
             it.
+        most: Gradients of a bucket at most; 0 for any number.
     """
 
     limit: float
     first: float | None = None
     before: bool = False
+    most: int = 0
 
     def ends(self, sizes: Sequence[float]) -> tuple[int, ...]:
         """Return one past the last gradient of each bucket.
 
         >>> [SizeRule(4.0, *rest).ends([1.0, 3.0, 2.0, 2.0, 3.0]) for rest in ((), (1.0,), (None, True))]
         [(2, 4, 5), (1, 3, 5), (2, 4, 5)]
+        >>> SizeRule(100.0, before=True, most=2).ends([1.0, 3.0, 2.0, 2.0, 3.0])
+        (2, 4, 5)
         """
         found: list[int] = []
         held, limit = 0.0, self.limit if self.first is None else self.first
         for number, size in enumerate(sizes):
-            if self.before and held and held + size > limit:
+            first = found[-1] if found else 0
+            if (self.before and held and held + size > limit) or (self.most and number - first == self.most):
                 found.append(number)
                 held, limit = 0.0, self.limit
             held += size
@@ -55,6 +60,7 @@ RULES = {
     "ddp": SizeRule(25 * MIB, DDP_FIRST),
     "megatron": SizeRule(25e6),
     "deepspeed": SizeRule(25e6, before=True),
+    "xla": SizeRule(30 * MIB, before=True, most=256),
 }
 """What each framework does with a size; the sizes here are placeholders for those that are tried.
 
@@ -62,7 +68,8 @@ PyTorch: `Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size` clos
 reaches `bucket_cap_mb`, the first one at its own limit; since PyTorch 2.13 it has that of the others where a size is
 given, and `bucket_cap_mb_list` gives each bucket its own. Megatron-Core: `_ParamAndGradBuffer` closes one with the
 parameter that reaches `bucket_size`. DeepSpeed: stage_1_and_2.py reduces what it has before a gradient that would
-exceed `reduce_bucket_size`."""
+exceed `reduce_bucket_size`. XLA: `CombineInstructionsByKey` (collective_combiner_utils.h) combines what stays within
+`xla_gpu_all_reduce_combine_threshold_bytes` (or that of reduce-scatters), 256 collectives at most (nvgpu_compiler)."""
 
 NUM_SIZES = 24
 """Sizes that are tried, from the mean gradient to all of them, in equal ratios."""
