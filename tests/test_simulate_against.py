@@ -71,6 +71,27 @@ def test_a_term_that_takes_longer_is_named(timeline: Timeline, tmp_path: Path, t
     assert f"{named} (-33.3 %)" in format_comparison(found).replace("\n           ", " ")
 
 
+def test_collectives_of_gradients_are_aligned_one_by_one(tmp_path: Path) -> None:
+    """Each beside the measured one in its place; one that the trace lacks stands alone, and the others still meet."""
+    timeline = simulate(two_block_step(Mesh.of(**SIZES)), ExactCosts(), trace=True, bucket=0.0)
+    trace = kineto(timeline, 0, SIZES)
+    again = compare(timeline, 0, SIZES, read_trace(write(trace, tmp_path / "trace.json")))
+    reduces = [event for event in trace["traceEvents"] if event.get("args", {}).get("Group size") == SIZES["dp"]]
+    trace["traceEvents"].remove(next(event for event in reduces if event["dur"] == pytest.approx(2e6)))
+
+    found = compare(timeline, 0, SIZES, read_trace(write(trace, tmp_path / "less.json")))
+
+    assert [row.simulated[1] for row in again.events if row.simulated is not None] == [
+        6,
+        2,
+    ]  # the first waits for tp once
+    assert all(row.measured == pytest.approx(row.simulated) for row in again.events)
+    alone, met = found.events[1], found.events[0]
+    assert (alone.measured, alone.apart) == (None, 2)
+    assert met.measured == pytest.approx(met.simulated)
+    assert "of 2 collectives of gradients whose ends are furthest apart" in format_comparison(found)
+
+
 def test_collectives_meet_by_kind_where_group_sizes_are_unknown(timeline: Timeline, tmp_path: Path) -> None:
     """Older traces do not say how large the group of a collective is."""
     trace = kineto(timeline, 0, SIZES, group_sizes=False)

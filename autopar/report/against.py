@@ -4,6 +4,9 @@ from autopar.report.text import format_change, format_entries, format_table
 from autopar.simulate.comparison import Comparison
 from autopar.units import format_seconds
 
+_SHOWN = 8
+"""Collectives of gradients that are shown one by one."""
+
 
 def format_comparison(found: Comparison) -> str:
     """Return what a rank did beside what was simulated of its stage, term by term, and which terms are off."""
@@ -27,4 +30,17 @@ def format_comparison(found: Comparison) -> str:
         for row in found.rows
     ]  # fmt: skip
     header = ("term", "simulated", "measured", "change", "")
-    return "\n".join([*format_entries(entries), "", *format_table(header, rows)]) + "\n"
+    lines = [*format_entries(entries), "", *format_table(header, rows)]
+    if found.events:
+        apart = sorted(found.events, key=lambda event: -event.apart)[:_SHOWN]
+        own = [
+            (event.name, *map(_span, (event.simulated, event.measured)), format_seconds(event.apart)) for event in apart
+        ]
+        title = f"the {len(own)} of {len(found.events)} collectives of gradients whose ends are furthest apart"
+        lines += ["", title, *format_table(("collective", "simulated", "measured", "apart"), own)]
+    return "\n".join(lines) + "\n"
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    """Return start and length of a collective."""
+    return "none" if span is None else f"{format_seconds(span[0])} + {format_seconds(span[1])}"

@@ -12,6 +12,8 @@ from autopar.simulate.timeline import Event, Row, Timeline
 
 OFF_BY = 0.1
 """Share of the larger of two figures from which on a term is off."""
+MOST_ALIGNED = 1000
+"""Collectives of a kind and group that are aligned one by one: aligning takes time with the square of them."""
 OFF_STEP = 0.01
 """Share of the measured step that the difference has to be, too."""
 _TASK = re.compile(r"([FBW])\d+(\.\d+)?")
@@ -42,6 +44,28 @@ class TermRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EventRow:
+    """A collective of gradients in the simulated step and the one of the measured step that it is taken for.
+
+    Attributes:
+        name: As in the simulated timeline; the kind of a measured one that has no counterpart.
+        simulated: Start and length in seconds, from the start of the step; None if only the measured step has it.
+        measured: The same of the first measured step; None if only the simulated step has it.
+    """
+
+    name: str
+    simulated: tuple[float, float] | None
+    measured: tuple[float, float] | None
+
+    @property
+    def apart(self) -> float:
+        """Seconds between both ends; the length of one that has no counterpart."""
+        if self.simulated is None or self.measured is None:
+            return (self.simulated or self.measured or (0.0, 0.0))[1]
+        return abs(sum(self.simulated) - sum(self.measured))
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A rank beside the stage it belongs to.
 
@@ -52,6 +76,7 @@ class Comparison:
         measured_seconds: Of a step, on the mean of those in the trace.
         steps: How many these are.
         rows: By term; those that differ most first.
+        events: Collectives of gradients, one by one, in the order of the simulated step.
     """
 
     rank: int | None
@@ -60,6 +85,7 @@ class Comparison:
     measured_seconds: float
     steps: int
     rows: tuple[TermRow, ...]
+    events: tuple[EventRow, ...] = ()
 
     @property
     def off(self) -> tuple[TermRow, ...]:
@@ -100,7 +126,9 @@ def stage_of(recording: Recording, places: Sequence[Place], shown: str) -> int:
 def compare(timeline: Timeline, stage: int, sizes: Mapping[str, int], recording: Recording) -> Comparison:
     """Lay a measured step beside a simulated one, term by term.
 
-    Collectives meet by kind and size of the group, or by kind alone if the trace does not have the sizes.
+    Collectives meet by kind and size of the group, or by kind alone if the trace does not have the sizes. Those of
+    gradients, which the simulated step has one by one, are also aligned with the measured ones: in order, so that the
+    sum of the differences of their starts is least, with one left alone where that is less than half a step.
 
     Args:
         timeline: Simulated with `trace=True`.
@@ -122,7 +150,81 @@ def compare(timeline: Timeline, stage: int, sizes: Mapping[str, int], recording:
         for name in {*simulated, *measured}
     ]
     rows.sort(key=lambda row: (-abs(row.measured - row.simulated), row.name))
-    return Comparison(recording.rank, stage, timeline.step_seconds, step, recording.steps, tuple(rows))
+    aligned = tuple(_aligned(timeline, stage, sizes, recording, told=told))
+    return Comparison(recording.rank, stage, timeline.step_seconds, step, recording.steps, tuple(rows), aligned)
+
+
+def _aligned(
+    timeline: Timeline, stage: int, sizes: Mapping[str, int], recording: Recording, *, told: bool
+) -> list[EventRow]:
+    """Return the collectives of gradients of a stage beside those of the first measured step.
+
+    Kinds and sizes of groups that passes have collectives of, too, are left out: a trace does not tell them apart.
+    """
+    gradients: defaultdict[tuple[str, int], list[Event]] = defaultdict(list)
+    mixed = set()
+    for event in timeline.events:
+        match = _COLLECTIVE.match(event.name)
+        if event.stage != stage or match is None:
+            continue
+        key = match[1], sizes.get(match[2], 0) if told else 0
+        if event.row in (Row.GRADIENTS_INTRA, Row.GRADIENTS_INTER):
+            gradients[key].append(event)
+        elif event.row is Row.COLLECTIVES:
+            mixed.add(key)
+    length = recording.seconds / recording.steps
+    rows = []
+    for key, events in gradients.items():
+        if key in mixed:
+            continue
+        bars = [
+            bar
+            for bar in recording.bars
+            if bar.work is Work.COLLECTIVE and (bar.kind, bar.size if told else 0) == key and bar.start < length
+        ]
+        spans = sorted((event.start, event.seconds, event.name) for event in events)
+        spans, bars = spans[:MOST_ALIGNED], bars[:MOST_ALIGNED]
+        for first, second in _pairs([start for start, *_ in spans], [bar.start for bar in bars], 0.5 * length):
+            rows.append(
+                EventRow(
+                    _term(Work.COLLECTIVE, *key) if first is None else spans[first][2],
+                    None if first is None else spans[first][:2],
+                    None if second is None else (bars[second].start, bars[second].seconds),
+                )
+            )
+    rows.sort(key=lambda row: (row.simulated or row.measured or (0.0, 0.0))[0])
+    return rows
+
+
+def _pairs(first: Sequence[float], second: Sequence[float], alone: float) -> list[tuple[int | None, int | None]]:
+    """Align two ascending sequences in order; one left alone costs `alone`, a pair what its members are apart.
+
+    >>> _pairs([0.0, 1.0, 5.0], [1.1, 5.2], 2.0)
+    [(0, None), (1, 0), (2, 1)]
+    """
+    rows, columns = len(first), len(second)
+    cost = [[alone * (row + column) for column in range(columns + 1)] for row in range(rows + 1)]
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            cost[row][column] = min(
+                cost[row - 1][column - 1] + abs(first[row - 1] - second[column - 1]),
+                cost[row - 1][column] + alone,
+                cost[row][column - 1] + alone,
+            )
+    found: list[tuple[int | None, int | None]] = []
+    row, column = rows, columns
+    while row or column:
+        here = cost[row][column]
+        if row and column and here == cost[row - 1][column - 1] + abs(first[row - 1] - second[column - 1]):
+            row, column = row - 1, column - 1
+            found.append((row, column))
+        elif row and here == cost[row - 1][column] + alone:
+            row -= 1
+            found.append((row, None))
+        else:
+            column -= 1
+            found.append((None, column))
+    return found[::-1]
 
 
 def _simulated_terms(events: Sequence[Event], sizes: Mapping[str, int], told: bool) -> dict[str, float]:
