@@ -10,7 +10,9 @@ import pytest
 import autopar
 from autopar.cli import main
 from autopar.cluster import format_cluster, load_cluster
+from autopar.cost import Collective
 from autopar.errors import ClusterError, JobError
+from autopar.events import Database, Machine, Measurement, TransferEvent, event_id, save_database
 from autopar.plan import Plan
 from autopar.report.summary import verdict
 from autopar.report.whatif import format_whatif
@@ -59,6 +61,28 @@ def test_cells_without_a_plan_say_why() -> None:
     assert "too much" in found.cells[0].why
     assert "do not fill nodes" in found.cells[1].why
     assert "2 × h100: does not fit" in text
+
+
+def test_cells_are_planned_with_measured_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Collectives that take 10 ms whatever their size: `--profile` plans around them as `solve` does."""
+    here = Machine("here", "gloo", 1, 2, (), 8e9)
+    events = [TransferEvent(kind, nbytes, 2, 2) for kind in Collective for nbytes in (1e2, 1e8)]
+    measured = {event_id(own): Measurement(here.id, 2, 1e-2, 1e-2, 1e-2, 10, 3, "2026-01-01") for own in events}
+    database = Database().with_events(events, "mixed").with_measurements(here, measured)
+    save_database(database, tmp_path)
+
+    code = main(["whatif", "zoo:mlp-xs", *SET, "--gpus", "2", "--global-batch", "8", "--cluster", "a100", "--no-cache",
+                 "--profile", str(tmp_path), "--json"])  # fmt: skip
+
+    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    assert code == 0
+    ours = autopar.solve("zoo:mlp-xs", gpus=2, cluster="a100", top_k=1, profile=tmp_path, **MLP)
+    assert ours.simulated is not None
+    assert cell["step_seconds"] == pytest.approx(ours.simulated.step_seconds)
+    assert cell["plan"] == ours.summary
+    assert cell["step_seconds"] < 1e-2
+    plain = autopar.solve("zoo:mlp-xs", gpus=2, cluster="a100", top_k=1, **MLP)
+    assert plain.summary != ours.summary
 
 
 @pytest.mark.parametrize(
