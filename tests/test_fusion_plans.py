@@ -1,5 +1,7 @@
 """Plans with buckets of their own: found, written, read, simulated, executed and handed over."""
 
+import ast
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +120,27 @@ def test_frameworks_get_the_best_of_one_size(plan: Plan, to: str, told: str, cac
     assert told in found.text
     assert any("cut for this plan" in lost for lost in found.lost)
     assert not any("cut for this plan" in lost for lost in replace(plan, fusion=None).export(to).lost)
+
+
+def test_fsdp_gets_units_of_whole_layers(cache_dir: Path) -> None:
+    """Its groups have all layers, in order, and the script says what the plan's own cuts would bring."""
+    numbers = Degrees(dp=16, zero=3, microbatch=4, global_batch=64)
+    plain = autopar.predict(
+        "zoo:gpt2", numbers, cluster="v100-aws", stack="ideal", dims=_DIMS, cache_dir=cache_dir
+    ).plan
+    cut, _, _ = fuse_plan(plain, cache_dir=cache_dir)
+    assert cut.fusion is not None
+
+    text = cut.export("fsdp", cache_dir=cache_dir)
+
+    groups = ast.literal_eval(re.findall(r"^GROUPS = (.*?)  #", text.text, re.MULTILINE)[0])
+    assert sum(groups) == _DIMS["num_layers"]
+    assert any("FSDP2 reduces whole units" in lost for lost in text.lost)
+    assert "GROUPS = [1, 1, 1, 1]" in plain.export("fsdp", cache_dir=cache_dir).text
+
+
+def test_scripts_without_sharding_get_the_best_size(plan: Plan, cache_dir: Path) -> None:
+    assert re.search(r"^BUCKET_MB = [0-9.]+ ", plan.export("fsdp", cache_dir=cache_dir).text, re.MULTILINE)
 
 
 def test_a_size_is_applied_as_each_framework_does() -> None:

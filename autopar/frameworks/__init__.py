@@ -20,10 +20,11 @@ from autopar.frameworks import (
     torchtitan,
 )
 from autopar.frameworks.abilities import ABILITIES, Abilities
-from autopar.frameworks.buckets import one_size
+from autopar.frameworks.buckets import layer_units, one_size
 from autopar.frameworks.export_check import outcome_of
 from autopar.frameworks.facts import Facts, read
 from autopar.plan import Exported, Plan
+from autopar.tactics.stages import layers as layers_of
 from autopar.workload import open_plan
 
 __all__ = ["BY_DEGREES", "BY_PLACEMENTS", "Exported", "Facts", "export", "read", "targets"]
@@ -93,6 +94,12 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
         facts = _with_stage_order(read(plan, folded, workload.proto()), to)
         if to in _BY_SIZE:
             facts = replace(facts, bucket=one_size(plan, folded, to))
+        if to == "fsdp" and facts.pp == 1:  # it shards by units, and wraps in DistributedDataParallel without sharding
+            facts = (
+                replace(facts, units=layer_units(plan, folded, layers_of(folded)))
+                if facts.zero
+                else replace(facts, bucket=one_size(plan, folded, to))
+            )
         _check_roles(facts, ABILITIES[to])
         written = BY_DEGREES[to](facts, "")
         return BY_DEGREES[to](facts, outcome_of(plan, to, written, facts, workload, cache_dir).sentence)

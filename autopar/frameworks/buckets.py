@@ -1,8 +1,10 @@
 """Buckets of a plan in the words of a framework: one size, or units of whole blocks, and what is lost by that."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from autopar.cost import CostModel
 from autopar.folding.fold import Folded
 from autopar.fusion import cut_gradients
 from autopar.fusion.buckets import Bucketing, BucketTimer
@@ -20,10 +22,11 @@ NAMES = {
     "nemo": "NeMo",
     "deepspeed": "DeepSpeed",
     "ddp": "DistributedDataParallel",
+    "fsdp": "DistributedDataParallel",
     "maxtext": "XLA",
     "jax": "XLA",
 }
-_RULES = {"nemo": "megatron", "maxtext": "xla", "jax": "xla"}
+_RULES = {"nemo": "megatron", "fsdp": "ddp", "maxtext": "xla", "jax": "xla"}
 """Rules of frameworks that cut as another one does."""
 _BESIDES = {
     "megatron": " (--ddp-num-buckets is a size, too: it divides the parameters of a stage, and excludes the other)",
@@ -109,14 +112,53 @@ def in_pytorch(plan: Plan, folded: Folded) -> list[str]:
         ]
     costs = job_costs(plan.job)
     program = lower(plan, folded, costs)
+    return [_told(program, cut_gradients(program, costs, whole_blocks=True), costs)]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Layers that FSDP2 gathers and reduces together.
+
+    Attributes:
+        counts: Layers of each unit, in the order of the forward.
+        lost: What the plan's own cuts would bring beyond them, a sentence.
+    """
+
+    counts: tuple[int, ...]
+    lost: str
+
+
+def layer_units(plan: Plan, folded: Folded, layers: Sequence[int]) -> Units | None:
+    """Return the best units of whole blocks for the gradients of a plan; None if it follows the uniform rule.
+
+    Args:
+        plan: The plan, of one stage.
+        folded: The graph of one of its microbatches.
+        layers: Blocks that are layers, in order.
+    """
+    if plan.fusion is None or not plan.fusion.buckets:
+        return None
+    costs = job_costs(plan.job)
+    program = lower(plan, folded, costs)
     found = cut_gradients(program, costs, whole_blocks=True)
-    units = "; ".join(_units(program, found))
-    told = f"fully_shard on units of blocks {units}" if units else "fully_shard on every block"
+    (parts,) = _parts(program, found)
+    counts = tuple(count for low, high in parts if (count := sum(low <= layer <= high for layer in layers)))
+    return Units(counts, _told(program, found, costs))
+
+
+def _told(program: Program, found: Bucketing, costs: CostModel) -> str:
+    """Return what whole units come to beside the cuts of a plan."""
     own = BucketTimer(program, costs).time(tuple(stage.buckets for stage in program.stages))
-    return [
+    units = "; ".join(
+        ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in stage)
+        for stage in _parts(program, found)
+        if stage
+    )
+    told = f"fully_shard on units of blocks {units}" if units else "fully_shard on every block"
+    return (
         f"buckets cut for this plan ({format_seconds(own.step_seconds)} a step): FSDP2 reduces whole units; the "
         f"best are {told} ({format_seconds(found.found.step_seconds)})"
-    ]
+    )
 
 
 def compiled_regions(plan: Plan) -> list[str]:
@@ -148,17 +190,17 @@ def _caps(plan: Plan, folded: Folded) -> list[tuple[float, ...]]:
     return list(found)
 
 
-def _units(program: Program, found: Bucketing) -> list[str]:
-    """Return the blocks of each unit, stage by stage, in the order in which the forward runs them."""
+def _parts(program: Program, found: Bucketing) -> list[list[tuple[int, int]]]:
+    """Return the first and the last block of each unit, stage by stage, in the order in which the forward runs them."""
     table, splits = program.table(), SCHEDULES[program.schedule].splits
-    told: list[str] = []
+    told: list[list[tuple[int, int]]] = []
     first = 0
     for stage, cuts in zip(program.stages, found.cuts, strict=True):
         known = gradients(stage, table, splits=splits)
+        told.append([])
         for own in cuts[:1]:
-            blocks = [gradient.block for gradient in known[own.key]]
+            blocks = [first + gradient.block for gradient in known[own.key]]
             parts = [(blocks[end - 1], blocks[begin]) for begin, end in pairwise((0, *own.ends))]
-            names = (f"{first + low}" if low == high else f"{first + low}-{first + high}" for low, high in parts)
-            told.append(", ".join(reversed(list(names))))
+            told[-1] += reversed(parts)
         first += len(stage.blocks)
     return told

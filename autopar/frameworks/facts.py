@@ -23,7 +23,7 @@ from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.folding.graph_facts import layer_kinds
 from autopar.folding.selective_recompute import modules_of
-from autopar.frameworks.buckets import OneSize
+from autopar.frameworks.buckets import OneSize, Units
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
@@ -118,6 +118,7 @@ class Facts:
         modules: Names of the modules of the layers, in order; empty if some layer has none of its own.
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
+        units: The best units of whole layers likewise.
     """
 
     plan: Plan
@@ -142,6 +143,7 @@ class Facts:
     recompute_beside: frozenset[str] = frozenset()
     modules: tuple[str, ...] = ()
     bucket: OneSize | None = None
+    units: Units | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
 
     @property

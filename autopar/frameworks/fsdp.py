@@ -132,6 +132,8 @@ def lost_by(facts: Facts, target: str) -> list[str]:
     """Return what FSDP2 has no word for, under accelerate, the Trainer or alone."""
     ability = ABILITIES[target]
     lost = [*facts.lost, *offloads_lost(facts.plan)]
+    if target != "fsdp" and facts.plan.fusion is not None and facts.plan.fusion.buckets:
+        lost.append(f"buckets cut for this plan: {ability.name} wraps every block, or leaves PyTorch its default size")
     if facts.pp > 1:
         lost.append(f"the pipeline of {facts.pp} stages: {ability.name} has none")
     if facts.ep > 1:

@@ -6,6 +6,7 @@ from autopar.frameworks.assumptions import taken_for_granted
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.fsdp import lost_by
 from autopar.frameworks.header import Remarks, header
+from autopar.fusion.rules import MIB
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -20,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 REPLICAS, SHARDS = {replicas}, {shards}  # copies, and devices that share the parameters of each
 LAYERS = {layers}  # modules that are gathered one after the other
-LAYERS_PER_GROUP = 1  # layers that are gathered together
+GROUPS = {groups}  # layers of each group, which are gathered and reduced together
+BUCKET_MB = {bucket}  # of gradients, where nothing is sharded; None for PyTorch's default
 RESHARD_AFTER_FORWARD = {reshards}  # whether the backward gathers parameters again
 GATHER_AGAIN = {again}  # whether each of the microbatches of a step does
 MICROBATCHES = {microbatches}
@@ -42,7 +44,7 @@ def wrap(model, device_mesh):
         owner, _, last = LAYERS[number].rpartition(".")
         setattr(model.get_submodule(owner), last, checkpoint_wrapper(model.get_submodule(LAYERS[number])))
     if SHARDS == 1:
-        return DistributedDataParallel(model) if REPLICAS > 1 else model
+        return DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB) if REPLICAS > 1 else model
     share = partial(
         fully_shard,
         mesh=device_mesh,
@@ -50,8 +52,8 @@ def wrap(model, device_mesh):
         offload_policy=CPUOffloadPolicy() if OFFLOADS else OffloadPolicy(),
     )
     layers = [model.get_submodule(name) for name in LAYERS]
-    for start in range(0, len(layers), LAYERS_PER_GROUP):
-        group = layers[start : start + LAYERS_PER_GROUP]
+    for count in GROUPS:
+        group, layers = layers[:count], layers[count:]
         share(group if len(group) > 1 else group[0], reshard_after_forward=RESHARD_AFTER_FORWARD)
     return share(model, reshard_after_forward=False)  # what is around the layers is read at both ends of a pass
 
@@ -87,6 +89,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     layers = facts.modules
     if degrees.zero and not layers:
         lost.append("layers that are gathered one after the other: no module has the parameters of one alone")
+    counts = (1,) * len(layers) if facts.units is None or sum(facts.units.counts) != len(layers) else facts.units.counts
+    lost += [own.lost for own in (facts.units, facts.bucket) if own is not None]
     recomputed = range(len(layers)) if degrees.recompute == Recompute.FULL else ()
     half = load_policy(facts.plan.job.precision).half
     granted = taken_for_granted(facts, "fsdp")
@@ -95,6 +99,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         replicas=facts.dp // shards,
         shards=shards,
         layers=list(layers),
+        groups=list(counts),
+        bucket=None if facts.bucket is None else f"{facts.bucket.nbytes / MIB:.4g}",
         reshards=facts.zero == 3,
         again=facts.zero == 3,
         microbatches=facts.plan.num_microbatches,
