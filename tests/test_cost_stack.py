@@ -203,6 +203,7 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "hides_dispatch",
         "hides_tp",
         "graphs",
+        "experts",
         "loss",
         "gradients",
         "context",

@@ -17,15 +17,17 @@ from autopar.cluster import PRESETS, Cluster
 from autopar.cost import IDEAL, CostModel, Stack
 from autopar.cost.arrays import FloatArray
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.model import MEMORY_LAUNCH
 from autopar.cost.policy import MIXED, load_policy
 from autopar.cost.reshard import Resharder
+from autopar.cost.stack import Experts, Graphs
 from autopar.degrees import Degrees
 from autopar.estimates import Estimator
 from autopar.folding.graph_facts import row_routings
 from autopar.formulate.building import build_tables
 from autopar.formulate.tables import Slot
 from autopar.ir.fills import fills
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Cast, Graph, Linear, LinearProduct, Op
 from autopar.ir.routing import Routed, Routing, routings
 from autopar.onnx import load
 from autopar.prediction import Predictor
@@ -336,6 +338,41 @@ def test_grouped_products_reach_published_shares_of_the_peak(
     seconds = 2 * experts * rows * width * inner / (share * 2250e12)
 
     assert _grouped(kind, experts, rows, width, inner, B200) == pytest.approx(seconds, rel=0.25)
+
+
+@pytest.mark.parametrize("kind", ["GroupedMatMul", "GroupedMatMulGrad", "GroupedMatMulWeightGrad"])
+@pytest.mark.parametrize(
+    ("experts", "graphs", "kernels"),
+    [("grouped", "none", 1), ("fused", "none", 1), ("each", "none", 16), ("each", "partial", 16), ("each", "full", 1)],
+)
+def test_a_product_per_expert_costs_a_launch_each(kind: str, experts: Experts, graphs: Graphs, kernels: int) -> None:
+    """Unless a CUDA graph holds the launches."""
+    costs = replace(B200, stack=replace(B200.stack, experts=experts, graphs=graphs))
+
+    more = _grouped(kind, 16, 256, 512, 1024, costs) - _grouped(kind, 16, 256, 512, 1024, B200)
+
+    assert more == pytest.approx((kernels - 1) * B200.cluster.device.launch, abs=1e-12)
+
+
+def _quantized(experts: Experts, cast: Cast) -> float:
+    """Return the seconds in MXFP8 of a product of 16 experts whose rows an activation or something else made."""
+    costs = replace(B200, policy=load_policy("mxfp8"), stack=replace(B200.stack, experts=experts))
+    op = Op("p", "autopar::GroupedMatMul", ("x", "w"), ("y",), linear=Linear(LinearProduct.FORWARD, cast, kept=True))
+    shapes = [[16, 1, 256, 512], [16, 512, 1024], [16, 1, 256, 1024]]
+    x, w, y = (np.array([shape]) for shape in shapes)
+    seconds: FloatArray = costs.op_seconds(op, [x, w], [y], {"x": 2.0, "w": 2.0, "y": 2.0})
+    return float(seconds[0])
+
+
+def test_fused_experts_write_what_the_next_product_reads() -> None:
+    """An activation in the kernel before is cast there; rows that come from the dispatcher have a cast of their own."""
+    launch = B200.cluster.device.launch
+
+    assert _quantized("fused", Cast.BY_MAKER) == pytest.approx(_quantized("grouped", Cast.BEFORE))
+    assert _quantized("fused", Cast.OWN) == pytest.approx(_quantized("grouped", Cast.OWN))
+    assert _quantized("each", Cast.OWN) - _quantized("grouped", Cast.OWN) == pytest.approx(
+        15 * (1 + MEMORY_LAUNCH) * launch
+    )
 
 
 def test_cuda_graphs_launch_all_but_what_depends_on_the_router() -> None:

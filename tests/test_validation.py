@@ -215,6 +215,32 @@ def test_what_a_source_says_of_dispatchers_and_graphs_is_taken(
 
 
 @pytest.mark.parametrize(
+    ("version", "gpu", "precision", "model", "expected"),
+    [
+        ("26.04.01", "GB200", "MXFP8", "Qwen3-30B-A3B", ("each", "partial", False)),
+        ("26.06", "GB200", "MXFP8", "Qwen3-30B-A3B", ("fused", "full", True)),
+        ("26.06.01", "GB300", "MXFP8", "Qwen3-235B-A22B", ("fused", "full", True)),
+        ("26.06.01", "GB300", "BF16", "Qwen3-235B-A22B", ("each", "partial", False)),
+        ("26.06", "B300", "MXFP8", "Qwen3-235B-A22B", ("each", "none", False)),
+        ("26.06.01", "B300", "MXFP8", "Qwen3-235B-A22B", ("fused", "full", True)),
+        ("26.10", "B200", "MXFP8", "Qwen3-30B-A3B", ("each", "none", False)),
+    ],
+)
+def test_kernels_of_experts_are_known_by_version(
+    version: str, gpu: str, precision: str, model: str, expected: tuple[str, str, bool]
+) -> None:
+    """Fused kernels, full CUDA graphs and hidden dispatch came to Megatron-Bridge with 26.06, in MXFP8."""
+    sizes: dict[str, Any] = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
+
+    stack = express(
+        _row(framework=f"Megatron-Bridge ({version} NeMo Container) pretrain", gpu=gpu, precision=precision,
+             model=model, arch="moe", ep=8, dp=8, n_gpus=8, tp=1, pp=1, global_batch=64, micro_batch=1, **sizes)
+    ).stack  # fmt: skip
+
+    assert (stack.experts, stack.graphs, stack.hides_dispatch) == expected
+
+
+@pytest.mark.parametrize(
     ("fields", "hides"),
     [
         ({"source": "NVIDIA/dgxc-benchmarking v25.04.02:llama3.1/README.md", "framework": None}, True),
@@ -433,6 +459,19 @@ def test_calibration_finds_a_known_stack(made: Path, cache_dir: Path) -> None:
     assert fit.rows == len(for_fit) > 0
     assert {entry.name: (entry.low, entry.high) for entry in fit.valid}["hidden"] == (1024, 1024)
     assert "on a bound" not in format_calibration(found)
+
+
+def test_what_rows_do_not_tell_is_that_of_the_relatives(made: Path, cache_dir: Path) -> None:
+    """Rows of one node say nothing of transfers between nodes: the scalar stays at the shared fit, or its default."""
+    rows = [row for row in load_rows(made) if row.source == "made" and row.n_gpus and row.n_gpus <= 8]
+    prepared = prepare(rows[:3], "megatron-a100", cache_dir)
+    start, names = meant_stack("Megatron-LM", "A100"), ("gemm_efficiency", "inter_slowdown")
+    shared = start.with_scalars(inter_slowdown=1.7)
+
+    alone, drawn = (fit_prepared(prepared, [], start, names, shared=other).stack for other in (None, shared))
+
+    assert alone["inter_slowdown"] == pytest.approx(1.0, abs=0.05)
+    assert drawn["inter_slowdown"] == pytest.approx(1.7, abs=0.05)
 
 
 def test_scalars_on_a_bound_are_said_to_be(made: Path, cache_dir: Path) -> None:

@@ -156,7 +156,8 @@ class CostModel:
         if op.kind in PRODUCT_KINDS:
             if op.linear is not None and self.policy.format is not None:
                 return self._quantized_seconds(op, op.linear, self.policy.format, inputs, outputs, element_bytes, fused)
-            return device.launch * SCAN_KERNELS.get(op.kind, 1) + self._product_seconds(
+            launches = SCAN_KERNELS.get(op.kind, 1) * self._experts_launched(op, first)
+            return device.launch * launches + self._product_seconds(
                 op, inputs, outputs, self.policy.numbers, nbytes, element_bytes
             )
         traffic = self.stack["memory_traffic"]
@@ -181,26 +182,51 @@ class CostModel:
         read = op.inputs[:2] if quantized.activations else op.inputs[1:2] if weight else ()
         sizes = {**element_bytes, **{name: min(element_bytes[name], quantized.bytes) for name in read}}
         nbytes = op_bytes(op, inputs, outputs, sizes, fused.unread, fused.unwritten)
-        seconds = self.cluster.device.launch + self._product_seconds(
+        launches = self._experts_launched(op, inputs[0])
+        seconds = self.cluster.device.launch * launches + self._product_seconds(
             op, inputs, outputs, quantized.numbers, nbytes, sizes
         )
         operand = inputs[0 if weight else 1]
-        if not self._casts(linear) or operand is None:
+        if not self._casts(op, linear) or operand is None:
             return seconds
         copies = (self.policy.copies if linear.kept else 1) * quantized.bytes
         moved = num_elements(operand) * (quantized.reads * self.policy.activation + copies) * fill_of(op)
+        traffic = self.stack["memory_traffic"]
+        traffic = max(1.0, traffic) if op.kind in GROUPED_KINDS else traffic
         return (
             seconds
-            + quantized.reads * MEMORY_LAUNCH * self.cluster.device.launch
-            + moved * (self.stack["memory_traffic"] / (self._bandwidth * PLAIN_SHARE))
+            + launches * (quantized.reads * MEMORY_LAUNCH * self.cluster.device.launch)
+            + moved * (traffic / (self._bandwidth * PLAIN_SHARE))
         )
 
-    def _casts(self, linear: Linear) -> bool:
-        """Whether a product of a linear layer has its operand quantized by a kernel of its own."""
+    def _casts(self, op: Op, linear: Linear) -> bool:
+        """Whether a product of a linear layer has its operand quantized by a kernel of its own.
+
+        Fused kernels of experts write what the next product of an expert reads in its format; activations before a
+        product per expert write 16 bits whatever the format.
+        """
         quantized = self.policy.format
         if quantized is None or not quantized.activations or linear.cast is Cast.BEFORE:
             return False
-        return linear.cast is Cast.OWN or not quantized.by_maker
+        by_maker = quantized.by_maker
+        if op.kind in GROUPED_KINDS and self.stack.experts != "grouped":
+            by_maker = self.stack.experts == "fused"
+        return linear.cast is Cast.OWN or not by_maker
+
+    def _experts_launched(self, op: Op, rows: IntArray | None) -> FloatArray | float:
+        """Return the kernels of a product that are launched one after another: one, or one per expert of the device.
+
+        Without fused or grouped kernels every expert of a device has a kernel of its own. The host learns how many
+        tokens each has only when the router is done, so that these launches hide behind no earlier kernel, unless a
+        CUDA graph holds them.
+
+        Args:
+            op: The product.
+            rows: Local shape array of its first input, (n, rank); dim 0 of rows of experts are the experts.
+        """
+        if self.stack.experts != "each" or self.stack.graphs == "full" or op.kind not in GROUPED_KINDS or rows is None:
+            return 1.0
+        return rows[:, 0].astype(np.float64)
 
     def _numbers(self, op: Op) -> str:
         """Return the class of numbers that the products of an op run in."""
@@ -394,7 +420,7 @@ class CostModel:
         if op.kind in ATTENTION_KINDS and self.stack.attention == "unfused":
             return UNFUSED_KERNELS["Grad" in op.kind]
         kernels = SCAN_KERNELS.get(op.kind, 1)
-        if op.linear is not None and self.policy.format is not None and self._casts(op.linear):
+        if op.linear is not None and self.policy.format is not None and self._casts(op, op.linear):
             kernels += self.policy.format.reads
         return kernels
 

@@ -41,6 +41,11 @@ Graphs = Literal["none", "partial", "full"]
 """What CUDA graphs launch: nothing, all but what depends on how many tokens an expert has (attention, norms, router),
 or all of a step."""
 
+Experts = Literal["each", "grouped", "fused"]
+"""Kernels of the products of a device's experts: one per expert, with casts of their own (`GroupedLinear` of
+Transformer Engine over cuBLAS), one for all experts, or one for all with activation and cast in it (the CuTe DSL
+kernels of cuDNN's frontend)."""
+
 Loss = Literal["fused", "float32", "eager"]
 """Memory of a cross-entropy: "fused" kernels keep nothing beside the logits (Transformer Engine, torch.compile);
 "float32" keeps the probabilities in float32 (Megatron-LM's vocabulary-parallel loss); "eager" besides holds two float32
@@ -180,6 +185,7 @@ class Stack:
             them: `--tp-comm-overlap` of Megatron-LM (user buffers of Transformer Engine), async TP of PyTorch. Both
             need sequence parallelism: an all-reduce waits for the whole product.
         graphs: What CUDA graphs launch; it takes the host no time.
+        experts: Kernels of the products of a device's experts.
         context: Kind of context parallelism that plans by degrees have unless they say otherwise: `--cp-comm-type p2p`
             of Megatron-LM is a ring, FSDP2's `allgather` of torchtitan and MaxText gather, DeepSpeed exchanges heads.
         selective: What selective recompute runs again.
@@ -199,6 +205,7 @@ class Stack:
     dispatch: Dispatch = "all-to-all"
     hides_dispatch: bool = False
     graphs: Graphs = "none"
+    experts: Experts = "grouped"
     loss: Loss = "fused"
     gradients: Gradients = "kept"
     hides_tp: bool = False
@@ -214,6 +221,7 @@ class Stack:
             ("fusion", self.fusion, get_args(Fusion)),
             ("dispatch", self.dispatch, get_args(Dispatch)),
             ("graphs", self.graphs, get_args(Graphs)),
+            ("experts", self.experts, get_args(Experts)),
             ("loss", self.loss, get_args(Loss)),
             ("gradients", self.gradients, get_args(Gradients)),
             ("context", self.context, CONTEXT_KINDS),
@@ -300,6 +308,8 @@ class Stack:
             data["hides_tp"] = True
         if self.graphs != IDEAL.graphs:
             data["graphs"] = self.graphs
+        if self.experts != IDEAL.experts:
+            data["experts"] = self.experts
         if self.loss != IDEAL.loss:
             data["loss"] = self.loss
         if self.gradients != IDEAL.gradients:
@@ -370,6 +380,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     hides_dispatch: bool = False
     hides_tp: bool = False
     graphs: str = IDEAL.graphs
+    experts: str = IDEAL.experts
     loss: str = IDEAL.loss
     gradients: str = IDEAL.gradients
     context: str = IDEAL.context
@@ -425,6 +436,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             dispatch=data.dispatch,  # type: ignore[arg-type]
             hides_dispatch=data.hides_dispatch,
             graphs=data.graphs,  # type: ignore[arg-type]
+            experts=data.experts,  # type: ignore[arg-type]
             scalars=tuple((name, _scalar(name, value)) for name, value in data.scalars.items()),
             clusters=data.clusters,
             fit=fit,

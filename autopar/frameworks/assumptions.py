@@ -211,6 +211,10 @@ def _dispatching_by_all_to_all(stack: Stack) -> Stack:
     return replace(stack, dispatch="all-to-all")
 
 
+def _with_each_expert(stack: Stack) -> Stack:
+    return replace(stack, experts="each")
+
+
 def _without_graphs(stack: Stack) -> Stack:
     return replace(stack, graphs="none")
 
@@ -283,7 +287,21 @@ def _megatron_p2p(facts: Facts) -> Answer:
     return Otherwise("Megatron-LM's 1F1B without interleaving waits for what it sends")
 
 
+_EXPERTS: Mapping[str, str] = {
+    "each": "each expert of a device has a product of its own",
+    "grouped": "the experts of a device are one product",
+    "fused": "the experts of a device are one product with activation and cast in it",
+}
+"""What each choice of kernels for experts means."""
+
+
 def _megatron_experts(facts: Facts) -> Answer:
+    if _stack(facts).experts == "fused":
+        return Otherwise(
+            "fused kernels ask for --use-transformer-engine-op-fuser and NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
+            _with_each_expert,
+            {"--moe-grouped-gemm": True},
+        )
     if _half(facts) == "bf16":
         return Told({"--moe-grouped-gemm": True})
     return Otherwise("Megatron-LM groups products of bfloat16 only")
@@ -554,7 +572,7 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
     Assumption(
         "experts as grouped products",
         _has_experts,
-        lambda _: "the experts of a device are one product",
+        lambda facts: _EXPERTS[_stack(facts).experts],
         {
             "megatron": _megatron_experts,
             "torchtitan": Inherent("GroupedExperts"),

@@ -3,7 +3,8 @@
     minimise  sum_i rho(log(predicted_i / measured_i)) + sum_j (prior x (s_j - default_j) / (high_j - low_j))^2
     rho(r) = 2 c^2 (sqrt(1 + (r / c)^2) - 1)                        soft L1: outliers count linearly
 
-over scalars within their bounds. A program does not depend on the scalars, so a prediction is one simulation of a few
+over scalars within their bounds; for a device with relatives (`Known.relatives`) a fit to the rows of all takes the
+place of the defaults. A program does not depend on the scalars, so a prediction is one simulation of a few
 milliseconds, and derivatives are differences of predictions. The method is Gauss and Newton's with a damping that
 grows when a step fails (Levenberg and Marquardt), every step cut to the bounds.
 """
@@ -30,7 +31,7 @@ from autopar.validation.express import express
 from autopar.validation.records import Row
 from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors
-from autopar.validation.stacks import STACKS
+from autopar.validation.stacks import STACKS, Known
 
 FloatArray = NDArray[np.float64]
 
@@ -98,10 +99,14 @@ class Calibration:
 
 
 def prepare(
-    rows: Sequence[Row], name: str, cache_dir: str | Path | None = None, progress: ProgressCallback = silent
+    rows: Sequence[Row],
+    name: str,
+    cache_dir: str | Path | None = None,
+    progress: ProgressCallback = silent,
+    relatives: Sequence[str] = (),
 ) -> list[Prepared]:
-    """Return the rows that a stack is for, and those it is pooled with, lowered, at most `_MOST` of them."""
-    names = {name, *(each for known in STACKS if known.name == name for each in known.pooled)}
+    """Return the rows that a stack and its relatives are for, and those it is pooled with, lowered: at most `_MOST`."""
+    names = {name, *relatives, *(each for known in STACKS if known.name == name for each in known.pooled)}
     cases = []
     for group in batches(rows):
         for row in group:
@@ -153,7 +158,7 @@ def calibrate(
     Raises:
         DataError: If there is no such stack, or no row to fit it to.
     """
-    start = _start(name)
+    known = _known(name)
     unknown = [scalar for scalar in scalars if scalar not in SCALARS]
     if unknown:
         raise DataError(f"there is no scalar {unknown[0]!r}", hint=f"choose {', '.join(SCALARS)}")
@@ -161,11 +166,16 @@ def calibrate(
         prepare([row for row in rows if row.calibrates is calibrates], name, cache_dir, progress)
         for calibrates in (True, False)
     )
-    return fit_prepared(for_fit, held_out, start, scalars, progress)
+    shared = None
+    if known.relatives and for_fit:
+        calibrating = [row for row in rows if row.calibrates]
+        together = prepare(calibrating, name, cache_dir, progress, known.relatives)
+        shared = fit_prepared(together, (), known.unfitted, scalars, progress).stack
+    return fit_prepared(for_fit, held_out, known.unfitted, scalars, progress, shared)
 
 
-def _start(name: str) -> Stack:
-    """Return a stack of the table with nothing fitted.
+def _known(name: str) -> Known:
+    """Return the entry of a stack in the table.
 
     Raises:
         DataError: If there is none of that name.
@@ -173,7 +183,7 @@ def _start(name: str) -> Stack:
     known = next((entry for entry in STACKS if entry.name == name), None)
     if known is None:
         raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
-    return known.unfitted
+    return known
 
 
 def fit_prepared(
@@ -182,6 +192,7 @@ def fit_prepared(
     start: Stack,
     scalars: Sequence[str] = (),
     progress: ProgressCallback = silent,
+    shared: Stack | None = None,
 ) -> Calibration:
     """Return a stack fitted to rows that are lowered already.
 
@@ -191,6 +202,7 @@ def fit_prepared(
         start: Its name and kernels.
         scalars: Scalars to fit; by default all that make a difference to the rows.
         progress: Told how far it is.
+        shared: A fit to more rows, towards whose scalars these are drawn; None for the defaults.
 
     Raises:
         DataError: If there is no row to fit it to.
@@ -199,7 +211,7 @@ def fit_prepared(
         raise DataError(f"no row to calibrate {start.name!r} with", hint="rows need a step time, sizes and degrees")
     fitter = _Fitter(for_fit, start, progress)
     names = tuple(scalars) or fitter.felt()
-    stack, jacobian, before, after = fitter.fit(names)
+    stack, jacobian, before, after = fitter.fit(names, shared)
     left_out = after / (1 - _leverage(jacobian, after))
     fitted, alone, first = (_errors(values) for values in (after, left_out, before))
     checked = errors(_shares(np.array([one.log_ratio(stack) for one in held_out])))
@@ -273,11 +285,14 @@ class _Fitter:
                 names.append(name)
         return tuple(names)
 
-    def fit(self, names: Sequence[str]) -> tuple[Stack, FloatArray, FloatArray, FloatArray]:
+    def fit(
+        self, names: Sequence[str], shared: Stack | None = None
+    ) -> tuple[Stack, FloatArray, FloatArray, FloatArray]:
         """Return the best stack found, the derivatives there, (rows, scalars), and residuals before and after."""
         low = np.array([SCALARS[name].low for name in names])
         span = np.array([SCALARS[name].high for name in names]) - low
-        default = (np.array([SCALARS[name].default for name in names]) - low) / span
+        centre = [SCALARS[name].default if shared is None else shared[name] for name in names]
+        default = (np.array(centre) - low) / span
 
         def stack_at(point: FloatArray) -> Stack:
             values = np.clip(low + point * span, low, low + span)

@@ -113,8 +113,8 @@ def express(row: Row) -> Case:
 
 
 def _told(stack: Stack, row: Row) -> Stack:
-    """Return a stack with what a row says of the way of tokens to their experts, of what is hidden, and of graphs."""
-    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "hides_tp", "graphs")}
+    """Return a stack with the choices a row states: dispatch and kernels of experts, overlap, CUDA graphs."""
+    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts")}
     return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 

@@ -94,6 +94,9 @@ _V5P = "Google/benchmarks/gpt3/implementations/maxtext of MLPerf Training v4.0 a
 _FOUR_LAYERS = (4,) * 15 + (1,)
 _DEEPSEEK_LAYOUT = "Et*4|(t*4|)*14tmL: stages of four layers, the last with one, the head and the further prediction"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs"
+_FROM_26_06 = r"Megatron-Bridge \(26\.(0[6-9]|1)"
+_FROM_26_06_01 = r"Megatron-Bridge \(26\.(06\.0|0[7-9]|1)"
+_FUSED_EXPERTS = {"dispatch": "per-node", "hides_dispatch": True, "graphs": "full", "experts": "fused"}
 
 
 def _v5p(name: str, gpus: int, version: str, shard: int, recompute: str) -> Recipe:
@@ -363,13 +366,35 @@ RECIPES: tuple[Recipe, ...] = (
         fills={"framework": "AutoModel (PyTorch)"},
     ),
     Recipe(
-        "Megatron-Bridge MoE in MXFP8 on racks and B300",
-        f"{_BRIDGE}, *_workload_base_configs.py: cuda_graph_impl full_iteration, moe_a2a_overlap, hybridep",
-        framework=r"Megatron-Bridge \(26\.0[4-9]",
-        model="DeepSeek-?V3|GPT-OSS-120B",
-        gpu="GB[23]00|B300",
+        "Megatron-Bridge mixtures in MXFP8 on racks from 26.06",
+        "NVIDIA-NeMo/Megatron-Bridge, pull requests 3983 (DeepSeek-V3 on GB300) and 4249 (Qwen3), and "
+        "gpt_oss_workload_base_configs.py: cuda_graph_impl full_iteration, moe_a2a_overlap, hybridep, "
+        "cutedsl_fused_grouped_mlp",
+        framework=_FROM_26_06,
+        model="DeepSeek-?V3|GPT-OSS-120B|Qwen3-(30|235)B",
+        gpu="GB[23]00",
         precision="MX",
-        fills={"dispatch": "per-node", "hides_dispatch": True, "graphs": "full"},
+        fills=_FUSED_EXPERTS,
+    ),
+    Recipe(
+        "Megatron-Bridge mixtures in MXFP8 on B200 and B300 from 26.06.01",
+        "NVIDIA-NeMo/Megatron-Bridge, release v0.5.1 with pull requests 4458 (DeepSeek-V3 on B300) and 4606 (Qwen3): "
+        "cuda_graph_impl full_iteration, moe_a2a_overlap, hybridep, cutedsl_fused_grouped_mlp; Qwen3-30B on B200 went "
+        "back, for lack of memory (5356)",
+        framework=_FROM_26_06_01,
+        model="DeepSeek-?V3|Qwen3-235B|Qwen3-30B",
+        gpu="(?<!G)B300",
+        precision="MX",
+        fills=_FUSED_EXPERTS,
+    ),
+    Recipe(
+        "Megatron-Bridge mixtures in MXFP8 on B200 and B300 from 26.06.01",
+        "NVIDIA-NeMo/Megatron-Bridge, release v0.5.1 with pull request 4606: Qwen3-235B on B200 as on B300",
+        framework=_FROM_26_06_01,
+        model="Qwen3-235B",
+        gpu="(?<!G)B200",
+        precision="MX",
+        fills=_FUSED_EXPERTS,
     ),
     Recipe(
         "Megatron-Bridge DeepSeek-V3 on B200 over four nodes",
@@ -434,9 +459,9 @@ RECIPES: tuple[Recipe, ...] = (
         fills={"mtp_layers": 1},
     ),
     Recipe(
-        "Megatron-Bridge DeepSeek-V3 on GB300 in MXFP8",
-        f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: recompute_modules empty",
-        framework="Megatron-Bridge",
+        "Megatron-Bridge DeepSeek-V3 on GB300 in MXFP8 from 26.06",
+        "NVIDIA-NeMo/Megatron-Bridge, pull request 3983: recompute disabled",
+        framework=_FROM_26_06,
         model="DeepSeek-?V3",
         gpu="GB300",
         precision="MX",

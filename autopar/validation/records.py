@@ -89,6 +89,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         hides_dispatch: Whether that runs beside the compute of another microbatch.
         hides_tp: Whether collectives of tensor parallelism run in chunks beside products, as of `Stack.hides_tp`.
         graphs: What CUDA graphs launch, as of `Stack.graphs`.
+        experts: Kernels of the products of experts, as of `Stack.experts`.
         step_time_s: Measured seconds of a step.
         tokens_per_s_per_gpu: Measured throughput.
         samples_per_s: Measured throughput of all devices, in sequences.
@@ -150,6 +151,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     hides_dispatch: bool | None = None
     hides_tp: bool | None = None
     graphs: str | None = None
+    experts: str | None = None
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     samples_per_s: float | None = None

@@ -4,6 +4,10 @@ Losses are Megatron-LM's in float32, where nothing else is known. Eager PyTorch 
 `torch.nn.functional.cross_entropy` kernel by kernel; NVIDIA's recipes since 2024 (`cross_entropy_loss_fusion`),
 compiled losses of later torchtitan and InternEvo's flash-attn loss are fused.
 
+Experts: `GroupedLinear` of Transformer Engine runs a cuBLAS product per expert; recipes say where Megatron-Bridge has
+fused kernels, from 26.06 on (NVIDIA-NeMo/Megatron-Bridge, issue 2885). All else here has grouped kernels (DeepGEMM,
+`torch._grouped_mm`, Megablox).
+
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
 FlashAttention came into Megatron-Core (2023), and so did OneFlow on V100, which FlashAttention does not support; all
 else here runs fused attention. Element-wise chains (bias, dropout
@@ -16,14 +20,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import IDEAL, Attention, Fusion, Loss, Selective
+from autopar.cost.stack import IDEAL, Attention, Experts, Fusion, Loss, Selective
 
 
 class Known(NamedTuple):
     """A stack: patterns of framework (with "zero=3" behind it) and device, name, kernels, and its presets.
 
     A fit also takes the rows of the stacks that are `pooled`: where few rows of a software are known, what all of its
-    relatives have in common is what can be told.
+    relatives have in common is what can be told. Its `relatives` are the same software on devices of its kind: the
+    rows of all are fitted together first, and its scalars are drawn towards that fit and not towards their defaults.
     """
 
     framework: str
@@ -35,6 +40,8 @@ class Known(NamedTuple):
     pooled: tuple[str, ...] = ()
     loss: Loss = "float32"
     selective: Selective = "cheap"
+    experts: Experts = "grouped"
+    relatives: tuple[str, ...] = ()
 
     @property
     def unfitted(self) -> Stack:
@@ -54,6 +61,7 @@ class Known(NamedTuple):
             gradients="made" if fsdp else "kept",
             context="gather" if gathers else "ulysses" if "deepspeed" in self.name else "ring",
             selective=self.selective,
+            experts=self.experts,
         )
 
 
@@ -73,6 +81,11 @@ def _compiled(
 ) -> Known:  # fmt: skip
     """Return an entry of FSDP2 under torch.compile."""
     return Known(framework, device, name, "fused", "chains", clusters, loss=loss, selective=selective)
+
+
+def _core(device: str, name: str, clusters: tuple[str, ...], relatives: tuple[str, ...] = ()) -> Known:
+    """Return an entry of Megatron-Core with NVIDIA's recipes: fused losses, a cuBLAS product per expert."""
+    return Known(r"mega", device, name, "fused", "chains", clusters, loss="fused", experts="each", relatives=relatives)
 
 
 STACKS = (
@@ -96,10 +109,11 @@ STACKS = (
     Known(r"internevo", r"A100", "internevo-a100", "fused", "chains", _A100, loss="fused"),
     Known(r"functional test", r"A100", "megatron-ci-a100", "fused", "chains", _A100),
     Known(r"functional test", r"H100", "megatron-ci-h100", "fused", "chains", _H100),
-    Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100, loss="fused"),
-    Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100, _OF_CORE),
-    Known(r"mega", r"B300", "megatron-b300", "fused", "chains", ("b300", "gb300"), loss="fused"),
-    Known(r"mega", r"B200", "megatron-b200", "fused", "chains", _B200, loss="fused"),
+    _core(r"H[12]00", "megatron-h100", _H100),
+    Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100, _OF_CORE, experts="each"),
+    _core(r"B300", "megatron-b300", ("b300", "gb300")),
+    _core(r"GB200", "megatron-gb200", ("gb200",), ("megatron-b200",)),
+    _core(r"B200", "megatron-b200", ("b200",), ("megatron-gb200",)),
     Known(r"maxtext|paxml", r"H[12]00", "maxtext-h100", "fused", "chains", _H100),
     Known(r"maxtext", r"TPU", "maxtext-tpu", "fused", "chains", _TPU),
     Known(r"primus|mega", r"MI3", "primus-mi300x", "fused", "chains", ("mi300x", "mi325x", "mi355x"), loss="fused"),
