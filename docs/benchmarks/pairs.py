@@ -1,6 +1,6 @@
 """Print how well predictions tell two plans of one job apart, from a table of predicted and measured steps.
 
-    python docs/benchmarks/pairs.py docs/benchmarks/validation_2026-11-28.json FOLDER_OF_ROWS...
+    python docs/benchmarks/pairs.py docs/benchmarks/validation_2026-11-29.json FOLDER_OF_ROWS...
 
 The first argument is the JSON of `autopar validate`, each folder has the `train.json` that it read. Rows of one job
 (framework, sizes of the model, device, number of devices, precision) are paired. The error of a pair is the difference
