@@ -155,7 +155,11 @@ EXPERTS = {
 """Experts whose tokens cost less to move than their weights to reduce, if a token is sent once."""
 
 
-@pytest.mark.parametrize("stack", [ONCE, replace(ONCE, hides_dispatch=True)], ids=["waited for", "hidden"])
+@pytest.mark.parametrize(
+    "stack",
+    [ONCE, replace(ONCE, hides_dispatch=True), replace(ONCE, experts="each")],
+    ids=["waited for", "hidden", "a kernel per expert"],
+)
 def test_the_formula_agrees_where_tokens_travel_to_experts(stack: Stack, cache_dir: Path) -> None:
     """In line with compute, or beside it."""
     workload = open_workload("zoo:qwen3-30b-a3b", dims=EXPERTS)
