@@ -7,6 +7,8 @@ from autopar.report.text import WIDTH, format_table, wrap
 
 _DISPATCH: Mapping[str, str] = {"all-to-all": "once per expert", "per-node": "once per device"}
 """How often a token is sent, by dispatcher."""
+_EXPERTS: Mapping[str, str] = {"each": "one each", "grouped": "one for all", "fused": "one for all, fused"}
+"""Kernels of the products of a device's experts."""
 
 
 def format_stacks(stacks: Mapping[str, Stack]) -> str:
@@ -22,6 +24,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     for name, stack in stacks.items():
         hidden = ", hidden behind another microbatch" if stack.hides_dispatch else ""
         told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
+        told += f"; kernels of experts: {_EXPERTS[stack.experts]}"
         told += f"; context parallelism: {stack.context}"
         told += "; tensor parallelism hidden behind products" if stack.hides_tp else ""
         told += (
