@@ -142,16 +142,21 @@ class SparseLP:
 
 
 class _Method(StrEnum):
-    """How HiGHS solves a program: `WARM` is simplex from a known basis, `PRESOLVED` is simplex after presolve."""
+    """How HiGHS solves a program: `WARM` is simplex from a known basis, `PRESOLVED` is simplex after presolve.
+
+    These are dual but for new variables after a warm start. Dual simplex may end without an answer on programs that are
+    infeasible, which `PRIMAL` simplex proves.
+    """
 
     WARM = "warm"
     SIMPLEX = "simplex"
     INTERIOR = "interior"
     PRESOLVED = "presolved"
+    PRIMAL = "primal"
 
 
-_METHODS = _Method.SIMPLEX, _Method.INTERIOR, _Method.PRESOLVED
-_METHODS_IF_LARGE = _Method.INTERIOR, _Method.SIMPLEX, _Method.PRESOLVED
+_METHODS = _Method.SIMPLEX, _Method.INTERIOR, _Method.PRESOLVED, _Method.PRIMAL
+_METHODS_IF_LARGE = _Method.INTERIOR, _Method.SIMPLEX, _Method.PRESOLVED, _Method.PRIMAL
 
 
 def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool | None:
@@ -171,6 +176,8 @@ def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, i
         # Otherwise presolve takes as long as the solver saves; it is the last resort where the other methods fail.
         presolves = method is _Method.PRESOLVED or (method is _Method.INTERIOR and is_reducible)
         highs.setOptionValue("presolve", "on" if presolves else "off")
+        if method is _Method.PRIMAL:
+            highs.setOptionValue("simplex_strategy", PRIMAL)
         if method is _Method.WARM:
             assert start is not None, "a warm start has a basis"
             num_variables, num_rows = highs.getNumCol(), highs.getNumRow()
