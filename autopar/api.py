@@ -150,7 +150,7 @@ def solve(
         from autopar.frameworks import restriction  # frameworks take long to import, and most jobs ask for none
 
         pins = restriction.kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
-        stack = restriction.stack_kept_to(framework, stack, cluster)
+        stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules)
     request = JobRequest(
         model,
         gpus=gpus,

@@ -607,7 +607,7 @@ def test_warm_starts_reach_the_same_optimum(schedule: str, chunks: int) -> None:
     assert few.seconds <= program.solve_outer(cuts, 3.0).seconds * (1 + TOLERANCE)
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("failing", range(5))
 def test_a_program_is_solved_by_another_method_where_one_gets_stuck(
     failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import highspy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -304,3 +305,15 @@ def test_merged_groups_have_a_lower_bound(size: tuple[str, int, int, int, Pipeli
     assert together >= microbatches * (load.blocks + load.rest) / groups * (1 - 1e-2)
     if most >= groups:
         assert together == apart
+
+
+def test_a_program_that_no_method_solves_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding may keep every method of HiGHS from an answer; a search goes on with a lower bound of 0."""
+    load = PipelineLoad(blocks=8, rest=0.0, recompute=(0.0,), kept=(0.01,), late=0.151, resident=0.01, others=0.0)
+    step = SCHEDULES["zb-h1"], 2, 4, 1, load
+    solved = memory_lp._solve_step.__wrapped__(*step, fills=False)
+    monkeypatch.setattr(highspy.Highs, "run", lambda _: None)
+
+    assert solved > 0.0
+    assert memory_lp._solve_step.__wrapped__(*step, fills=False) == 0.0
+    assert memory_lp._solve_scheduled_step.__wrapped__(*step, PASSES) == (0.0, 0.0)

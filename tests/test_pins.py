@@ -203,6 +203,8 @@ def test_a_pin_in_place_of_its_file_is_told_where_it_goes() -> None:
         ({"ep": 2}, "the model has no experts", "leave it out"),
         ({"mesh": {"dp": 2, "ep": 4}}, "the model has no experts", "leave it out"),
         ({"sequence_parallel": True}, "no axis is named tp", "tp: [2, 4, 8]"),
+        ({"tp": 4, "sequence_parallel": True}, "6 positions do not divide over tp of 4", "divides 6"),
+        ({"mesh": {"cp": 2, "tp": 2}, "sequence_parallel": True}, "6 positions do not divide over tp of 2", "with cp"),
         ({"unequal": True, "tp": 2}, "'pin tp: 2' is about equal ones", "drop one"),
         ({"mesh": "2x2", "dp": 2}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
         ({"mesh": "2x2", "stages": 4}, "keeps to 'pin stages: 4' and 'pin mesh: 2x2'", "drop or change"),
@@ -292,7 +294,7 @@ FOLLOWED: list[dict[str, Any]] = [
     {"pin": {"cp": 2, "dp": 4}},
     {"pin": {"dp": 2, "tp": 1, "cp": 1, "stages": 1}},
     {"pin": {"mesh": {"dp": 4, "tp": 2}}, "forbid": {"mesh": {"tp": 2, "dp": 4}}},
-    {"pin": {"tp": 4, "sequence_parallel": True}},
+    {"pin": {"tp": [2, 4], "sequence_parallel": True}},  # of 6 positions
     {"pin": {"tp": 4, "sequence_parallel": False}},
     {"forbid": {"sequence_parallel": True, "dp": 8}},
     {"forbid": {"dp": [4, 8], "cp": [2, 4, 8]}},

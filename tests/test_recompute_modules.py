@@ -1,6 +1,6 @@
 """Modules that run again: found from the structure of a block, held to the law, and told to Megatron-LM."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
@@ -10,9 +10,10 @@ import pytest
 from autopar.cluster import load_cluster
 from autopar.configuration import Configuration
 from autopar.cost import IDEAL, CostModel, stack_from_dict
-from autopar.cost.stack import Attention
+from autopar.cost.stack import Attention, Selective
 from autopar.degrees import Degrees
-from autopar.errors import StackError
+from autopar.errors import ExportError, StackError
+from autopar.folding.fold import BlockKind, Folded
 from autopar.folding.recompute_modules import MODULES
 from autopar.folding.selective_recompute import modules_of, selective_ops
 from autopar.frameworks.configurations import parse_configuration
@@ -21,6 +22,7 @@ from autopar.prediction import predict
 from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
+from autopar.units import format_bytes
 from autopar.workload import open_workload
 from tests.executions import COSTS, TINY, Execution, model_rules
 from tests.named_plans import Free, named_plan
@@ -166,3 +168,86 @@ def test_searches_for_megatron_choose_among_its_modules() -> None:
 
     assert set(RECOMPUTE_MODULES) - set(among) == {"activation"}
     assert stack_kept_to("fsdp", "ideal", "h100").recompute_among == ()
+
+
+def test_torchtitan_decides_itself_what_runs_again() -> None:
+    """It has one list of ops, whatever a stack says; DeepSpeed's models say it in their code."""
+    stated = replace(IDEAL, recompute_modules=("mlp",), recompute_among=("mlp",))
+
+    own = stack_kept_to("torchtitan", stated, "h100")
+
+    assert (own.selective, own.recompute_modules, own.recompute_among) == ("alternate", (), ())
+    assert stack_kept_to("deepspeed", stated, "h100", ("mlp",)).recompute_modules == ("mlp",)
+
+
+@pytest.mark.parametrize(
+    ("framework", "modules", "message", "hint"),
+    [
+        ("torchtitan", ("mlp",), "torchtitan cannot be told to run mlp again", "leave --recompute-modules out"),
+        ("fsdp", ("core_attn",), "FSDP2 cannot be told to run core_attn again", "leave --recompute-modules out"),
+        (
+            "megatron",
+            ("mlp", "activation"),
+            "Megatron-LM cannot be told to run activation again",
+            "core_attn, layernorm",
+        ),
+    ],
+)
+def test_modules_that_a_framework_does_not_know_are_refused(
+    framework: str, modules: tuple[str, ...], message: str, hint: str
+) -> None:
+    with pytest.raises(ExportError, match=message) as caught:
+        stack_kept_to(framework, "ideal", "h100", modules)
+
+    assert hint in caught.value.hint
+
+
+def test_torchtitan_is_predicted_without_the_modules_of_a_plan(cache_dir: Path) -> None:
+    """What its file comes to is what its own list of ops comes to, and the file says that the list is another one."""
+    sizes = {"num_layers": 2, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "seq": 512, "vocab": 4096}
+    degrees = Degrees(dp=2, zero=2, recompute="selective", microbatch=2, global_batch=4)
+    stack = replace(IDEAL, loss="fused")
+    plan = predict(
+        "zoo:llama3-8b", degrees, dims=sizes, stack=stack, recompute_modules=("mlp",), cache_dir=cache_dir
+    ).plan
+
+    exported = plan.export("torchtitan", cache_dir=cache_dir)
+
+    alternate = predict(
+        "zoo:llama3-8b", degrees, dims=sizes, stack=replace(stack, selective="alternate"), cache_dir=cache_dir
+    ).plan
+    assert plan.simulated is not None
+    assert alternate.simulated is not None
+    own, stated = (
+        format_bytes(max(stage.peak for stage in each.stages)) for each in (alternate.simulated, plan.simulated)
+    )
+    assert own != stated
+    assert f"peak {own} of" in exported.outcome
+    assert any("torchtitan's own list of ops decides" in sentence for sentence in exported.lost)
+
+
+@pytest.mark.parametrize("selective", ["cheap", "alternate"])
+@pytest.mark.parametrize(
+    ("model", "exchanges"),
+    [
+        ("qwen3-30b-a3b", {"moe.dispatch", "moe.arrived", "moe.down", "moe.returned"}),
+        ("mixtral-8x7b", {"moe.dispatch", "moe.down", "moe.combine"}),
+    ],
+)
+def test_selective_recompute_sends_no_token_twice(model: str, exchanges: set[str], selective: Selective) -> None:
+    """A second dispatch, or return, takes an all-to-all, which the seconds of a rerun on one device leave out."""
+    folded = open_workload(f"zoo:{model}", dims={"num_layers": 2, "seq": 512}).folded(2)
+
+    chosen = selective_ops(folded, replace(COSTS, stack=replace(COSTS.stack, selective=selective)))
+
+    ops = {kind.ops[own].name.split(".", 2)[-1] for kind, own in _chosen(folded, chosen)}
+    assert "moe.gated" in ops
+    assert exchanges <= {op.name.split(".", 2)[-1] for kind in folded.kinds for op in kind.ops}
+    assert not ops & exchanges
+
+
+def _chosen(folded: Folded, chosen: tuple[frozenset[int], ...]) -> Iterator[tuple[BlockKind, int]]:
+    """Yield the kind of block and the position of every op that runs again."""
+    for kind, ops in zip(folded.kinds, chosen, strict=True):
+        for own in ops:
+            yield kind, own

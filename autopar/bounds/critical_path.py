@@ -153,6 +153,6 @@ def _solve_path_lp(
     rest_variables = range(first_rest, step)
     program.fix_sum(rest_variables[::num_passes], rest[0])
     program.fix_sum([number for kind in range(1, num_passes) for number in rest_variables[kind::num_passes]], rest[1])
-    optimum = program.minimise({step: 1.0}, step + 1)
+    optimum = program.bound({step: 1.0}, step + 1)
     seconds, forward, backward = np.maximum(0.0, optimum.duals[-3:]) * (1 - SLACK)
     return float(seconds), float(forward), float(backward)

@@ -272,7 +272,7 @@ def _solve_step(
         if fills:
             cost.update(durations)
     stages.write_totals(program)
-    return program.minimise(cost, pace + 1).value * (1 - SLACK)
+    return program.bound(cost, pace + 1).value * (1 - SLACK)
 
 
 @lru_cache(maxsize=16384)
@@ -302,7 +302,7 @@ def _solve_scheduled_step(
         )
         stages.write_link(program, stages_of_group, {step: 1.0 / num_microbatches})
     stages.write_totals(program)
-    optimum = program.minimise({step: 1.0}, step + 1)
+    optimum = program.bound({step: 1.0}, step + 1)
     slope = float(optimum.duals[REST_ROW]) if len(optimum.duals) else 0.0
     return optimum.value * (1 - SLACK), slope
 

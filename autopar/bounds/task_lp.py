@@ -95,6 +95,21 @@ class SparseLP:
             is_reducible: Whether presolve runs before an interior point method. It pays off if rows outnumber variables
                 by far, as in a cut LP, most of whose rows are not binding.
         """
+        found = self._solve(cost, num_variables, start, is_reducible=is_reducible)
+        assert found is not None, "costs are nonnegative, but no method of HiGHS ended with an answer"
+        return found
+
+    def bound(self, cost: Row, num_variables: int) -> Optimum:
+        """Minimise a cost as `minimise`, or return the zero dual if no method of HiGHS ends with an answer.
+
+        Rounding can keep all of them from it. The zero dual is feasible, as costs and variables are nonnegative: the
+        least cost is at least 0.
+        """
+        found = self._solve(cost, num_variables, None, is_reducible=False)
+        return Optimum(0.0, np.zeros(self.num_rows), np.zeros(num_variables), None) if found is None else found
+
+    def _solve(self, cost: Row, num_variables: int, start: Basis | None, *, is_reducible: bool) -> Optimum | None:
+        """Return what `minimise` returns, None if no method of HiGHS ends with an answer."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
         costs = np.zeros(num_variables)
@@ -112,7 +127,10 @@ class SparseLP:
         highs.setOptionValue("run_crossover", "off")  # callers need the value and the duals, not a vertex
         highs.passModel(model)
         is_large = len(self._least) >= LARGE
-        if not _has_optimum(highs, is_large, None if is_large else start, is_reducible=is_reducible):
+        is_feasible = _has_optimum(highs, is_large, None if is_large else start, is_reducible=is_reducible)
+        if is_feasible is None:
+            return None
+        if not is_feasible:
             return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
         solution, found_basis = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
@@ -124,20 +142,25 @@ class SparseLP:
 
 
 class _Method(StrEnum):
-    """How HiGHS solves a program: `WARM` is simplex from a known basis, `PRESOLVED` is simplex after presolve."""
+    """How HiGHS solves a program: `WARM` is simplex from a known basis, `PRESOLVED` is simplex after presolve.
+
+    These are dual but for new variables after a warm start. Dual simplex may end without an answer on programs that are
+    infeasible, which `PRIMAL` simplex proves.
+    """
 
     WARM = "warm"
     SIMPLEX = "simplex"
     INTERIOR = "interior"
     PRESOLVED = "presolved"
+    PRIMAL = "primal"
 
 
-_METHODS = _Method.SIMPLEX, _Method.INTERIOR, _Method.PRESOLVED
-_METHODS_IF_LARGE = _Method.INTERIOR, _Method.SIMPLEX, _Method.PRESOLVED
+_METHODS = _Method.SIMPLEX, _Method.INTERIOR, _Method.PRESOLVED, _Method.PRIMAL
+_METHODS_IF_LARGE = _Method.INTERIOR, _Method.SIMPLEX, _Method.PRESOLVED, _Method.PRIMAL
 
 
-def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool:
-    """Solve a program that is bounded below, and return whether it is feasible.
+def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool | None:
+    """Solve a program that is bounded below, and return whether it is feasible; None if no method says.
 
     Methods are tried in turn until one of them ends with an optimum or a proof of infeasibility.
 
@@ -153,6 +176,8 @@ def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, i
         # Otherwise presolve takes as long as the solver saves; it is the last resort where the other methods fail.
         presolves = method is _Method.PRESOLVED or (method is _Method.INTERIOR and is_reducible)
         highs.setOptionValue("presolve", "on" if presolves else "off")
+        if method is _Method.PRIMAL:
+            highs.setOptionValue("simplex_strategy", PRIMAL)
         if method is _Method.WARM:
             assert start is not None, "a warm start has a basis"
             num_variables, num_rows = highs.getNumCol(), highs.getNumRow()
@@ -162,13 +187,14 @@ def _has_optimum(highs: highspy.Highs, is_large: bool, start: Basis | None, *, i
         highs.run()
         # An interior point method may miss a feasible point: only the simplex method proves infeasibility. A warm
         # started simplex method may end without an answer.
-        if (status := highs.getModelStatus()) == highspy.HighsModelStatus.kOptimal:
+        status = highs.getModelStatus()
+        if status == highspy.HighsModelStatus.kOptimal:
             return True
         if status == highspy.HighsModelStatus.kInfeasible and method is not _Method.INTERIOR:
             return False
         highs.clearSolver()
         highs.setOptionValue("simplex_strategy", DUAL)
-    raise AssertionError(f"costs are nonnegative, but HiGHS ended with {status}")
+    return None
 
 
 def _extended_basis(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:

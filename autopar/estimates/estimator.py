@@ -2,9 +2,11 @@
 
 What a block takes depends on the tensor, context and expert degrees, on ZeRO, on sequence parallelism and on the
 samples of a device. A table is made for each combination of these that occurs: the blocks are placed and lowered as for
-any plan, with two devices (or groups that share what ZeRO splits) on the data-parallel axis, and laid out as for the
-event simulator. The number of data-parallel devices only changes how long collectives over their axis take, how much of
-the update a device does and how much of the optimizer's state it holds, which is worked out from the same instructions.
+any plan, with few devices (or groups that share what ZeRO splits) on the data-parallel axis, two where these cross as
+many tiers of links as those of the plan, and laid out as for the event simulator: which collectives bring a gradient to
+where it is stored depends on the tiers. Beyond that the number of data-parallel devices only changes how long
+collectives over their axis take, how much of the update a device does and how much of the optimizer's state it holds,
+which is worked out from the same instructions.
 What is left (pipeline degree, microbatches, schedule, interleaving, recompute) goes through the formula that the
 planner minimises, `autopar.formulate.step_time`, or for schedules that split the backward through
 `autopar.formulate.scheduled_step`.
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
 from autopar.cost import IDEAL, CostModel, Overlap, Resharder, Stack, priced
+from autopar.cost.collectives import widest_tier
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
@@ -33,12 +36,14 @@ from autopar.prediction import Predictor, in_context, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
+from autopar.tactics.by_degrees import data_axes
 from autopar.task import job_machine
 from autopar.training import OPTIMIZERS
 
 FloatArray = NDArray[np.float64]
 
-_REFERENCE = 2  # devices on the data-parallel axis of a table, or groups of them
+_REFERENCE = 2
+"""Least devices on the data-parallel axis of a table, or groups of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +148,7 @@ class Estimator:
         context = (degrees.cp, in_context(degrees, self.stack).cp_kind)
         placed = (degrees.tp, context, experts, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
         schedule = SCHEDULES[degrees.schedule]
-        key = (*placed, self._reference(degrees), schedule.splits, schedule.hides_dispatch, number)
+        key = (*placed, self._reference(degrees, machine), schedule.splits, schedule.hides_dispatch, number)
         if key not in self.tables:
             self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
@@ -159,21 +164,12 @@ class Estimator:
         return self._machines[key]
 
     def _make(self, degrees: Degrees, machine: Cluster) -> Table:
-        (data, sharing), schedule = self._reference(degrees), SCHEDULES[degrees.schedule]
-        devices = data * degrees.expert_axis
+        (data, sharing), schedule = self._reference(degrees, machine), SCHEDULES[degrees.schedule]
         small = replace(
-            degrees,
-            dp=devices,
-            shard=sharing if degrees.zero else 0,
-            pp=1,
-            interleave=1,
-            layers=(),
-            predictions=(),
-            pp_inside=False,
+            _on_data_devices(degrees, data, sharing),
             schedule=usual_schedule(self.predictor.workload.mode),
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
             offload="",
-            global_batch=devices * degrees.microbatch,
         )
         plan = self.predictor.planned(small, machine, self.stack, policy=self.policy)
         folded = self.predictor.workload.folded(small.samples)
@@ -183,18 +179,51 @@ class Estimator:
         costs = costs.overlapped() if schedule.hides_dispatch else costs
         return Table(folded, kinds, costs, degrees.zero, sharing)
 
-    def _reference(self, degrees: Degrees) -> tuple[int, int]:
+    def _reference(self, degrees: Degrees, machine: Cluster) -> tuple[int, int]:
         """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.
 
-        What a group reduces that shares is reduced once more by all groups, each its part: so as many share as in the
-        plan. As many share as well if an update reads more than an element: such a part does not scale.
+        The fewest whose axes cross the tiers that those of the plan do. What a group reduces that shares is reduced
+        once more by all groups, each its part: so as many share as in the plan. As many share as well if an update
+        reads more than an element: such a part does not scale.
         """
-        workload = self.predictor.workload
+        workload, data, sharing = self.predictor.workload, degrees.data, degrees.sharing
         if workload.mode == "train" and degrees.zero and OPTIMIZERS[workload.optimizer].whole:
-            return degrees.data, degrees.sharing
-        if degrees.sharing < degrees.data:
-            return _REFERENCE * degrees.sharing, degrees.sharing
-        return (min(degrees.data, _REFERENCE),) * 2
+            return data, sharing
+        apart, tiers = sharing < data, _tiers(degrees, machine)
+        fewest = _REFERENCE * (sharing if apart else 1)
+        while fewest < data:
+            found = fewest, sharing if apart else fewest
+            if _tiers(_on_data_devices(degrees, *found), machine) == tiers:
+                return found
+            fewest *= 2
+        return data, sharing
+
+
+def _on_data_devices(degrees: Degrees, data: int, sharing: int) -> Degrees:
+    """Return one microbatch and one stage of a plan with `data` devices that have the same experts.
+
+    Args:
+        degrees: The plan.
+        data: Devices that have the same experts.
+        sharing: How many of them share what ZeRO splits, if anything.
+    """
+    devices = data * degrees.expert_axis
+    return replace(
+        degrees,
+        dp=devices,
+        shard=sharing if degrees.zero else 0,
+        pp=1,
+        interleave=1,
+        layers=(),
+        predictions=(),
+        pp_inside=False,
+        global_batch=devices * degrees.microbatch,
+    )
+
+
+def _tiers(degrees: Degrees, machine: Cluster) -> tuple[int, ...]:
+    """Return the widest tier of links that each data axis crosses."""
+    return tuple(widest_tier(axis, machine) for axis in data_axes(degrees))
 
 
 def _estimate(table: Table, degrees: Degrees) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 Between products with parameters (projections, convolutions) lie ops that are cheap for the bytes they leave behind:
 attention scores and softmax, norms, activation functions. Of the saved values that can be recomputed from other saved
-values without such a product, two groups are dropped:
+values without such a product, and without sending tokens to experts again, two groups are dropped:
 
 1. the core of attention: values with one number per score, as in Megatron-LM's selective recompute (Korthikanti et al.
    2022, arXiv:2205.05198), whatever the model width.
@@ -10,10 +10,12 @@ values without such a product, two groups are dropped:
    norms and activation functions. This is a greedy ratio rule; an optimal choice is an integer program (Checkmate, Jain
    et al. 2020).
 
-Fused attention keeps no scores, so only rule 2 applies to it.
+Fused attention keeps no scores, so only rule 2 applies to it. Rows that experts received are kept: seconds of a rerun
+are those of one device, and leave out the all-to-all that a second dispatch takes.
 
 With the stack's `selective: alternate` what torchtitan's selective checkpointing by op keeps is left: results of
-attention and of every other product with parameters, from the first one on; all else of the block runs again. Where
+attention, rows that experts received or sent back, and results of every other product with parameters, from the first
+one on, where products of routers and of experts do not count; all else of the block runs again. Where
 torchtitan keeps the result of a product and the backward reads a value made of that result (rotated queries), that
 value is kept here. Torchtitan also keeps sums over tensor-parallel devices, which run again here, and the result of the
 last product, which no backward reads and which is not counted here.
@@ -42,6 +44,11 @@ from autopar.ir.graph import Op, Phase
 WORTH = 2.0
 """Bytes freed per second of rerun that a value must reach, relative to rerunning the forward without the core of
 attention."""
+
+_ROWS = "autopar::ExpertRows"
+"""Kind whose result is its input on the devices where that is needed: those of experts, or those of tokens."""
+_EXCHANGES = frozenset({"GatherND", "autopar::ExpertDispatch", _ROWS})
+"""Kinds that bring tokens to the devices of their experts, among the ops of routed experts."""
 
 
 def is_forward(op: Op) -> bool:
@@ -143,6 +150,10 @@ class _ForwardOps:
             is_product = op.kind not in ATTENTION_KINDS and op.kind not in SCAN_KERNELS
             if weighs and is_product and float(op_flops(op, inputs, outputs)[0]) > 0:
                 self._products.add(position)
+        found = module_ops(self.block)
+        self._routed = found["moe"] - found["shared_experts"]
+        exchanges = frozenset(own for own in self._routed if kind.ops[own].kind in _EXCHANGES)
+        self._exchanges = exchanges | self._last_experts()
         self._saved = {
             name
             for position in self._forward
@@ -209,6 +220,20 @@ class _ForwardOps:
         }
         return BlockForward(self._kind.ops, tuple(self._forward), frozenset(self._products), frozenset(experts))
 
+    def _last_experts(self) -> frozenset[int]:
+        """Return the products of experts whose results go back to the devices of the tokens."""
+        experts = self.block.experts
+        left = set(experts)
+        for product in experts:
+            seen, pending = set[int](), [product]
+            while pending:
+                makers = (self._maker.get(name) for name in self._kind.ops[pending.pop()].inputs)
+                new = {maker for maker in makers if maker is not None} - seen
+                seen |= new
+                pending += new
+            left -= seen
+        return frozenset(left)
+
     def _weight_rank(self, position: int) -> int:
         inputs = self._kind.ops[position].inputs
         return max(len(self._values[name].shape) for name in inputs if name in self._parameters)
@@ -240,9 +265,9 @@ class _ForwardOps:
         return found
 
     def between_kept(self) -> set[int]:
-        """Return the ops that run again where attention and every other product with parameters are kept."""
+        """Return the ops that run again where attention and every other product outside routed experts are kept."""
         attention = {position for position in self._forward if self._kind.ops[position].kind in ATTENTION_KINDS}
-        kept = frozenset(sorted(self._products)[::2]) | attention
+        kept = frozenset(sorted(self._products - self._routed)[::2]) | attention
         found = (self._recomputed_ops(self._maker[name], kept) for name in self._saved - self._leaving)
         return {position for ops in found if ops is not None for position in ops}
 
@@ -281,9 +306,10 @@ class _ForwardOps:
 
         Args:
             position: The op.
-            kept: Ops that do not run again; None for products with parameters.
+            kept: Ops that do not run again, beside those that send tokens to experts; None for products with
+                parameters.
         """
-        kept = self._products if kept is None else kept
+        kept = self._exchanges | (self._products if kept is None else kept)
         ops: set[int] = set()
         pending = [position]
         while pending:
@@ -297,9 +323,14 @@ class _ForwardOps:
                 if name in self._arrivals and name not in self._saved_arrivals:
                     return None
                 maker = self._maker.get(name)
-                if maker is not None and name not in self._saved:
+                if maker is not None and not self._is_there(name):
                     pending.append(maker)
         return frozenset(ops)
+
+    def _is_there(self, name: str) -> bool:
+        """Return whether a value is saved: itself, or the one it is on other devices."""
+        maker = self._kind.ops[self._maker[name]]
+        return name in self._saved or (maker.kind == _ROWS and maker.inputs[0] in self._saved)
 
     def _size(self, name: str) -> float:
         return self._values[name].size * self._bytes[name]

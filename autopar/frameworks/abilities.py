@@ -8,6 +8,7 @@ as pins (`autopar.frameworks.restriction`).
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autopar.cost.stack import Selective, Stack
 from autopar.degrees import Degrees
 from autopar.frameworks.facts import Facts
 from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
@@ -27,6 +28,8 @@ class Abilities:
         zero_in_pipeline: ZeRO levels in a pipeline.
         recompute: What layers may keep of their forward.
         recompute_modules: Modules that it can be told to run again; none if it decides itself.
+        selective: What its selective recompute runs again whatever a plan says, as of `Stack.selective`; None where
+            modules or the code of the model say it.
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
         hosted: What may lie in host memory.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
@@ -51,6 +54,18 @@ class Abilities:
     zero_beside_tp: frozenset[int] = frozenset(range(4))
     hybrid: frozenset[int] = frozenset(range(1, 4))
     recompute_modules: tuple[str, ...] = ()
+    selective: Selective | None = None
+
+    def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
+        """Return a stack whose selective recompute runs again what the framework runs again.
+
+        Args:
+            stack: The stack.
+            modules: Modules that the framework is told to run again.
+        """
+        if self.selective is None:
+            return stack.recomputing(modules)
+        return replace(stack, selective=self.selective, recompute_modules=(), recompute_among=())
 
 
 _MEGATRON = Abilities(
@@ -68,20 +83,33 @@ _MEGATRON = Abilities(
     recompute_modules=tuple(own for own in RECOMPUTE_MODULES if own != "activation"),
 )
 
+_FSDP2 = Abilities(
+    "FSDP2",
+    schedules=(),
+    # Parameters stay split between steps: without resharding after the forward that is ZeRO 2.
+    zero=frozenset({0, 2, 3}),
+    zero_in_pipeline=frozenset(),
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recomputes_by_stage=False,
+    hosted=frozenset(),
+    roles=frozenset(),
+    sequence_parallel=frozenset({False}),
+)
+
 ABILITIES: Mapping[str, Abilities] = {
     "megatron": _MEGATRON,
     "nemo": replace(_MEGATRON, name="Megatron-Bridge"),
     "torchtitan": Abilities(
         "torchtitan",
         schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
-        # Its FSDP keeps parameters split between steps: without resharding after the forward that is ZeRO 2.
-        zero=frozenset({0, 2, 3}),
-        zero_in_pipeline=frozenset({0, 2, 3}),
+        zero=_FSDP2.zero,
+        zero_in_pipeline=_FSDP2.zero,
         recompute=_ON_DEVICE,
         recomputes_by_stage=False,
         hosted=frozenset(),
         roles=frozenset({"tp", "cp", "ep"}),
         sequence_parallel=frozenset({True, False}),
+        selective="alternate",
     ),
     "deepspeed": Abilities(
         "DeepSpeed",
@@ -96,41 +124,14 @@ ABILITIES: Mapping[str, Abilities] = {
         zero_beside_tp=frozenset({0, 1, 2}),
         hybrid=frozenset({3}),  # MiCS
     ),
-    "accelerate": Abilities(
-        "accelerate",
-        schedules=(),
-        zero=frozenset({0, 2, 3}),
-        zero_in_pipeline=frozenset(),
-        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
-        recomputes_by_stage=False,
-        hosted=frozenset(),
+    "accelerate": replace(
+        _FSDP2,
+        name="accelerate",
         roles=frozenset({"tp", "cp"}),
-        sequence_parallel=frozenset({False}),
         zero_beside_tp=frozenset({2, 3}),
     ),
-    "trainer": Abilities(
-        "the Trainer of transformers",
-        schedules=(),
-        zero=frozenset({0, 2, 3}),
-        zero_in_pipeline=frozenset(),
-        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
-        recomputes_by_stage=False,
-        hosted=frozenset(),
-        roles=frozenset(),
-        sequence_parallel=frozenset({False}),
-        hybrid=frozenset(),
-    ),
-    "fsdp": Abilities(
-        "FSDP2",
-        schedules=(),
-        zero=frozenset({0, 2, 3}),
-        zero_in_pipeline=frozenset(),
-        recompute=frozenset({Recompute.NONE, Recompute.FULL}),
-        recomputes_by_stage=False,
-        hosted=frozenset(),
-        roles=frozenset(),
-        sequence_parallel=frozenset({False}),
-    ),
+    "trainer": replace(_FSDP2, name="the Trainer of transformers", hybrid=frozenset()),
+    "fsdp": _FSDP2,
     "maxtext": Abilities(
         "MaxText",
         # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
@@ -143,6 +144,7 @@ ABILITIES: Mapping[str, Abilities] = {
         roles=frozenset({"tp", "cp", "ep"}),
         sequence_parallel=frozenset({True, False}),
         even=True,
+        selective="cheap",  # minimal_with_context keeps products and attention
     ),
 }
 """What each framework that takes degrees can run."""

@@ -25,7 +25,7 @@ from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.units import format_bytes, format_seconds
-from autopar.workload import Workload
+from autopar.workload import Workload, job_stack
 
 _WORTH_TELLING = 0.005
 """Share of a step by which a framework's may differ before it is said."""
@@ -66,12 +66,12 @@ def outcome_of(
     stack, missing = stack_run(facts, to)
     try:
         read = _read_back(plan, to, exported, facts)
-        found = _predict(plan, predictor, read, stack)
+        found = _predict(plan, predictor, read, stack, to)
     except (ExportError, JobError, TacticError) as error:
         return Outcome(None, f"Not predicted as written: {error.args[0]}.")
     if not found.fits:
         raise _refusal(plan, to, read, found, predictor, stack)
-    reasons = (*_changes(facts, read), *missing)
+    reasons = (*_changes(facts, read, to), *missing)
     told = f"{_how(to, facts)}: {_figures(found)}{_of_plan(plan)}.{_difference(plan, to, found, reasons)}"
     return Outcome(found, told)
 
@@ -93,12 +93,12 @@ def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configu
     return Configuration(degrees, plan.model.source, {}, plan.job.precision, (), (), first_layers=first)
 
 
-def _predict(plan: Plan, predictor: Predictor, read: Configuration, stack: Stack) -> Prediction:
+def _predict(plan: Plan, predictor: Predictor, read: Configuration, stack: Stack, to: str) -> Prediction:
     job, modules = plan.job, dict(read.software).get("recompute_modules", ())
     return predictor.predict(
         read.degrees,
         cluster_from_dict(job.cluster),
-        stack.recomputing(modules),
+        ABILITIES[to].recomputing(stack, modules),
         policy=load_policy(read.precision or job.precision),
         memory_limit=job.memory_limit,
         first_layers=read.first_layers,
@@ -116,9 +116,9 @@ def _difference(plan: Plan, to: str, found: Prediction, reasons: Sequence[str]) 
     return f" Under {ABILITIES[to].name} this plan takes {abs(share):.1%} {'more' if share > 0 else 'less'}: {why}."
 
 
-def _changes(facts: Facts, read: Configuration) -> Iterator[str]:
+def _changes(facts: Facts, read: Configuration, to: str) -> Iterator[str]:
     """Yield what a framework runs in place of what the plan says, a phrase each."""
-    plan, runs = facts.plan, read.degrees.in_mode("train")
+    plan, runs, ability = facts.plan, read.degrees.in_mode("train"), ABILITIES[to]
     if facts.pp > 1:
         if runs.schedule != plan.schedule:
             yield f"{runs.schedule} in place of {plan.schedule}"
@@ -138,6 +138,10 @@ def _changes(facts: Facts, read: Configuration) -> Iterator[str]:
     if wanted != {Recompute(runs.recompute)}:
         where = f"the first {read.first_layers} layers of every stage" if read.first_layers else "all layers"
         yield f"recompute {runs.recompute} in {where}"
+    elif wanted == {Recompute.SELECTIVE}:
+        stack = job_stack(plan.job)
+        if ability.recomputing(stack) != stack:
+            yield f"selective recompute of what {ability.name} chooses"
     if bool(runs.offload) != bool(facts.hosted):
         yield "the optimizer's state on devices" if facts.hosted else "the optimizer's state in host memory"
 
@@ -162,7 +166,7 @@ def _refusal(
     message = f"what {to} would run of this plan does not fit: {found.plan.summary}: {_figures(found)}{_of_plan(plan)}"
     for degrees in _nearest(read.degrees, ABILITIES[to])[:_TRIED]:
         try:
-            other = _predict(plan, predictor, replace(read, degrees=degrees, first_layers=0), stack)
+            other = _predict(plan, predictor, replace(read, degrees=degrees, first_layers=0), stack, to)
         except (JobError, TacticError):
             continue
         if other.fits:

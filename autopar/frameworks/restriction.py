@@ -5,7 +5,7 @@ is left out: pipelines where they take other ZeRO levels or need equal stages, a
 the highest ZeRO level.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from math import prod
@@ -90,21 +90,33 @@ def kept_to(
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
 
 
-def stack_kept_to(framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster) -> Stack:
-    """Return a software stack that recomputes selectively as a framework can be told to: by modules, if it knows any.
+def stack_kept_to(
+    framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster, modules: Sequence[str] = ()
+) -> Stack:
+    """Return a software stack that recomputes selectively as a framework does, or can be told to.
 
     Args:
         framework: One of `RESTRICTED`.
         stack: Name, YAML file or record.
         cluster: What the devices are taken from.
+        modules: Modules that the user wants to run again.
 
     Raises:
         ClusterError: If there is no such cluster.
+        ExportError: If the framework cannot be told to run these modules again.
         StackError: If there is no such stack.
     """
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     ability = ABILITIES[framework]
-    return replace(resolve_stack(stack, machine), recompute_among=ability.recompute_modules)
+    in_code = Recompute.SELECTIVE in ability.recompute and ability.selective is None and not ability.recompute_modules
+    unknown = [own for own in modules if own not in ability.recompute_modules and not in_code]
+    if unknown:
+        known = ", ".join(ability.recompute_modules)
+        raise ExportError(
+            f"{ability.name} cannot be told to run {', '.join(unknown)} again",
+            hint=f"choose among {known}" if known else "leave --recompute-modules out",
+        )
+    return replace(ability.recomputing(resolve_stack(stack, machine)), recompute_among=ability.recompute_modules)
 
 
 def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autopar.cost import load_policy
 from autopar.errors import ExportError
+from autopar.frameworks.abilities import ABILITIES
 from autopar.frameworks.assumptions import taken_for_granted, told
 from autopar.frameworks.facts import Facts, offloads_lost
 from autopar.frameworks.header import Remarks, header
@@ -188,7 +189,8 @@ def _recompute(facts: Facts, lost: list[str], imports: list[str]) -> dict[str, o
     if others:
         mixed = ", ".join(f"{flavour} in {count}" for flavour, count in found.items())
         lost.append(f"recompute by layer ({mixed} layers); {most} is exported for all")
-    if most is Recompute.SELECTIVE and job_stack(facts.plan.job).selective != "alternate":
+    stack = job_stack(facts.plan.job)
+    if most is Recompute.SELECTIVE and ABILITIES["torchtitan"].recomputing(stack) != stack:
         lost.append("selective recompute by op of the plan; torchtitan's own list of ops decides")
     policy = _RECOMPUTE.get(most)
     if policy is None:

@@ -1,8 +1,10 @@
 """Pins applied to a job: the outer space that is left, and the constraints inside it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.configuration import Configuration
+from autopar.describe.axis_roles import sequence_dim
 from autopar.discover import Rules
 from autopar.errors import PinError
 from autopar.folding.expert_parameters import experts_of
@@ -50,9 +52,9 @@ def constrain(
             if getattr(choices, key) and not trains:
                 raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
     found = pinned_space(space, pins, frame)
-    _check_sequence(pins, found)
     counts = [each.num_microbatches for each in found] or list(frame.unequal.microbatches if frame.unequal else ())
     graph = folded(frame.global_batch // counts[0])
+    found = _following_sequence(pins, found, graph, batch)
     _check_experts(pins, graph)
     _check_context(pins, graph, batch)
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
@@ -77,16 +79,54 @@ def constrain(
     return found, own
 
 
-def _check_sequence(pins: Pins, space: Sequence[Configuration]) -> None:
-    """Raise an error if what is said of sequence parallelism leaves nothing, or no axis can follow it."""
+def _following_sequence(
+    pins: Pins,
+    space: Sequence[Configuration],
+    graph: Folded,
+    batch: Callable[[Folded], Mapping[str, int]],
+) -> list[Configuration]:
+    """Return the configurations that can follow what is said of sequence parallelism.
+
+    Raises:
+        PinError: If what is said leaves nothing, or no configuration can follow it.
+    """
     if not pins.sequence_parallel:
         raise PinError("sequence_parallel: neither true nor false is left", hint="drop one of them")
-    axes = {axis.name for configuration in space for axis in configuration.mesh.axes}
-    if False not in pins.sequence_parallel and "tp" not in axes:
+    if False in pins.sequence_parallel:
+        return list(space)
+    if not any(axis.name == "tp" for configuration in space for axis in configuration.mesh.axes):
         raise PinError(
             "sequence_parallel: no axis is named tp, whose ops it goes with",
             hint="pin a degree, tp: [2, 4, 8], or name the axes of the mesh: {dp: 4, tp: 2}",
         )
+    lengths = _sequence_elements(graph, batch(graph))
+    found = [configuration for configuration in space if _splits_sequence(configuration, lengths)]
+    if not found:
+        degrees = sorted({axis.size for each in space for axis in each.mesh.axes if axis.name == "tp"})
+        most = max(lengths, key=lengths.__getitem__, default=0)
+        raise PinError(
+            f"sequence_parallel: {most} positions do not divide over tp of {', '.join(map(str, degrees))} devices",
+            hint=f"pin a degree whose product with cp divides {most}",
+        )
+    return found
+
+
+def _sequence_elements(graph: Folded, batch: Mapping[str, int]) -> Counter[int]:
+    """Return the elements of values between blocks by the length of their sequence dim."""
+    values = graph.graph.values
+    arrivals = (values[arrival.value] for kind in graph.kinds for arrival in kind.arrivals if arrival.value in batch)
+    found: Counter[int] = Counter()
+    for value in arrivals:
+        if len(value.shape) == SEQUENCE_RANK:
+            found[value.shape[sequence_dim(batch[value.name])]] += value.size
+    return found
+
+
+def _splits_sequence(configuration: Configuration, lengths: Counter[int]) -> bool:
+    """Return whether most elements of values between blocks have a sequence that divides over tp (and cp) devices."""
+    sizes = {axis.name: axis.size for axis in configuration.mesh.axes}
+    shares = sizes.get("tp", 1) * sizes.get("cp", 1)
+    return sizes.get("tp", 1) == 1 or 2 * sum(lengths[own] for own in lengths if own % shares == 0) > lengths.total()
 
 
 def _check_experts(pins: Pins, folded: Folded) -> None:
