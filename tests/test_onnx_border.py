@@ -117,6 +117,14 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
         model([node("Conv", ["x", "w"], ["y"], group=0)], shape=IMAGE, weights=[KERNEL]),
         "does not fit.*0 groups",
     ),
+    "a kernel of fewer dims": (
+        model([node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3])], shape=IMAGE, weights=[tensor("w", [[[1.0]]])]),
+        "its images have 4 dims, its weights 3",
+    ),
+    "a kernel of another shape": (
+        model([node("Conv", ["x", "w"], ["y"], kernel_shape=[5, 5])], shape=IMAGE, weights=[KERNEL]),
+        r"kernel_shape is \[5, 5\], its weights are for",
+    ),
     "a bias of another length": (
         model([node("Conv", ["x", "w", "b"], ["y"])], shape=IMAGE, weights=[KERNEL, tensor("b", np.ones(5))]),
         "its bias is not one number for each of 4 channels",

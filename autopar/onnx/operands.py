@@ -41,6 +41,11 @@ def _conv(draft: Draft, shapes: _Shapes, result: _Shape | None) -> str:
     assert w is not None, "ONNX's schema makes it required"
     if min(len(x), len(w)) < _WITH_CHANNELS:
         return "they have no dim of channels"
+    if len(x) != len(w):
+        return f"its images have {len(x)} dims, its weights {len(w)}"
+    kernel = draft.attrs.get("kernel_shape")
+    if isinstance(kernel, tuple) and kernel != w[_WITH_CHANNELS:]:
+        return f"kernel_shape is {list(kernel)}, its weights are for {list(w[_WITH_CHANNELS:])}"
     groups = draft.attrs.get("group", 1)
     assert isinstance(groups, int), "ONNX's schema makes it an integer"
     if groups < 1:
