@@ -83,7 +83,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
 
     (call,) = api.calls
     assert start <= call.pop("began") <= time.monotonic(), "a limit of time counts from the start of the command"
-    del call["progress"], call["should_stop"], call["rival"]
+    del call["progress"], call["should_stop"], call["rival"], call["preview"]
     assert code == 0
     assert call == {
         "model": "zoo:gpt2",
