@@ -247,6 +247,12 @@ def test_table_wraps_its_last_column_of_text() -> None:
     ]
 
 
+@pytest.mark.parametrize(("error", "band"), [(None, None), (0.25, (1.5, 2.5)), (2.0, (0.0, 6.0))])
+def test_no_step_is_expected_to_take_less_than_nothing(error: float | None, band: tuple[float, float] | None) -> None:
+    """Also by a stack whose error is above 100 %."""
+    assert Timeline(2.0, (), error).band == band
+
+
 def test_times_of_a_timeline_are_listed_by_stage() -> None:
     """One line per stage in each table."""
     memory = MemoryPeak(3e9, 0.5, "B0", ((Category.PARAMETERS, 1e9), (Category.ACTIVATIONS, 2e9)))

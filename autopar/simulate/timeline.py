@@ -181,10 +181,13 @@ class Timeline:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """Seconds between which the step is expected, by the error of calibration; None if uncalibrated."""
+        """Seconds between which the step is expected, by the error of calibration; None if uncalibrated.
+
+        With an error of 100 % or more nothing is known of the least.
+        """
         if self.error is None:
             return None
-        return self.step_seconds * (1 - self.error), self.step_seconds * (1 + self.error)
+        return self.step_seconds * max(0.0, 1 - self.error), self.step_seconds * (1 + self.error)
 
     @property
     def peak_bytes(self) -> float:
