@@ -224,7 +224,8 @@ def test_one_collective_does_what_several_do(moves: Sequence[tuple[Placement, Pl
     for number, blocks in enumerate(alone):
         for rank in range(4):
             np.testing.assert_allclose(together[number][rank], blocks[rank], rtol=0, atol=1e-12)
-            if not isinstance(moves[number][1], Shard) or not moves[number][1].whole:
+            target = moves[number][1]
+            if not isinstance(target, Shard) or not target.whole:
                 np.testing.assert_allclose(ranks[rank][number], blocks[rank], rtol=0, atol=1e-12)
 
 

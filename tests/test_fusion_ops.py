@@ -172,7 +172,8 @@ def test_kernels_that_cannot_be_are_refused(ops: tuple[str, ...], again: tuple[s
         (kind.id, op.name) for kind in folded.kinds for op in kind.ops if op.name.endswith(".attn_residual")
     )
     layer = name.removesuffix("attn_residual")
-    group = OpGroup(kind, *(tuple(own if own == "#" else layer + own for own in names) for names in (ops, again)))
+    own, others = (tuple(name if name == "#" else layer + name for name in names) for names in (ops, again))
+    group = OpGroup(kind, own, others)
 
     with pytest.raises(PlanError, match=message):
         lower(replace(plan, fusion=FusionPlan((), (group,))), folded, costs)
