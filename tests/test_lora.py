@@ -247,6 +247,7 @@ def test_a_configuration_of_peft_is_read(tmp_path: Path) -> None:
         ({"target_modules": 3}, "target_modules is 3, no list of names and no regular expression"),
         ({"target_modules": ""}, "target_modules is '', no list of names and no regular expression"),
         ({"target_modules": "(q_proj"}, r"LoRA pattern '\(q_proj' is no regular expression: missing \)"),
+        ({"target_modules": "q{99999999999}"}, "is no regular expression: the repetition number is too large"),
         ({"r": "16"}, "r is '16'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
     ],

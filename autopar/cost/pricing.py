@@ -47,7 +47,7 @@ from autopar.sharding import Axis
 if TYPE_CHECKING:  # it knows prices
     from autopar.cost.model import CostModel
 
-COPIES = ("offload", "fetch")
+HOST_COPIES = ("offload", "fetch")
 """Transfers to and from host memory."""
 
 _ROUNDS = 30
@@ -125,7 +125,7 @@ def _with_measured_host(cluster: Cluster, database: Database) -> Cluster:
         entry.event: found
         for entry in database.events.values()
         if isinstance(entry.event, TransferEvent)
-        and entry.event.operation in COPIES
+        and entry.event.operation in HOST_COPIES
         and (found := _chosen(entry, cluster.devices_per_node)) is not None
     }
     return replace(cluster, host=measured_host(cluster.host, seconds))
@@ -141,7 +141,7 @@ def measured_host(host: Host, seconds: Mapping[TransferEvent, float]) -> Host:
         host: The host as a cluster file states it.
         seconds: Seconds of copies, "offload" and "fetch".
     """
-    copies = [(event.operation, event.bytes, own) for event, own in seconds.items() if event.operation in COPIES]
+    copies = [(event.operation, event.bytes, own) for event, own in seconds.items() if event.operation in HOST_COPIES]
     if not copies:
         return host
     ways = sorted({operation for operation, *_ in copies})

@@ -590,5 +590,5 @@ class Rank:
 
 
 def _starts_more(activity: _Activity) -> bool:
-    """Return whether collectives start behind others in what is left of a segment."""
+    """Whether the remaining steps of a segment start a collective after they have waited for another one."""
     return any(isinstance(step, Start) for step in activity.compiled.tail[activity.done :])

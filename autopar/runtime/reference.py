@@ -659,10 +659,10 @@ class _Step:
 
 
 def _check_shapes(instruction: Instruction, values: Mapping[str, Blocks], where: str) -> None:
-    """Check that what an instruction has made has the shapes that it says.
+    """Check that the results of an instruction have the shapes that the program states.
 
     Raises:
-        ProgramError: If it has not.
+        ProgramError: If one has another shape.
     """
     for operand in defines(instruction):
         for block in values[operand.value]:

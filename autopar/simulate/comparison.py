@@ -127,8 +127,8 @@ def compare(timeline: Timeline, stage: int, sizes: Mapping[str, int], recording:
     """Lay a measured step beside a simulated one, term by term.
 
     Collectives meet by kind and size of the group, or by kind alone if the trace does not have the sizes. Those of
-    gradients, which the simulated step has one by one, are also aligned with the measured ones: in order, so that the
-    sum of the differences of their starts is least, with one left alone where that is less than half a step.
+    gradients, which the simulated step has one by one, are also aligned with the measured ones: in order, with the
+    least sum of differences between starts, in which a collective without a counterpart counts half a step.
 
     Args:
         timeline: Simulated with `trace=True`.

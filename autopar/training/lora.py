@@ -74,7 +74,7 @@ class Lora:
             raise JobError(f"LoRA on a base in {self.base!r}", hint=f"base takes {NF4}; leave it out for 16 bits")
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise JobError(
                 f"LoRA pattern {self.pattern!r} is no regular expression: {error}",
                 hint=r"write it as Python does, such as .*\.(q|v)_proj",

@@ -252,7 +252,7 @@ def _turned(name: str) -> str:
     return f"    {name}_back = {_LAST_TO_FIRST.format(name)}\n"
 
 
-_SELECTIVE_SCAN = f"""
+_SELECTIVE_FORWARD = f"""
 SelectiveScan (x, dt, a_log, b, c, d, dt_bias) => (y)
 {{{_SELECTIVE}
     end, shown_S = Scan <num_scan_inputs = 4, body = forward
@@ -263,7 +263,9 @@ SelectiveScan (x, dt, a_log, b, c, d, dt_bias) => (y)
     passed = Mul (d, x)
     y = Add (shown_BSC, passed)
 }}
+"""
 
+_SELECTIVE_SCAN = f"""{_SELECTIVE_FORWARD}
 SelectiveScanGrad (x, dt, a_log, b, c, d, dt_bias, dy) => (dx, ddt, da_log, db, dc, dd, ddt_bias)
 {{{_SELECTIVE}
     first = Constant <value_ints = [0]> ()
@@ -394,7 +396,11 @@ GatedDeltaRuleGrad <scale> (q, k, v, a, b, a_log, dt_bias, dy) => (dq, dk, dv, d
 }}
 """
 
-_CACHED = f"""
+_CACHED_SELECTIVE = _SELECTIVE_FORWARD.replace("SelectiveScan (x,", "CachedSelectiveScan (cache, x,").replace(
+    "start = Expand (zero, state_shape)", "start = Identity (cache)"
+)
+
+_CACHED = f"""{_CACHED_SELECTIVE}
 CachedStateSpaceScan <least: float = 0.0, most: float = 0.0> (state, x, dt, a_log, b, c, d, dt_bias) => (y)
 {{{_DECAYS}
     y_BSGMP = Einsum <equation = "bgmst,btgmp->bsgmp"> (weights, dtx)
@@ -410,17 +416,6 @@ CachedStateSpaceScan <least: float = 0.0, most: float = 0.0> (state, x, dt, a_lo
     scanned = Reshape (both, x_shape)
     passed = Mul (d_H1, x)
     y = Add (scanned, passed)
-}}
-
-CachedSelectiveScan (cache, x, dt, a_log, b, c, d, dt_bias) => (y)
-{{{_SELECTIVE.replace("start = Expand (zero, state_shape)", "start = Identity (cache)")}
-    end, shown_S = Scan <num_scan_inputs = 4, body = forward
-        (state, step_t, written_t, b_t, c_t) => (next, shown) {{{_SELECTIVE_STEP}
-            shown = Einsum <equation = "bcn,bn->bc"> (next, c_t)
-        }}> (start, step_S, written_S, b_S, c_S)
-    shown_BSC = Transpose <perm = [1, 0, 2]> (shown_S)
-    passed = Mul (d, x)
-    y = Add (shown_BSC, passed)
 }}
 
 CachedGatedDeltaRule <scale> (cache, q, k, v, a, b, a_log, dt_bias) => (y)
