@@ -113,7 +113,7 @@ def test_plans_told_beforehand_are_usual_ones_that_fit() -> None:
     usual_preview(_task(), told.append)
 
     seconds = [step.incumbent for step in told]
-    assert seconds == sorted(seconds, reverse=True)
+    assert seconds == sorted(set(seconds), reverse=True)
     assert all(step.phase == "usual" and step.done <= step.total for step in told)
     assert told[0].detail.startswith(f"dp={REQUEST['gpus']}")
     assert seconds[-1] < 2 * step_seconds(_plan())
