@@ -8,6 +8,7 @@ import pytest
 
 import autopar
 from autopar.cli import main
+from autopar.cluster import PRESETS
 from autopar.configuration import divisors
 from autopar.cost import Stack
 from autopar.degrees import Degrees
@@ -96,8 +97,23 @@ def test_a_plan_is_simulated_without_what_a_framework_cannot_do(everything: Fact
 
     assert (stack.dispatch, stack.hides_dispatch, stack.graphs, stack.hides_tp) == ("all-to-all", False, "none", True)
     assert len(missing) == 3
-    assert stack_run(everything, "megatron")[0] == replace(RICH, loss="float32")
+    assert stack_run(everything, "megatron")[0] == replace(RICH, loss="float32", dispatch="all-to-all")
     assert stack_run(everything, "deepspeed")[0].hides_tp is False
+
+
+@pytest.mark.parametrize(("cluster", "backend"), [("h100", "deepep"), ("gb200", "hybridep")])
+def test_megatron_is_asked_for_the_dispatcher_that_was_priced(everything: Facts, cluster: str, backend: str) -> None:
+    """Once per node by the library of the cluster's nodes; by all-to-all where experts have places, as it demands."""
+    rack = replace(everything.plan, job=replace(everything.plan.job, cluster=PRESETS[cluster].to_dict()))
+    assert everything.sizes is not None
+    dropless = replace(everything, plan=rack, sizes=replace(everything.sizes, capacity=0.0))
+
+    asked = told(dropless, "megatron")
+
+    assert asked["--moe-token-dispatcher-type"] == "flex"
+    assert asked["--moe-flex-dispatcher-backend"] == backend
+    assert told(everything, "megatron")["--moe-token-dispatcher-type"] == "alltoall"
+    assert stack_run(dropless, "megatron")[0].dispatch == "per-node"
 
 
 def test_what_differs_is_said_with_the_step_time(plan: Plan, cache_dir: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from autopar.cluster import cluster_from_dict
 from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
@@ -192,6 +193,10 @@ def _half(facts: Facts) -> str:
     return load_policy(facts.plan.job.precision).half
 
 
+def _devices_per_node(facts: Facts) -> int:
+    return cluster_from_dict(facts.plan.job.cluster).devices_per_node
+
+
 def _is_tpu(facts: Facts) -> bool:
     return str(facts.plan.job.cluster.get("name", "")).startswith("tpu")
 
@@ -307,10 +312,20 @@ def _megatron_experts(facts: Facts) -> Answer:
     return Otherwise("Megatron-LM groups products of bfloat16 only")
 
 
+_DEEPEP_NODE = 8
+"""Devices joined by NVLink up to which DeepEP runs; HybridEP is for racks of more (pytorch/torchtitan,
+torchtitan/distributed/deepep/__init__.py)."""
+_ALL_TO_ALL = {"--moe-token-dispatcher-type": "alltoall"}
+
+
 def _megatron_dispatch(facts: Facts) -> Answer:
-    if _stack(facts).dispatch == "per-node":
-        return Told({"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "deepep"})
-    return Told({"--moe-token-dispatcher-type": "alltoall"})
+    if _stack(facts).dispatch == "all-to-all":
+        return Told(_ALL_TO_ALL)
+    if _capacity(facts):
+        why = "the flex dispatcher refuses --moe-pad-expert-input-to-capacity: tokens go by all-to-all"
+        return Otherwise(why, _dispatching_by_all_to_all, _ALL_TO_ALL)
+    backend = "deepep" if _devices_per_node(facts) <= _DEEPEP_NODE else "hybridep"
+    return Told({"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": backend})
 
 
 def _plain_dispatch(name: str) -> Callable[[Facts], Answer]:
@@ -547,7 +562,7 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
         lambda facts: (
             "tokens go to experts and back by all-to-all"
             if _stack(facts).dispatch == "all-to-all"
-            else "tokens go to experts and back once per node (DeepEP)"
+            else "tokens go to experts and back once per node (DeepEP, HybridEP)"
         ),
         {
             "megatron": _megatron_dispatch,

@@ -80,6 +80,8 @@ _SIZES = {
 
 _DISTRIBUTED = "distributed optimizer (zero-1)"
 _MEGATRON = {"zero": _DISTRIBUTED, "sequence_parallel": True, "recompute": "none"}
+_ALL_TO_ALL = {"dispatch": "all-to-all"}
+"""Every expert of a token gets a copy: `moe_token_dispatcher_type` "alltoall", Megatron-Core's usual one until 2025."""
 _USER_BUFFERS = {"hides_tp": True}
 _NO_MODEL_PARALLELISM = {"tp": 1, "pp": 1, "cp": 1}
 _MLPERF = r"training_results.*"
@@ -289,9 +291,10 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "DGXC with NeMo",
         "NVIDIA/dgxc-benchmarking, grok1_314b.yaml, nemotron4-15b-synth.yaml, gpt3_175b_hydra.yaml and "
-        "pretrain_llama31.py: distributed optimizer, sequence parallelism, no activation checkpointing",
+        "pretrain_llama31.py: distributed optimizer, sequence parallelism, no activation checkpointing; NVIDIA/NeMo, "
+        "nemo/collections/llm/gpt/model/deepseek.py: moe_token_dispatcher_type alltoall, as of its other mixtures",
         origin="dgxc-benchmarking",
-        fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+        fills={**_MEGATRON, **_ALL_TO_ALL, "framework": "NeMo (Megatron-Core)"},
     ),
     Recipe(
         "DGXC with user buffers",
@@ -324,10 +327,11 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("Qwen2.5 7B", "Qwen/Qwen2.5-7B, config.json", model=r"Qwen2\.5.7B", fills=_SIZES["Qwen2.5 7B"]),
     Recipe(
         "NeMo performance summary",
-        "NVIDIA/NeMo, scripts/performance/helpers.py (set_primary_perf_configs: sequence parallelism with tp) and "
-        "model_configs_*.csv (recompute_layers 0)",
+        "NVIDIA/NeMo, scripts/performance/helpers.py (set_primary_perf_configs: sequence parallelism with tp), "
+        "model_configs_*.csv (recompute_layers 0) and nemo/collections/llm/gpt/model/mixtral.py: "
+        "moe_token_dispatcher_type alltoall",
         origin="NeMo performance_summary",
-        fills={**_MEGATRON, "framework": "NeMo (Megatron-Core)"},
+        fills={**_MEGATRON, **_ALL_TO_ALL, "framework": "NeMo (Megatron-Core)"},
     ),
     Recipe(
         "NeMo with user buffers",
@@ -410,7 +414,7 @@ RECIPES: tuple[Recipe, ...] = (
         framework="Megatron-Bridge",
         model="Qwen3-235B",
         gpu="H100",
-        fills={"hides_dispatch": True},
+        fills={**_ALL_TO_ALL, "hides_dispatch": True},
     ),
     Recipe(
         "Megatron-Bridge Qwen3-235B on B200 and B300",
@@ -418,7 +422,43 @@ RECIPES: tuple[Recipe, ...] = (
         framework="Megatron-Bridge",
         model="Qwen3-235B",
         gpu="(?<!G)B[23]00",
-        fills={"dispatch": "all-to-all"},
+        fills=_ALL_TO_ALL,
+    ),
+    Recipe(
+        "Megatron-Bridge Nemotron 3 Nano on H100 in FP8 before 26.07",
+        f"{_BRIDGE}/nemotronh/nemotron_3_workload_base_configs.py before pull request 4628: recompute_modules moe, "
+        "layernorm, core_attn and moe_act",
+        framework=r"Megatron-Bridge \((25|26\.0[0-6])",
+        model="Nemotron.3.Nano",
+        gpu="H100",
+        precision="FP8",
+        where={"n_gpus": 16},
+        fills={"recompute": "selective", "recompute_modules": ("moe", "layernorm", "core_attn", "moe_act")},
+    ),
+    Recipe(
+        "Megatron-Bridge Nemotron 3 Nano",
+        f"{_BRIDGE}/nemotronh/nemotron_3_workload_base_configs.py: hybridep; cuda_graph_scope attn, mamba, moe_router "
+        "and moe_preprocess",
+        framework="Megatron-Bridge",
+        model="Nemotron.3.Nano",
+        fills={"dispatch": "per-node", "graphs": "partial"},
+    ),
+    Recipe(
+        "Megatron-Bridge GPT-OSS 120B on B300 with 1,280 sequences",
+        f"{_BRIDGE}/gpt_oss/gpt_oss_workload_base_configs.py: hybridep",
+        framework="Megatron-Bridge",
+        model="GPT-OSS-120B",
+        gpu="(?<!G)B300",
+        where={"global_batch": 1280},
+        fills={"dispatch": "per-node"},
+    ),
+    Recipe(
+        "Megatron-Bridge GPT-OSS 120B on B300 and GB300",
+        f"{_BRIDGE}/gpt_oss/gpt_oss_workload_base_configs.py: cuda_graph_scope attn, moe_router and moe_preprocess",
+        framework="Megatron-Bridge",
+        model="GPT-OSS-120B",
+        gpu="B300",
+        fills={"graphs": "partial"},
     ),
     Recipe(
         "Megatron-Bridge MoE on racks",
@@ -481,7 +521,7 @@ RECIPES: tuple[Recipe, ...] = (
         model="GPT-OSS-120B",
         gpu=r"(?<![GB])B200|GB200|H100",
         precision="BF16|FP8$",
-        fills={"recompute": "selective"},
+        fills={"recompute": "selective", "recompute_modules": ("layernorm", "moe_act")},
     ),
     Recipe(
         "Megatron-Bridge Llama 3 8B on H100 in FP8",
@@ -507,9 +547,10 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "Megatron-Bridge",
-        f"{_BRIDGE}: no recompute where a configuration names none",
+        f"{_BRIDGE}: no recompute where a configuration names none; NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/"
+        "models: moe_token_dispatcher_type alltoall where a configuration names no backend",
         framework="Megatron-Bridge",
-        fills=_MEGATRON,
+        fills={**_MEGATRON, **_ALL_TO_ALL},
     ),
     # Megatron-LM.
     *(

@@ -8,6 +8,10 @@ Experts: `GroupedLinear` of Transformer Engine runs a cuBLAS product per expert;
 fused kernels, from 26.06 on (NVIDIA-NeMo/Megatron-Bridge, issue 2885). All else here has grouped kernels (DeepGEMM,
 `torch._grouped_mm`, Megablox).
 
+Dispatch: NVIDIA's recipes of 2026 send a token once per node on every device (flex dispatcher with DeepEP or HybridEP:
+NVIDIA-NeMo/Megatron-Bridge, deepseek_workload_base_configs.py and qwen3_workload_base_configs.py), and so do its stacks
+by default; recipes of older versions, and those that name `alltoall`, say so.
+
 Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
 FlashAttention came into Megatron-Core (2023), and so did OneFlow on V100, which FlashAttention does not support; all
 else here runs fused attention. Element-wise chains (bias, dropout
@@ -20,7 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
-from autopar.cost.stack import IDEAL, Attention, Experts, Fusion, Loss, Selective
+from autopar.cost.stack import IDEAL, Attention, Dispatch, Experts, Fusion, Loss, Selective
 
 
 class Known(NamedTuple):
@@ -42,6 +46,7 @@ class Known(NamedTuple):
     selective: Selective = "cheap"
     experts: Experts = "grouped"
     relatives: tuple[str, ...] = ()
+    dispatch: Dispatch = "all-to-all"
 
     @property
     def unfitted(self) -> Stack:
@@ -62,6 +67,7 @@ class Known(NamedTuple):
             context="gather" if gathers else "ulysses" if "deepspeed" in self.name else "ring",
             selective=self.selective,
             experts=self.experts,
+            dispatch=self.dispatch,
         )
 
 
@@ -84,8 +90,14 @@ def _compiled(
 
 
 def _core(device: str, name: str, clusters: tuple[str, ...], relatives: tuple[str, ...] = ()) -> Known:
-    """Return an entry of Megatron-Core with NVIDIA's recipes: fused losses, a cuBLAS product per expert."""
-    return Known(r"mega", device, name, "fused", "chains", clusters, loss="fused", experts="each", relatives=relatives)
+    """Return an entry of Megatron-Core with NVIDIA's recipes of 2026.
+
+    Losses are fused, every expert has a cuBLAS product, and a token is sent once per node.
+    """
+    return Known(
+        r"mega", device, name, "fused", "chains", clusters, loss="fused", experts="each", relatives=relatives,
+        dispatch="per-node",
+    )  # fmt: skip
 
 
 STACKS = (
