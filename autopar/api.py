@@ -19,7 +19,8 @@ from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
 from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.iopddl import save
 from autopar.pins import Pins, read_pins
-from autopar.plan import DimSize, Plan, Rival
+from autopar.plan import DimSize, Plan
+from autopar.practice import Practice, beside
 from autopar.problem import Problem
 from autopar.program.buckets import with_buckets
 from autopar.program.listing import Listing, Origin, format_listing, open_listing, part_counts, read_listing
@@ -71,7 +72,7 @@ def solve(
     ray_address: str | None = None,
     pins: str | Path | Pins | Mapping[str, object] | None = None,
     profile: str | Path | Profile | None = None,
-    rival: Callable[[Task, Plan], Rival] | None = None,
+    rival: Callable[[Task, Plan], Practice] | None = None,
     preview: Callable[[Task, StopCallback], None] | None = None,
     began: float | None = None,
     settings: SearchSettings = DEFAULT_SETTINGS,
@@ -120,8 +121,9 @@ def solve(
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
             None for formulas alone.
-        rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
-            `Plan.rival`. It is not asked where there are pins, which it would not keep to.
+        rival: Other ways to search, `autopar.bench.usual_practice` or one like it, whose best stand beside the plan as
+            `Plan.rival` and `Plan.by_rules`; a plan of theirs that is faster is returned. They are not asked where
+            there are pins, which they would not keep to.
         preview: What is done with the task while other processes compile kernels, until it is told to stop:
             `autopar.bench.usual_preview` or one like it. It is not asked where there are pins.
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
@@ -184,12 +186,11 @@ def solve(
         _keep(plan, cache, progress)
     if rival is None or task.pins or should_stop():
         return plan
-    beside = rival(task, plan)
-    if beside != plan.rival:
-        plan = replace(plan, rival=beside)
-        if beside.stopped != "interrupted":
-            _keep(plan, cache, progress)
-    return plan
+    practice = rival(task, plan)
+    best = beside(plan, practice, task, effort.fusion)
+    if best != plan and practice.grid.stopped != "interrupted":
+        _keep(best, cache, progress)
+    return best
 
 
 def _keep(plan: Plan, cache: ResultCache, progress: ProgressCallback) -> None:

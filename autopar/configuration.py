@@ -63,6 +63,22 @@ class Configuration:
         return f"{pipeline} {self.num_microbatches} microbatches {self.schedule}{turns}"
 
     @property
+    def words(self) -> str:
+        """The configuration in the words of progress.
+
+        >>> Configuration(4, Mesh.of(inner=2, outer=4), 16, "1f1b").words
+        '4 pipeline stages of 8 GPUs, 16 microbatches, 1f1b'
+        >>> Configuration(1, Mesh.of(inner=1), 1, "1f1b").words
+        '1 GPU, 1 microbatch'
+        """
+        gpus, microbatches = _counted(self.mesh.size, "GPU"), _counted(self.num_microbatches, "microbatch", "es")
+        if self.num_stages == 1:
+            return f"{gpus}, {microbatches}"
+        turns = f" × {self.num_chunks}" if self.num_chunks > 1 else ""
+        inside = " inside data parallelism" if self.block else ""
+        return f"{self.num_stages}{turns} pipeline stages of {gpus}{inside}, {microbatches}, {self.schedule}"
+
+    @property
     def hides_dispatch(self) -> bool:
         """Whether the schedule hides the all-to-all of experts, so that passes have other prices."""
         return SCHEDULES[self.schedule].hides_dispatch
@@ -93,6 +109,10 @@ class Configuration:
             self.num_chunks,
             stack["interleave_overhead"],
         )
+
+
+def _counted(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 Family = tuple[Configuration, ...]

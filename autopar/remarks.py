@@ -207,6 +207,19 @@ def why_idle(nodes: Cluster | None) -> str:
     return f"{why}; between nodes a device reaches {format_bytes(nodes.inter.bandwidth)}/s ({nodes.inter.tier})"
 
 
+def left_free(free: int, gpus: int, cluster: Cluster, kinds: str = "") -> Remark:
+    """Return what is told of a plan that leaves some of a number of devices free.
+
+    Args:
+        free: How many it leaves free.
+        gpus: How many there are.
+        cluster: The cluster of all.
+        kinds: The kinds of nodes that the plan uses, where nodes differ.
+    """
+    used = f" (the plan is on {kinds})" if kinds else ""
+    return Remark("idle", f"{free} of {gpus} GPUs are left free{used}: {why_idle(cluster)}")
+
+
 def idle_axes(roles: Sequence[AxisRole]) -> list[AxisRole]:
     """Return the mesh axes all devices of which do the same work."""
     return [found for found in roles if found.role == "idle" and found.axis.size > 1]

@@ -101,7 +101,7 @@ class ResultCache:
             return ""
         limit = self._limit if plan.search.termination == "time limit" else None
         known = _read(self._path)
-        if limit is not None and known is not None and (known.limit is None or known.limit >= limit):
+        if limit is not None and known is not None and (known.limit is None or known.limit > limit):
             return ""
         text = plan.to_json().decode()
         entry = Entry(CACHE_VERSION, limit, hashlib.sha256(text.encode()).hexdigest(), text)

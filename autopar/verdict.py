@@ -20,6 +20,7 @@ from autopar.plan import PartTimes, PhaseTime, Plan, Remark, SearchReport, Simul
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.buckets import with_buckets
 from autopar.program.lower import lower
+from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import StopCallback, never
 from autopar.remarks import is_tight, remarks
@@ -191,14 +192,7 @@ def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) ->
     costs, folded = candidate.configuration.costs(task.costs), task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
-    if fusion == JOINT:
-        joint = fuse_jointly(plan, program, folded, costs)
-        plan, program = replace(plan, fusion=joint.fusion), joint.program
-    elif fusion == BUCKETS and program.trains:
-        found_cuts = cut_gradients(program, costs)
-        if found_cuts.is_worth_it:
-            plan = replace(plan, fusion=FusionPlan.of_cuts(found_cuts.cuts))
-            program = with_buckets(program, plan.fusion)
+    plan, program = fused(plan, program, folded, costs, fusion)
     timeline = simulate(program, costs, verified=True)
     found = simulated(plan, timeline, folded, costs)
     assert found.simulated is not None, "it was simulated"
@@ -209,6 +203,27 @@ def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) ->
         return None
     parts = _against(candidate.time, plan.num_microbatches, timeline)
     return replace(found, simulated=replace(found.simulated, against=parts))
+
+
+def fused(plan: Plan, program: Program, folded: Folded, costs: CostModel, fusion: str) -> tuple[Plan, Program]:
+    """Return a plan with its program whose gradients are cut into buckets, and ops fused, where that saves enough.
+
+    Args:
+        plan: The plan.
+        program: The plan lowered.
+        folded: The graph of one of its microbatches.
+        costs: What its instructions take.
+        fusion: What is fused, as of `Effort`.
+    """
+    if fusion == JOINT:
+        joint = fuse_jointly(plan, program, folded, costs)
+        return replace(plan, fusion=joint.fusion), joint.program
+    if fusion == BUCKETS and program.trains:
+        found = cut_gradients(program, costs)
+        if found.is_worth_it:
+            plan = replace(plan, fusion=FusionPlan.of_cuts(found.cuts))
+            return plan, with_buckets(program, plan.fusion)
+    return plan, program
 
 
 def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple[PartTimes, ...]:

@@ -42,12 +42,12 @@ def main() -> None:
 
     import autopar
     from autopar import warming
-    from autopar.bench import usual_grid
+    from autopar.bench import usual_practice
     from autopar.compiled import KERNELS
 
     with mock.patch.object(warming, "listed", dict):  # the old list may have kernels that are others now
         for model, request in JOBS:
-            rival = partial(usual_grid, seconds=5)
+            rival = partial(usual_practice, seconds=5)
             autopar.solve(f"zoo:{model}", workers=1, cache_dir=None, time_limit=120, rival=rival, **request)
     found: dict[str, dict[str, list[list[object]]]] = defaultdict(dict)
     seconds: dict[str, float] = defaultdict(float)

@@ -16,7 +16,7 @@ from autopar.bench.baselines.grid import grid
 from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
-from autopar.bench.usual import Sweep, UsualRace, usual_grid
+from autopar.bench.usual import Sweep, UsualRace, usual_practice
 from autopar.cluster import Cluster, NodeGroup, load_cluster
 from autopar.cost import default_limit
 from autopar.progress import never, silent
@@ -108,7 +108,7 @@ def test_the_grid_beside_a_plan_leaves_devices_free() -> None:
     task = _task(1e8)
     plan = plan_task(task, Effort(top_k=1))
 
-    found = usual_grid(task, plan, seconds=math.inf)
+    found = usual_practice(task, plan, seconds=math.inf).grid
 
     assert plan.job.gpus == 2
     assert found.step_seconds is not None

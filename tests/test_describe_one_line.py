@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -13,7 +14,7 @@ from autopar.folding.expert_parameters import experts_of
 from autopar.models.builder import Builder
 from autopar.sharding import Axis, Partial, Placement, Replicate, Shard
 from autopar.workload import open_workload
-from tests.formulations import folded
+from tests.formulations import DIMS, folded
 from tests.plans import two_stage_plan
 
 
@@ -85,6 +86,22 @@ def test_expert_groups_are_data_parallel(degrees: Degrees, words: str, cache_dir
     assert plan.summary.startswith(words)
     assert plan.simulated is not None
     assert ("ep communication" in dict(plan.simulated.parts)) == (degrees.ep > 1)
+
+
+def test_what_the_busiest_stage_computes_beyond_the_mean_is_imbalance(cache_dir: Path) -> None:
+    """The last of two stages has the logits, too; with one stage there is none, and the parts add up to the step."""
+    found = [
+        autopar.predict("zoo:gpt2", degrees, dims=DIMS["gpt2"], cache_dir=cache_dir)
+        for degrees in (Degrees(pp=2, global_batch=4), Degrees(dp=2, global_batch=4))
+    ]
+
+    cut, whole = (dict(each.plan.simulated.parts) for each in found if each.plan.simulated is not None)
+
+    compute = [stage.compute_seconds for stage in found[0].timeline.stages]
+    assert cut["compute"] == pytest.approx(fmean(compute))
+    assert cut["imbalance"] == pytest.approx(max(compute) - fmean(compute))
+    assert sum(cut.values()) == pytest.approx(found[0].timeline.step_seconds)
+    assert "imbalance" not in whole
 
 
 def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:

@@ -499,6 +499,7 @@ def test_a_colour_means_one_thing() -> None:
     synonyms = [
         {"forward", "compute", "model FLOPs at peak"}, {"update", "optimizer"}, {"gradients", "dp communication"},
         {"sends", "pp communication"}, {"host copies", "host memory"},
+        {"collectives", "other communication"},
     ]  # fmt: skip
     shared: dict[str, set[str]] = defaultdict(set)
     for name, colour in palette.MEANINGS.items():

@@ -11,10 +11,21 @@ import pytest
 
 import autopar
 from autopar.api import plan_task
+from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
-from autopar.bench.usual import LEAST_SECONDS, MOST_SECONDS, Sweep, UsualRace, grid_seconds, usual_grid, usual_preview
+from autopar.bench.usual import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    Sweep,
+    UsualRace,
+    grid_seconds,
+    usual_practice,
+    usual_preview,
+)
 from autopar.degrees import Degrees
+from autopar.page.compare import compared
 from autopar.plan import PhaseTime, Plan, Rival
+from autopar.practice import Practice, beside
 from autopar.progress import Progress, never, silent
 from autopar.report.answer import format_answer
 from autopar.report.summary import rival_words, verdict
@@ -26,6 +37,7 @@ from tests.plans import two_stage_plan
 
 REQUEST: dict[str, Any] = {"gpus": 2, "global_batch": 4, "dims": DIMS["mlp-xs"]}
 FOUND = Rival("grid search", "1F1B", "dp=8 × pp=1", 1.1, 1e9, 20, 90, "", 2.0)
+RULED = replace(FOUND, method="Megatron's rules", step_seconds=15.0, tried=7, plans=7)
 NONE_TRIED = replace(FOUND, summary="", step_seconds=None, peak_bytes=None, tried=0, stopped="time limit")
 
 
@@ -68,7 +80,7 @@ def test_a_sweep_that_ends_has_the_best_of_its_space() -> None:
     race = UsualRace(_task(), "grid", math.inf, silent, never)
     prices = [race.price(race.space.degrees(leaf)) for leaf in race.space.leaves()]
 
-    found = usual_grid(_task(), _plan(), seconds=math.inf)
+    found = usual_practice(_task(), _plan(), seconds=math.inf).grid
 
     assert (found.stopped, found.tried, found.plans) == ("", len(prices), len(prices))
     costs = _task().costs
@@ -78,6 +90,77 @@ def test_a_sweep_that_ends_has_the_best_of_its_space() -> None:
     ]
     assert found.step_seconds == min(own.timeline.step_seconds for own in best)
     assert found.summary in {own.plan.summary for own in best}
+
+
+def test_the_rules_are_those_of_the_baseline() -> None:
+    """As many plans, the best of which is simulated; whatever both have priced is priced once."""
+    race = Race(_task(), "megatron", math.inf, silent, never)
+    megatron(race)
+
+    found = usual_practice(_task(), _plan(), seconds=math.inf).rules
+
+    assert found is not None
+    best = [plan for degrees in race.finalists()[:VERIFY] if (plan := race.simulate(degrees)) is not None]
+    assert (found.stopped, found.tried) == ("", len(race.prices))
+    assert found.step_seconds == min(map(step_seconds, best))
+
+
+def test_a_faster_plan_of_grid_search_is_adopted() -> None:
+    """It is the answer, with what the search has proven; the plan of the search is the first of the others.
+
+    The search is told of plans with as many microbatches as can be only, which are far from the best ones.
+    """
+    task = prepare(JobRequest("zoo:gpt2", gpus=2, global_batch=4, dims=DIMS["gpt2"]))
+    few = tuple(own for own in task.space if (own.num_stages, own.num_microbatches) == (1, 4))
+    poor = plan_task(replace(task, space=few, unequal=None), Effort(top_k=2))
+
+    plan = beside(poor, usual_practice(task, poor, seconds=math.inf), task)
+
+    assert plan.rival is not None
+    assert plan.rival.step_seconds is not None
+    assert step_seconds(plan) <= plan.rival.step_seconds < step_seconds(poor)
+    assert plan.alternatives[0] == poor.without_alternatives()
+    search, before = plan.search, poor.search
+    assert search is not None
+    assert before is not None
+    assert search.objective == plan.objective == search.history[-1].objective
+    assert search.bound == min(before.bound, plan.objective)
+    assert search.termination == "optimal"
+    slower = f"{100 * (step_seconds(poor) / step_seconds(plan) - 1):.1f} % slower"
+    answer = " ".join(format_answer(plan).split())
+    assert f"grid search this plan is its best, of {plan.rival.tried} configurations tried; the best plan of" in answer
+    assert f"the search is {slower}" in answer
+    assert f"the search is {slower}" in " ".join(text for _, text in verdict(plan))
+    assert {each.kind for each in compared(plan)} == {"this plan", "runner-up", "grid search", "Megatron's rules"}
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "tensor_model_parallel" in plan.export("megatron").text.replace("-", "_")
+
+
+def test_an_adopted_plan_is_kept(tmp_path: Path) -> None:
+    """Asked again, it is the answer at once."""
+    request: dict[str, Any] = {**REQUEST, "cache_dir": tmp_path, "time_limit": 60.0}
+    poor = autopar.solve("zoo:mlp-xs", **request)
+    assert poor.simulated is not None
+    best = replace(poor, summary="dp=2", simulated=replace(poor.simulated, step_seconds=0.5 * step_seconds(poor)))
+    practice = Practice(replace(FOUND, summary="dp=2", step_seconds=step_seconds(best)), None, best)
+
+    plans = [
+        autopar.solve("zoo:mlp-xs", rival=rival, **request)
+        for rival in (lambda *_: practice, lambda _, plan: Practice(plan.rival))
+    ]
+
+    assert plans[0].summary == plans[1].summary == "dp=2"
+    assert plans[1].search is not None
+    assert plans[1].search.cached
+
+
+def test_a_plan_that_is_as_fast_is_not_adopted() -> None:
+    """Nor is one that is slower: what was found beside it is told."""
+    plan = _plan()
+
+    found = beside(plan, Practice(FOUND, RULED, plan), _task())
+
+    assert found == replace(plan, rival=FOUND, by_rules=RULED)
 
 
 def test_nearest_plans_come_first() -> None:
@@ -101,9 +184,11 @@ def _after(count: int) -> Callable[[], bool]:
 
 
 def test_a_grid_that_is_stopped_says_so() -> None:
-    found = usual_grid(_task(), _plan(), should_stop=lambda: True)
+    practice = usual_practice(_task(), _plan(), should_stop=lambda: True)
 
+    found = practice.grid
     assert (found.stopped, found.tried, found.step_seconds) == ("interrupted", 0, None)
+    assert (practice.rules, practice.best) == (None, None)
 
 
 def test_plans_told_beforehand_are_usual_ones_that_fit() -> None:
@@ -173,18 +258,32 @@ def test_the_answer_says_how_many_did_not_fit(rival: Rival, text: str) -> None:
     assert f"grid search  {text}" in format_answer(replace(two_stage_plan(), rival=rival))
 
 
+def test_the_answer_says_what_rules_lead_to() -> None:
+    """By how much a plan is slower, and from three times on how many times."""
+    plan = two_stage_plan()
+
+    texts = [
+        format_answer(replace(plan, rival=FOUND, by_rules=rules))
+        for rules in (RULED, replace(RULED, step_seconds=1.1, summary=plan.summary), NONE_TRIED)
+    ]
+
+    assert "Megatron     its documented rules lead to dp=8 × pp=1: 15 times as slow\n" in texts[0]
+    assert "Megatron     its documented rules lead to the same plan\n" in texts[1]
+    assert "Megatron" not in texts[2].partition("Next")[0].partition("grid search")[2]
+
+
 def test_what_it_found_is_kept_with_the_plan(tmp_path: Path) -> None:
     """A second question for the same job has its answer, and pins are not held against plans without them."""
     asked: list[Rival | None] = []
 
-    def rival(_: Task, plan: Plan) -> Rival:
+    def rival(_: Task, plan: Plan) -> Practice:
         asked.append(plan.rival)
-        return FOUND
+        return Practice(FOUND, RULED)
 
     plans = [autopar.solve("zoo:mlp-xs", cache_dir=tmp_path, rival=rival, **REQUEST) for _ in range(2)]
     pins = autopar.Pins(autopar.Choices(stages=(1,)))
     pinned = autopar.solve("zoo:mlp-xs", cache_dir=tmp_path, rival=rival, pins=pins, **REQUEST)
 
-    assert [plan.rival for plan in plans] == [FOUND, FOUND]
+    assert [(plan.rival, plan.by_rules) for plan in plans] == [(FOUND, RULED)] * 2
     assert asked == [None, FOUND]
     assert pinned.rival is None

@@ -7,6 +7,6 @@
 
 from autopar.bench.compare import compare
 from autopar.bench.records import Comparison, PlanFigures, Result
-from autopar.bench.usual import usual_grid, usual_preview
+from autopar.bench.usual import usual_practice, usual_preview
 
-__all__ = ["Comparison", "PlanFigures", "Result", "compare", "usual_grid", "usual_preview"]
+__all__ = ["Comparison", "PlanFigures", "Result", "compare", "usual_practice", "usual_preview"]

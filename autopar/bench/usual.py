@@ -1,4 +1,4 @@
-"""Grid search as people do it, in seconds: what it would have found, to stand beside a plan.
+"""Usual practice in seconds: what grid search and Megatron-LM's rules would have found, to stand beside a plan.
 
 The degrees that sweeps vary: data, tensor (within a node), pipeline and expert parallelism, samples per microbatch (one
 about per factor of two), stages per group, recompute, and devices where fewer may be as fast. What sweeps settle
@@ -14,12 +14,15 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
 
-from autopar.bench.baselines import by_degrees
+from autopar.bench.baselines import best_simulated, raced
 from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
+from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
+from autopar.bench.records import PlanFigures
 from autopar.degrees import Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.plan import Plan, Rival
+from autopar.practice import Practice
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.recompute import Recompute
 from autopar.task import Effort, Task
@@ -29,6 +32,10 @@ SHARE = 0.1
 """Time of the grid if nobody says, as a share of what its plan took."""
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 """That time is never less or more than this."""
+RULES_SHARE = 0.25
+"""Time of Megatron's rules, as a share of that of the grid, most of whose prices they share."""
+RULES = "tensor parallelism within a node as small as fits, then pipelines; ZeRO-1; experts within a node"
+"""Megatron's rules in words."""
 PREVIEW_SECONDS = 1.0
 """Processor time of the plans that are told while kernels compile; the first one takes a quarter of a second."""
 SWEPT = {"train": "1F1B, tensor parallelism within a node, ZeRO 1 or 3", "infer": "tensor parallelism within a node"}
@@ -117,20 +124,20 @@ class Sweep:
         return sum(abs(math.log2(getattr(plan, name) / value)) for name, value in self.center.items())
 
 
-def usual_grid(
+def usual_practice(
     task: Task,
     plan: Plan,
     *,
     seconds: float | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
-) -> Rival:
-    """Return what grid search over the usual degrees finds for the task of a plan.
+) -> Practice:
+    """Return what grid search over the usual degrees and Megatron-LM's documented rules find for the task of a plan.
 
     Args:
         task: The task, without pins.
         plan: What was found for it.
-        seconds: For the grid; None for a tenth of what the plan took.
+        seconds: For the grid; None for a tenth of what the plan took. The rules get a quarter of that more.
         progress: Told of every better plan.
         should_stop: Polled; once true the best so far is returned.
     """
@@ -138,18 +145,33 @@ def usual_grid(
     effort = Effort(top_k=1, time_limit=limit)
     sweep = Sweep(_degrees(plan, task), step_seconds(plan))
     hosts = any(stage.offload or Recompute.OFFLOAD in stage.flavours for stage in plan.stages)
-    found = by_degrees(sweep, task.opened if hosts else task, effort, "grid", progress, should_stop, kind=UsualRace)
-    best = found.best
+    own, began = task.opened if hosts else task, time.monotonic()
+    race, plans, stopped, _ = raced(sweep, own, effort, "grid", progress, should_stop, kind=UsualRace)
+    space = ", ".join((SWEPT[task.job.mode], *(f"on {gpus} GPUs, too" for gpus in sweep.counts[1:])))
+    grid = _rival("grid search", space, plans, race, sweep.total, stopped, began)
+    if stopped == "interrupted":
+        return Practice(grid, best=next(iter(plans), None))
+    began = time.monotonic()
+    ruled = race.beside("megatron", began + RULES_SHARE * limit)
+    megatron(ruled)
+    by_rules = best_simulated(ruled, ruled.finalists(), 1, ruled.end)
+    rules = _rival("Megatron's rules", RULES, by_rules, ruled, len(ruled.prices), ruled.stopped, began)
+    return Practice(grid, rules, min((*plans, *by_rules), key=step_seconds, default=None))
+
+
+def _rival(method: str, space: str, plans: Sequence[Plan], race: Race, total: int, stopped: str, began: float) -> Rival:
+    """Return what is told of a method: its best plan and how many it priced of how many since some time."""
+    best = PlanFigures.of(plans[0], race.task.job.gpus) if plans else None
     return Rival(
-        method="grid search",
-        space=", ".join((SWEPT[task.job.mode], *(f"on {gpus} GPUs, too" for gpus in sweep.counts[1:]))),
+        method=method,
+        space=space,
         summary="" if best is None else best.summary,
         step_seconds=None if best is None else best.step_seconds,
         peak_bytes=None if best is None else best.peak_bytes,
-        tried=found.solved,
-        plans=sweep.total,
-        stopped=found.termination if found.termination in ("interrupted", "time limit") else "",
-        seconds=found.search_seconds,
+        tried=len(race.prices),
+        plans=total,
+        stopped=stopped,
+        seconds=time.monotonic() - began,
     )
 
 

@@ -88,12 +88,13 @@ def benchmark(
     as_json: bool,
     **request: Any,
 ) -> int:
-    """Compare our plan for MODEL with those of baselines, at the same costs and in the same simulator.
+    """Compare our plan for MODEL with those of baselines.
 
-    Among them are grid search over all degrees and what the documentation of Megatron-LM leads to. With --spec, --all
-    or --jobs a list of jobs is run: every one in a process of its own and with a cold cache; --gpus then selects the
-    cases of --spec and --all with that many devices. With --problems, --solver and the --solvers are compared on files
-    of the IOPDDL contest. Ctrl-C ends the method at work with its best plan and keeps what is done.
+    All are priced at the same costs and run in the same simulator. Among them are grid search over all degrees and what
+    the documentation of Megatron-LM leads to. With --spec, --all or --jobs a list of jobs is run: every one in a
+    process of its own and with a cold cache; --gpus then selects the cases of --spec and --all with that many devices.
+    With --problems, --solver and the --solvers are compared on files of the IOPDDL contest. Ctrl-C ends the method at
+    work with its best plan and keeps what is done.
     """
     command = typed_command(context)
     if output is not None:

@@ -72,7 +72,7 @@ def write_model(
     configuration: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a model of the zoo or of a Hugging Face configuration, or list the zoo.
+    """Write a zoo or Hugging Face model as ONNX, or list the zoo.
 
     The file is ONNX without weights, so that it is small however large the model is.
     """

@@ -30,14 +30,35 @@ from autopar.cli.validating import calibrate, validate
 from autopar.cli.values import file_path
 from autopar.cli.whatif import whatif
 
-COMMANDS = (
-    solve, fit, whatif, predict, profile, explain, report, figures, fuse, simulate, run, export, import_config,
-    benchmark, partition, diff, rules, write_model, clusters, stacks, schedules, select, validate, calibrate, aceso,
-    doctor, completion,
-)  # fmt: skip
+SECTIONS = {
+    "Find a plan": (solve, fit, whatif),
+    "Judge a plan": (predict, import_config, benchmark, validate),
+    "Understand a plan": (explain, diff, simulate, report, figures),
+    "Use a plan": (export, run),
+    "Measure": (profile, calibrate),
+    "Shard by hand": (partition, rules, fuse, select, aceso),
+    "Look up": (write_model, clusters, stacks, schedules, doctor, completion),
+}
+"""The commands, as the help lists them."""
+
+COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Sections(click.Group):
+    """Lists its commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section with their first sentences."""
+        width = max(len(str(command.name)) for command in COMMANDS)
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                limit = formatter.width - formatter.current_indent - width - 2
+                formatter.write_dl(
+                    [(str(own.name).ljust(width), own.get_short_help_str(limit)) for own in commands], col_spacing=2
+                )
+
+
+@click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autopar")
 @click.option(
     "--job",

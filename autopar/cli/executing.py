@@ -270,7 +270,7 @@ def simulate(
     "--compare/--no-compare",
     default=True,
     show_default=True,
-    help="Hold the first and the last step against the unpartitioned model; without, steps are only timed.",
+    help="Compare the first and the last step with the unpartitioned model, or only time all steps.",
 )
 @json_option
 def run(
@@ -288,7 +288,7 @@ def run(
     PLAN is a plan.json, PROGRAM.txt a distributed program that `autopar explain PLAN --program` prints, or that is
     written by hand. Each process does what one GPU would do; loss, gradients and updated parameters are compared with
     those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is one
-    rank. Weights of a program are those of --model, or of the model it names; without either they are drawn.
+    rank. Weights of a program are those of --model, or of the model it names; without either they are random.
     """
     if stack is not None and not is_program(plan_file):
         raise click.UsageError("--stack belongs to the text of a program: a plan has its own")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def export(
     plan_file: Path, target: str, output: Path | None, model: str | None, cache_dir: Path | None, no_cache: bool
 ) -> int:
-    """Write a plan in the words of a framework.
+    """Write a plan as the configuration of a framework.
 
     PLAN is a plan.json or its folder.
     Frameworks are megatron, torchtitan, deepspeed, nemo, accelerate, trainer, fsdp and maxtext, which
@@ -110,7 +110,7 @@ def import_config(
     verbose: bool,
     **request: Any,
 ) -> int:
-    """Predict what a configuration of a framework comes to.
+    """Predict time and memory of the configuration of a framework.
 
     FILE holds the arguments of a training script of Megatron-LM, a torchtitan configuration or a DeepSpeed one. Prints
     what was understood, what was ignored and what is assumed otherwise, then what `predict` prints. With --best the

@@ -58,7 +58,7 @@ def fit(
     as_json: bool,
     **request: Any,
 ) -> int:
-    """Tell whether MODEL fits on so many GPUs.
+    """Check whether MODEL fits on a number of GPUs.
 
     The layouts people try first are looked at, from plain data parallelism to pipelines of tensor-parallel groups, each
     with the least recompute it fits with: memory of its fullest rank, and the step time by the planner's formula. Exit

@@ -38,7 +38,7 @@ def aceso(
     max_stages: int | None,
     as_json: bool,
 ) -> None:
-    """Plan a GPT on a profile database of Aceso, in Aceso's cost model.
+    """Plan a GPT on a profile database of Aceso, in its cost model.
 
     DATABASE is a folder of measured ops, collectives and bandwidths in Aceso's form (EuroSys 2024), or a tar archive of
     one. Stages, their devices, tensor- and data-parallel degrees, the microbatch size and the ops that run again in the

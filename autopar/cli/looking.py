@@ -57,7 +57,7 @@ def report(
     cache_dir: Path | None,
     no_cache: bool,
 ) -> None:
-    """Write a plan as a page to look at.
+    """Write an HTML page that shows a plan.
 
     PLAN is a plan.json or its folder.
     The page is one HTML file with all it needs in it: it opens from disk, offline. It shows the

@@ -73,7 +73,7 @@ def partition(
 @click.argument("first", metavar="PLAN_A", type=file_path())
 @click.argument("second", metavar="PLAN_B", type=file_path())
 def diff(first: Path, second: Path) -> None:
-    """Say what changes from PLAN_A to PLAN_B, and what that costs.
+    """Show what changes from PLAN_A to PLAN_B, and what it costs.
 
     Both are plan.json files of one model. Prints degrees, stages and placements that differ, and time and memory.
     """

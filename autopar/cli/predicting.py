@@ -182,7 +182,7 @@ def predict(
     verbose: bool,
     **request: Any,
 ) -> int:
-    """Predict a plan that is stated by degrees.
+    """Predict time and memory of a plan stated by its degrees.
 
     Prints the time of a step, where it goes, and the memory of the fullest stage. A plan that does not fit is predicted
     all the same.

@@ -93,7 +93,7 @@ RUNTIMES = ("onnxruntime", "inductor")
 @stack_option
 @training_options
 @model_options
-@folder_option("Folder of the profile; one that is there goes on.")
+@folder_option("Folder of the profile; an existing one is continued.")
 @cache_options
 @json_option
 def profile(

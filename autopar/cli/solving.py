@@ -36,7 +36,8 @@ from autopar.fusion_plan import BUCKETS, FUSIONS
 from autopar.progress import Progress, ProgressCallback, StopCallback
 
 if TYPE_CHECKING:
-    from autopar.plan import Plan, Rival
+    from autopar.plan import Plan
+    from autopar.practice import Practice
     from autopar.task import Task
 
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 @top_k_option("How many plans to return.")
 @seed_option("Random seed of the solvers; proofs do not depend on it.")
 @click.option(
-    "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
+    "--pin", "pins", type=file_path(), metavar="FILE", help="Decisions that the plan must keep, as YAML (docs/pins.md)."
 )
 @click.option(
     "--for",
@@ -65,15 +66,16 @@ if TYPE_CHECKING:
     "grid_seconds",
     type=not_negative_number,
     metavar="S",
-    help="Seconds for the grid search whose best plan is told beside ours, 0 for none; default: a tenth of the search.",
+    help="Seconds for grid search, and a quarter of that for Megatron's rules, to compare with; a faster plan of "
+    "theirs is returned. 0 for none; default: a tenth of the search.",
 )
 @click.option(
     "--fusion",
     type=click.Choice(FUSIONS),
     default=BUCKETS,
     show_default=True,
-    help="What is fused in the plans found: gradients in buckets that are cut for each plan, ops, too "
-    "(joint), or nothing beyond the rules of the stack (off).",
+    help="What is fused in plans: gradients, in buckets cut for each plan (buckets); ops, too (joint); or nothing "
+    "beyond what the stack does (off).",
 )
 @click.option(
     "--max-batch",
@@ -108,7 +110,7 @@ def solve(
     """Plan how to run MODEL on a cluster.
 
     Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
-    plan found so far; if nothing fits, what says why with what is known.
+    plan found so far. If nothing fits, the error says what is missing and the cheapest way out.
 
     --precision auto plans in bf16 and lists what the plan would come to in each precision that the devices have.
 
@@ -155,7 +157,7 @@ def solve(
                 dump_problem=dump_problem,
                 progress=progress,
                 should_stop=interruption.requested,
-                rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
+                rival=None if grid_seconds == 0 else partial(_practice, grid_seconds, progress, interruption.requested),
                 preview=partial(_preview, progress),
                 began=context.obj.began if isinstance(context.obj, Invocation) else None,
                 **request,
@@ -197,19 +199,21 @@ def _largest_batches(plan: "Plan", cache: Path | None, request: dict[str, Any], 
     return format_largest(found, plan)
 
 
-def _grid(
+def _practice(
     seconds: float | None, progress: ProgressCallback, should_stop: StopCallback, task: "Task", plan: "Plan"
-) -> "Rival":
-    """Return what grid search finds beside a plan: what is known, unless there was less time for it than now."""
+) -> "Practice":
+    """Return what usual practice finds beside a plan: what is known, unless there was less time for it than now."""
+    from autopar.bench import usual_practice
+    from autopar.practice import Practice
+
     known = plan.rival
     if known is not None and (not known.stopped or seconds is None or known.seconds >= seconds):
-        return known
-    from autopar.bench import usual_grid
+        return Practice(known, plan.by_rules)
 
     def tell(step: Progress) -> None:
         progress(replace(step, phase="grid"))
 
-    return usual_grid(task, plan, seconds=seconds, progress=tell, should_stop=should_stop)
+    return usual_practice(task, plan, seconds=seconds, progress=tell, should_stop=should_stop)
 
 
 def _preview(progress: ProgressCallback, task: "Task", should_stop: StopCallback) -> None:

@@ -56,11 +56,11 @@ def validate(
     no_cache: bool,
     as_json: bool,
 ) -> int:
-    """Hold predictions against published measurements.
+    """Compare predictions with published measurements.
 
     A DATA_DIR holds a train.json; several are taken together. Every row is built from the zoo and predicted by its
     degrees, like `autopar predict`; rows that cannot be expressed are listed with the reason. Timings of kernels and
-    collectives beside it are held against the cost model, unless --source is given. Ctrl-C reports what is done.
+    collectives beside it are compared with the cost model, unless --source is given. Ctrl-C reports what is done.
     """
     command = typed_command(context)
     if output is not None:
@@ -161,13 +161,13 @@ def calibrate(
     as_json: bool,
     **request: Any,
 ) -> int:
-    """Fit a software stack to measurements: published ones, step times of your own, or a profile.
+    """Fit a software stack to measurements.
 
-    Rows of DATA_DIR that ran on a stack are split by the hash of their configuration: the scalars of the stack are
-    fitted to one part, and errors are reported on both. STEPS.csv has a step a row: degrees, and seconds or a log; a
-    LOG is what Megatron-LM, torchtitan or DeepSpeed print (docs/profile.md). With --profile, measured events count in
-    place of formulas. --profile alone fits a cluster and a stack to the events, which --cluster FILE --stack FILE take
-    at once.
+    These are published ones, step times of your own, or a profile. Rows of DATA_DIR that ran on a stack are split by
+    the hash of their configuration: the scalars of the stack are fitted to one part, and errors are reported on both.
+    STEPS.csv has a step a row: degrees, and seconds or a log; a LOG is what Megatron-LM, torchtitan or DeepSpeed print
+    (docs/profile.md). With --profile, measured events count in place of formulas. --profile alone fits a cluster and a
+    stack to the events, which --cluster FILE --stack FILE take at once.
     """
     for file in (output, cluster_output):
         if file is not None:

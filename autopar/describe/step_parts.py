@@ -1,7 +1,8 @@
 """The parts of a step by cause; communication over a mesh axis is named by the axis's role."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.folding.fold import Folded
@@ -10,6 +11,10 @@ from autopar.simulate import StageTimeline, Timeline
 
 DATA_PARALLEL = "dp communication"
 """Exposed gathers of parameters, gradient reductions not hidden by the backward, gathers after the update."""
+COMPUTE = "compute"
+IMBALANCE = "imbalance"
+"""What the busiest stage computes beyond the mean of all stages, for which the others wait."""
+_EQUAL = 1e-9  # relative; stages that compute the same do so up to rounding
 
 
 def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[str, float], ...]:
@@ -20,8 +25,25 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
         timeline: Its simulation.
         folded: The folded graph of one of its microbatches.
     """
+    return busiest_parts(timeline, roles_by_stage(plan, folded))
+
+
+def busiest_parts(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> tuple[tuple[str, float], ...]:
+    """Return the parts of the step of the busiest stage in seconds, what it computes beyond the mean of all apart.
+
+    Args:
+        timeline: The simulated step.
+        roles: Role of each mesh axis, by stage.
+    """
     busiest = timeline.busiest
-    return stage_parts(busiest, roles_by_stage(plan, folded)[busiest.index])
+    mean = fmean(stage.compute_seconds - stage.again_seconds for stage in timeline.stages)
+    found: list[tuple[str, float]] = []
+    for name, seconds in stage_parts(busiest, roles[busiest.index]):
+        if name == COMPUTE and seconds > (1 + _EQUAL) * mean:
+            found += [(COMPUTE, mean), (IMBALANCE, seconds - mean)]
+        else:
+            found.append((name, seconds))
+    return tuple(found)
 
 
 def roles_by_stage(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
@@ -51,11 +73,11 @@ def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[s
     """
     waited: defaultdict[str, float] = defaultdict(float)
     for axis, seconds in stage.axis_seconds:
-        role = roles.get(axis, axis)
-        waited[f"{axis if role == 'idle' else role} communication"] += seconds
+        role = roles.get(axis, "idle")
+        waited[f"{'other' if role == 'idle' else role} communication"] += seconds
     waited[DATA_PARALLEL] += stage.gradient_seconds + stage.gather_seconds
     parts = (
-        ("compute", stage.compute_seconds - stage.again_seconds),
+        (COMPUTE, stage.compute_seconds - stage.again_seconds),
         ("recompute", stage.again_seconds),
         *sorted(waited.items(), key=lambda part: -part[1]),
         ("pp communication", stage.wait_seconds),

@@ -1,4 +1,4 @@
-"""A plan beside others for the same job: the best of other families, grid search, plans that were given."""
+"""A plan beside others for the same job: the best of other families, usual practice, plans that were given."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ THIS, RUNNER_UP, GIVEN = "this plan", "runner-up", "given plan"
 
 
 def compared(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Compared, ...]:
-    """Return a plan, its runners-up, what grid search found, and those of `others` that are for the same devices.
+    """Return a plan, its runners-up, what usual practice found, and those of `others` that are for the same devices.
 
     Plans that were not simulated have no peak to compare and are left out. The search keeps only runners-up that
     differ substantially, so that each stands for a family of plans.
@@ -26,9 +26,11 @@ def compared(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Compared, ...]:
         *_numbered(RUNNER_UP, plan.alternatives),
         *_numbered(GIVEN, same),
     ]
-    rival = plan.rival
-    if rival is not None and rival.step_seconds is not None and rival.peak_bytes is not None:
-        found.append(Compared(rival.method, rival.method, rival.summary, rival.step_seconds, rival.peak_bytes))
+    found += [
+        Compared(rival.method, rival.method, rival.summary, rival.step_seconds, rival.peak_bytes)
+        for rival in (plan.rival, plan.by_rules)
+        if rival is not None and rival.step_seconds is not None and rival.peak_bytes is not None
+    ]
     return tuple(found)
 
 

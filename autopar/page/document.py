@@ -353,6 +353,9 @@ def _graph(graph: BlockGraph) -> dict[str, Any]:
                 "reads": node.reads,
                 "column": node.column,
                 "row": node.row,
+                "ring": node.ring,
+                "passed": node.passed,
+                "ringColour": lettered(MEANINGS[_over(node.ring, graph.roles)]),
             }
             for node in graph.nodes
         ],
@@ -377,7 +380,12 @@ def _meaning(node: Node, roles: Mapping[str, str]) -> str:
     """Return what the colour of an instruction means, a key of `MEANINGS`."""
     if not node.over:
         return "host copies" if node.kind in ("offload", "fetch") else "compute"
-    named = f"{roles.get(node.over, '')} communication"
+    return _over(node.over, roles)
+
+
+def _over(axis: str, roles: Mapping[str, str]) -> str:
+    """Return what the colour of communication over a mesh axis means."""
+    named = f"{roles.get(axis, '')} communication"
     return named if named in MEANINGS else "collectives"
 
 

@@ -148,9 +148,11 @@ def _node(
 ) -> Node:
     results = defines(instruction)
     result = _sharded("", results[0] if results else Operand("", (), 0.0), mesh)
-    beside = False
+    beside, ring, passed = False, "", 0.0
     match instruction:
         case Compute(op=op):
+            if instruction.ring is not None:
+                ring, passed = instruction.ring.name, instruction.passed_bytes
             name, kind, over, change = op.name, op.kind, "", result.placements
             size = sum(each.bytes for each in results)
         case Collective(axis=axis, bytes=size):
@@ -165,7 +167,7 @@ def _node(
         case Slice(axis=axis, target=target):
             name, kind, over, size = instruction.operand.value, "slice", axis.name, instruction.result.bytes
             change = (f"R > {target}",)
-    return Node(name, kind, over, result, parameters, change, size, seconds, beside, sources, column, row)
+    return Node(name, kind, over, result, parameters, change, size, seconds, beside, sources, column, row, ring, passed)
 
 
 def arrange(sources: Sequence[Sequence[int]]) -> list[tuple[float, int]]:

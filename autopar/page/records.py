@@ -371,6 +371,8 @@ class Node:
         reads: Positions, in the list of instructions, of those whose results it takes.
         column: Place in a drawing of the block, in the middle of its row.
         row: Row of the drawing, from the top.
+        ring: Mesh axis whose devices run an op together, passing some of its inputs round beside it; "" for none.
+        passed: Bytes that a device sends in one step of the ring.
     """
 
     name: str
@@ -385,6 +387,8 @@ class Node:
     reads: tuple[int, ...]
     column: float
     row: int
+    ring: str = ""
+    passed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

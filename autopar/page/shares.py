@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autopar.alternatives import Alternative, Weighing
-from autopar.describe.step_parts import stage_parts
+from autopar.describe.step_parts import busiest_parts, stage_parts
 from autopar.errors import PlanError
 from autopar.page.records import Alternatives, Lanes, LaneShares, Progress, Ranked, ScalePoint, Waterfall, Weighed
 from autopar.plan import Plan, SearchReport, Simulated
@@ -27,7 +27,7 @@ def time_waterfall(
         ideal: Seconds that the model's FLOPs would take at the peak of all devices, where compute is split; 0 not to.
     """
     busiest = timeline.busiest
-    parts = tuple(split_at_peak(stage_parts(busiest, roles[busiest.index]), ideal))
+    parts = tuple(split_at_peak(busiest_parts(timeline, roles), ideal))
     return Waterfall(f"Time of {lanes.titles[busiest.index]}, the busiest", "step", parts)
 
 

@@ -32,7 +32,19 @@ offloads the optimizer, 3 if it says how it fuses, which older readers would not
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit", "uses", "fusion")
+_OMITTED = (
+    "variant",
+    "variants",
+    "offload",
+    "host",
+    "host_bytes",
+    "rival",
+    "remarks",
+    "limit",
+    "uses",
+    "fusion",
+    "by_rules",
+)
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -57,6 +69,7 @@ class Plan:
         variants: Further meshes with placements of their own, for stages that have other numbers of devices or place
             the same kind of block differently. `StagePlan.variant` says which is whose; `variant_of` resolves it.
         rival: What grid search would have found; None if nobody asked.
+        by_rules: What Megatron-LM's documented rules of thumb lead to; None if nobody asked.
         uses: What each mesh axis does, variant by variant; empty in plans written before.
         fusion: Buckets of gradients that differ from the uniform rule, and fused ops; None if there are none.
         version: Version of the format; the oldest that can say what the plan says.
@@ -76,6 +89,7 @@ class Plan:
     alternatives: tuple["Plan", ...] = field(default=())
     variants: tuple[Variant, ...] = ()
     rival: Rival | None = None
+    by_rules: Rival | None = None
     uses: tuple[tuple[AxisUse, ...], ...] = ()
     fusion: FusionPlan | None = None
     version: int = 1
@@ -228,7 +242,7 @@ class Plan:
 
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
-        return replace(self, alternatives=(), search=None, rival=None)
+        return replace(self, alternatives=(), search=None, rival=None, by_rules=None)
 
 
 def _written(plan: dict[str, Any]) -> dict[str, Any]:

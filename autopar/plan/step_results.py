@@ -44,7 +44,8 @@ class Remark:
 
     Attributes:
         kind: "fit" (it does not), "memory", "mfu", "cost" (ops of guessed cost), "idle", "calibration", "choice" (among
-            plans that are equally fast as far as can be told) or "request" (an option without effect).
+            plans that are equally fast as far as can be told), "adopted" (found beside the search)
+            or "request" (an option without effect).
         text: A sentence.
     """
 

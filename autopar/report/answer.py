@@ -4,10 +4,20 @@ import math
 from collections.abc import Sequence
 
 from autopar.escaping import one_line
-from autopar.plan import Plan, SearchReport, Simulated
+from autopar.plan import Plan, Rival, SearchReport, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.report.summary import assumptions, buckets, fullest, headline, price, spent, step_band, throughput
-from autopar.report.text import WIDTH, format_change, format_entries
+from autopar.report.summary import (
+    assumptions,
+    buckets,
+    fullest,
+    headline,
+    is_plan_of,
+    price,
+    spent,
+    step_band,
+    throughput,
+)
+from autopar.report.text import WIDTH, format_change, format_entries, format_slower
 from autopar.units import format_seconds
 
 TOLD_APART = 0.02
@@ -83,7 +93,7 @@ def _entries(plan: Plan) -> list[tuple[str, str]]:
         entries.append(("optimality", _optimality(search)))
     if simulated is not None:
         entries += [*_ties(plan, simulated), *_usual(plan, simulated)]
-        entries += [("note", remark.text) for remark in simulated.remarks if remark.kind != "choice"]
+        entries += [("note", remark.text) for remark in simulated.remarks if remark.kind not in ("choice", "adopted")]
     return entries
 
 
@@ -112,25 +122,40 @@ def _ties(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
         return [("ties", f"equal within the model's error ({100 * TOLD_APART:.0f} %): {named}")]
     if others:
         own, seconds = others[0]
-        return [("next best", f"{own.summary}: {format_change(seconds, step)}")]
+        return [("next best", f"{own.summary}: {format_slower(seconds, step)}")]
     return []
 
 
 def _usual(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
-    """Return what the usual grid of configurations comes to, if it was tried."""
-    rival = plan.rival
-    if rival is None:
-        return []
+    """Return what usual practice comes to: grid search and Megatron's rules, as far as they were tried."""
+    grid, rules = plan.rival, plan.by_rules
+    entries = []
+    if grid is not None:
+        adopted = next((remark.text for remark in simulated.remarks if remark.kind == "adopted"), "")
+        entries.append((grid.method, _beside(grid, plan, simulated, adopted)))
+    if rules is not None and rules.step_seconds is not None:
+        entries.append(("Megatron", f"its documented rules lead to {_against(rules, plan, simulated)}"))
+    elif rules is not None and rules.tried and not rules.stopped:
+        entries.append(("Megatron", "its documented rules lead to no plan that fits"))
+    return entries
+
+
+def _beside(rival: Rival, plan: Plan, simulated: Simulated, adopted: str) -> str:
+    """Return what another way to search came to, and how many configurations it tried."""
     if not rival.tried:
-        return [(rival.method, "no configuration tried in its share of the time")]
+        return "no configuration tried in its share of the time"
     if rival.step_seconds is None:
         which = f"{rival.tried:,} of {rival.plans:,}" if rival.stopped else f"{rival.tried:,}"
-        return [(rival.method, f"no plan that fits among {which} configurations")]
+        return f"no plan that fits among {which} configurations"
     among = f"of {rival.tried:,} configuration{'' if rival.tried == 1 else 's'} tried"
-    if rival.summary == plan.summary:
-        return [(rival.method, f"the same plan, {among}")]
-    change = format_change(rival.step_seconds, simulated.step_seconds)
-    told = f"{rival.summary}: {change}, {among}"
-    if rival.step_seconds < (1 - TOLD_APART) * simulated.step_seconds:
-        told += "; the search found nothing as fast in its time: give it a larger --time-limit"
-    return [(rival.method, told)]
+    if adopted and is_plan_of(rival, plan):
+        return f"this plan is its best, {among}; {adopted.partition('; ')[2]}"
+    return f"{_against(rival, plan, simulated)}, {among}"
+
+
+def _against(rival: Rival, plan: Plan, simulated: Simulated) -> str:
+    """Return the best plan of another way to search, and how much slower it is."""
+    if is_plan_of(rival, plan):
+        return "the same plan"
+    assert rival.step_seconds is not None, "it has a plan"
+    return f"{rival.summary}: {format_slower(rival.step_seconds, simulated.step_seconds)}"

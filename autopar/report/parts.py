@@ -35,8 +35,7 @@ def split_at_peak(parts: Iterable[tuple[str, float]], ideal: float) -> list[tupl
     """Return the parts of a step in seconds, compute split at the peak of the devices.
 
     The model's FLOPs, spread evenly over all devices, would take the MFU's share of the step at the peak of the data
-    sheet. What kernels take beyond that is their efficiency, kernels that are bound by memory, and in a pipeline what
-    the busiest stage computes beyond an even share.
+    sheet. What kernels take beyond that is their efficiency, and kernels that are bound by memory.
 
     Args:
         parts: The parts of the step.

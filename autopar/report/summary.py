@@ -124,8 +124,9 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         ]
         if plan.alternatives:
             entries.append(("runner-up", why_lost(plan, plan.alternatives[0])))
-        if plan.rival is not None:
-            entries.append((plan.rival.method, rival_words(plan.rival, plan)))
+        for rival in (plan.rival, plan.by_rules):
+            if rival is not None:
+                entries.append((rival.method, rival_words(rival, plan)))
         if search.history:
             entries.append(("progress", _history(search)))
         if search.cached:
@@ -218,6 +219,12 @@ def rival_words(rival: Rival, plan: Plan) -> str:
         return f"no plan that fits among {told}"
     against = format_change(rival.step_seconds, plan.simulated.step_seconds) if plan.simulated is not None else "-"
     return f"{rival.summary}: {format_seconds(rival.step_seconds)} ({against}); best of {told}"
+
+
+def is_plan_of(rival: Rival, plan: Plan) -> bool:
+    """Whether the best plan of another way to search reads like a plan, devices that are left free apart."""
+    read, _, free = rival.summary.partition(f"{plan.summary}; ")
+    return rival.summary == plan.summary or (not read and free.endswith("GPUs are left free"))
 
 
 def _history(search: SearchReport) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 WIDTH = 80
 _GAP = "  "
-_FIGURE = re.compile(r"[+-]?[0-9][0-9.,e+-]*( [a-zA-Z%]{1,2})?")  # "1,024", "0-7", "12.3 ms", "+3.1 %"
-_UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|[kMGTP]?B|[mun]?s)(?![a-zA-Z]))")  # the space between a figure and its unit
+_FIGURE = re.compile(r"[+-]?[0-9][0-9.,e+-]*( [a-zA-Z%×]{1,2})?")  # "1,024", "0-7", "12.3 ms", "+3.1 %"
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|×|[kMGTP]?B|[mun]?s)(?![a-zA-Z]))")  # the space between a figure and its unit
 _NO_BREAK = "\u00a0"
-_LARGE = 1000  # percent whose decimals nobody reads
+_SEVERAL = 3  # ratio from which on sentences tell how many times as slow something is
+_TIMES = 10  # ratio from which on it is told as such, no longer in percent
 _MIN_WRAPPED = 24  # narrowest column worth wrapping into; below it the table is continued underneath instead
 
 
@@ -23,15 +24,30 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_change(value: float, reference: float) -> str:
-    """Return how much larger a value is than a reference, in percent and with its sign.
+    """Return how much larger a value is than a reference, in percent and with its sign, or how many times as large.
 
     >>> format_change(1.1, 1.0), format_change(40.0, 1.0), format_change(1.0, 0.0)
-    ('+10.0 %', '+3,900 %', '-')
+    ('+10.0 %', '40 ×', '-')
     """
     if reference <= 0:
         return "-"
-    percent = 100 * (value / reference - 1)
-    return f"{percent:+.1f} %" if percent < _LARGE else f"{percent:+,.0f} %"
+    ratio = value / reference
+    return f"{100 * (ratio - 1):+.1f} %" if ratio < _TIMES else f"{ratio:,.0f} ×"
+
+
+def format_slower(value: float, reference: float) -> str:
+    """Return how much slower something is that takes `value` seconds, in words.
+
+    >>> format_slower(1.1, 1.0), format_slower(0.95, 1.0), format_slower(1.0, 1.0), format_slower(14.8, 1.0)
+    ('10.0 % slower', '5.0 % faster', 'as fast', '15 times as slow')
+    """
+    ratio = value / reference
+    if ratio >= _SEVERAL:
+        return f"{ratio:.0f} times as slow"
+    percent = f"{abs(100 * (ratio - 1)):.1f}"
+    if percent == "0.0":
+        return "as fast"
+    return f"{percent} % {'slower' if ratio > 1 else 'faster'}"
 
 
 def bar(part: float, whole: float, length: int = 28, start: float = 0.0) -> str:

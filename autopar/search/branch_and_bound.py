@@ -169,4 +169,4 @@ class _Phases:
             finding = Finding(0.0, least_memory_plan, 0)
             self._clock.record_finding(finding)
             outcome.add_finding(finding, context.keep)
-            report_progress(context, outcome, "begin", 1, 1, str(least_memory_plan.configuration))
+            report_progress(context, outcome, "begin", 1, 1, least_memory_plan.configuration.words)

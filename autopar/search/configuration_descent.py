@@ -103,7 +103,7 @@ class ConfigurationDescent(TaskSeries):
             self._failures = 0
         elif number in self._finished and not is_new:
             self._failures += 1
-        report_progress(self._search, self._outcome, "descent", len(self._finished), len(self._space), str(family[0]))
+        report_progress(self._search, self._outcome, "descent", len(self._finished), len(self._space), family[0].words)
 
     def _bound(self, number: int) -> float:
         """Return the lower bound of a node, in seconds."""

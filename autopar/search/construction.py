@@ -65,7 +65,7 @@ class Construction(TaskSeries):
                 self.constructed.append((finding.best.objective, finding.bound, self._tries[index]))
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
-        report_progress(self._search, self._outcome, "begin", index + 1, self.count, str(self._tries[index][0]))
+        report_progress(self._search, self._outcome, "begin", index + 1, self.count, self._tries[index][0].words)
 
 
 class ImproveConstructed(TaskSeries):
@@ -107,4 +107,4 @@ class ImproveConstructed(TaskSeries):
         _, bound, family = self._constructed[index]
         self._outcome.add_finding(finding, self._search.keep)
         self._outcome.record_standing(family, max(bound, finding.bound), status_of(finding, is_new=False))
-        report_progress(self._search, self._outcome, "begin", index + 1, self.count, str(family[0]))
+        report_progress(self._search, self._outcome, "begin", index + 1, self.count, family[0].words)

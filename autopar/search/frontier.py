@@ -221,7 +221,7 @@ class Frontier(TaskSeries):
         """Tell incumbent and bound."""
         seen = sum(own.relaxed or own.bound >= self._cutoff for own in self.nodes)
         self._outcome.frontier_bound = self.bound
-        report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), str(node.family[0]))
+        report_progress(self._context, self._outcome, "bound", seen, len(self.nodes), node.family[0].words)
 
     def finish(self) -> None:
         """Raise the bounds of new nodes by transfer once more, and count solved and pruned configurations."""

@@ -149,7 +149,7 @@ class RunnersUp(TaskSeries):
         self._idle = 0 if found else self._idle + state.has_waited
         self._vain = 0 if found else self._vain + 1
         heapq.heappush(self._open, (state.bound, number))
-        detail = str(state.cell[0][0])
+        detail = state.cell[0][0].words
         report_progress(self._search, self._outcome, "runners-up", index + 1, len(self._cells), detail)
 
     def _threshold(self) -> float:

@@ -14,10 +14,10 @@ from itertools import combinations
 from autopar.cluster import Cluster, NodeGroup, cluster_from_dict
 from autopar.cost import default_limit
 from autopar.errors import InfeasibleError, InterruptedSearchError
-from autopar.plan import HistoryPoint, PhaseTime, Plan, Remark, SearchReport
+from autopar.plan import HistoryPoint, PhaseTime, Plan, SearchReport
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.progress import ProgressCallback, StopCallback, never, silent
-from autopar.remarks import why_idle
+from autopar.remarks import left_free
 from autopar.search.backends import HERE, Engine
 from autopar.simplicity import NEAR
 from autopar.task import Effort, PhaseClock, Task, job_machine, resized
@@ -257,12 +257,7 @@ def _joined(plan: Plan, best: Plan, others: Sequence[Plan], bound: float, told: 
     if best is plan:
         return replace(plan, search=report)
     assert best.simulated is not None, "it was simulated"
-    cluster = cluster_from_dict(plan.job.cluster)
-    used = f" (the plan is on {kinds})" if kinds else ""
-    remark = Remark(
-        "idle",
-        f"{plan.job.gpus - best.job.gpus} of {plan.job.gpus} GPUs are left free{used}: {why_idle(cluster)}",
-    )
+    remark = left_free(plan.job.gpus - best.job.gpus, plan.job.gpus, cluster_from_dict(plan.job.cluster), kinds)
     simulated = replace(best.simulated, remarks=(remark, *best.simulated.remarks))
     beside = sorted((plan, *plan.alternatives, *best.alternatives), key=step_seconds)[: max(1, len(plan.alternatives))]
     return replace(

@@ -7,7 +7,7 @@ planner does. Either way as many of the best are lowered, verified and simulated
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,13 +20,14 @@ from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
 from autopar.bench.baselines.recipes import recipe_search
 from autopar.bench.records import PlanFigures, Result, nothing
+from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
-from autopar.plan import Plan
+from autopar.plan import PhaseTime, Plan
 from autopar.progress import ProgressCallback, StopCallback
 from autopar.search.outcome import Outcome
 from autopar.sizing.fewer import LEAST_SECONDS, least_seconds, links_are_slow, of_part, parts, reserved
 from autopar.task import Effort, PhaseClock, Task
-from autopar.verdict import LONGER, VERIFY, conclude, searching
+from autopar.verdict import LONGER, VERIFY, conclude, searching, step_seconds
 
 Find = Callable[[Task, Effort, str, ProgressCallback, StopCallback], Result]
 
@@ -51,12 +52,35 @@ def by_degrees(
     name: str,
     progress: ProgressCallback,
     should_stop: StopCallback,
-    kind: type[Race] = Race,
 ) -> Result:
-    """Return what a method comes to that states plans by degrees, of the space of a kind of race.
+    """Return what a method comes to that states plans by degrees; as of `raced`."""
+    race, plans, stopped, phases = raced(method, task, effort, name, progress, should_stop)
+    figures, evaluated = tuple(PlanFigures.of(plan, task.job.gpus) for plan in plans[: effort.top_k]), len(race.prices)
+    why = stopped or ("exhausted" if plans else "infeasible")
+    notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []
+    if not plans:
+        notes.insert(0, "none of its plans fits")
+    space = evaluated + race.skipped if method is grid and not stopped else 0
+    return Result(name, why, figures, 0.0, space, evaluated, phases, "; ".join(notes), race.history.points)
+
+
+def raced(
+    method: Callable[[Race], None],
+    task: Task,
+    effort: Effort,
+    name: str,
+    progress: ProgressCallback,
+    should_stop: StopCallback,
+    kind: type[Race] = Race,
+) -> tuple[Race, list[Plan], str, tuple[PhaseTime, ...]]:
+    """Return what a method leaves that states plans by degrees, of the space of a kind of race.
 
     As for the planner, host memory is part of the space if nothing fits without, and some of the time limit is left to
     the simulator.
+
+    Returns:
+        The race with all that was priced; its best plans that fit, simulated, the fastest first; why it was stopped, or
+        ""; and the seconds of its phases.
     """
     clock, began = PhaseClock(progress, before=task.phases), time.monotonic()
     for own in (task, task.opened) if task.constraints.reserve else (task,):
@@ -65,16 +89,10 @@ def by_degrees(
             method(race)
             stopped = race.stopped
         with clock("simulate"):
-            plans = _simulated(race, effort.top_k, _end(effort, began))
+            plans = best_simulated(race, race.finalists(), effort.top_k, _end(effort, began))
         if plans or stopped:
             break
-    figures, evaluated = tuple(PlanFigures.of(plan, task.job.gpus) for plan in plans[: effort.top_k]), len(race.prices)
-    why = stopped or ("exhausted" if plans else "infeasible")
-    notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []
-    if not plans:
-        notes.insert(0, "none of its plans fits")
-    space = evaluated + race.skipped if method is grid and not stopped else 0
-    return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), race.history.points)
+    return race, plans, stopped, clock.times
 
 
 def _end(effort: Effort, began: float) -> float:
@@ -82,34 +100,26 @@ def _end(effort: Effort, began: float) -> float:
     return began + (math.inf if effort.time_limit is None else effort.time_limit)
 
 
-def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
+def best_simulated(race: Race, finalists: Sequence[Degrees], top_k: int, end: float) -> list[Plan]:
     """Return the best plans that fit by simulated time; of those that read alike the fastest.
 
-    They are looked at in the order of the formula; as for the planner, none is once one fits and the time is over that
-    the next one may take.
+    They are looked at in the order given, that of the formula; as for the planner, none is once one fits and the time
+    is over that the next one may take.
     """
-    costs = race.task.costs
     found: list[Plan] = []
     longest = 0.0
-    for degrees in race.finalists():
+    for degrees in finalists:
         began = time.monotonic()
         if found and began + LONGER * longest > end:
             break
-        prediction = race.predictor.predict(
-            degrees,
-            race.estimator(degrees.gpus).cluster,
-            costs.stack,
-            policy=costs.policy,
-            profile=costs.profile,
-            memory_limit=race.limit(degrees.gpus),
-        )
+        plan = race.simulate(degrees)
         longest = max(longest, time.monotonic() - began)
-        if prediction.fits:
-            found.append(replace(prediction.plan, objective=race.prices[degrees].seconds))
+        if plan is not None:
+            found.append(plan)
         if len(found) == VERIFY * top_k:
             break
     kept: dict[str, Plan] = {}
-    for plan in sorted(found, key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf):
+    for plan in sorted(found, key=step_seconds):
         kept.setdefault(plan.summary, plan)
     return list(kept.values())
 

@@ -130,7 +130,7 @@ def alpa_search(search: SearchContext, space: list[Configuration]) -> Outcome:
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.record(best, 0.0)
-        search.progress(Progress("alpa", done + 1, len(space), best, 0.0, str(configuration)))
+        search.progress(Progress("alpa", done + 1, len(space), best, 0.0, configuration.words))
     return outcome
 
 

@@ -2,15 +2,18 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import nsmallest
+from typing import Self
 
 from autopar.bench.baselines.degree_space import DegreeSpace, Partial, Value, what_splits
 from autopar.cluster import Cluster
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
 from autopar.estimates import Estimator
+from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.history import History
@@ -77,6 +80,7 @@ class Race:
     _estimators: dict[Cluster, Estimator] = field(default_factory=dict, repr=False)
     _least: dict[int, float] = field(default_factory=dict, repr=False)
     _tasks: dict[int, Task] = field(default_factory=dict, repr=False)
+    _plans: dict[Degrees, Plan | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.history = History(sum(phase.seconds for phase in self.task.phases))
@@ -88,6 +92,17 @@ class Race:
     def predictor(self) -> Predictor:
         """What places plans and simulates them."""
         return Predictor(self.task.workload, known=self.task.rules)
+
+    def beside(self, method: str, end: float) -> Self:
+        """Return a race of another method for the same job, which shares what this one has worked out.
+
+        Args:
+            method: Name of the method.
+            end: When its time is over, by `time.monotonic`.
+        """
+        other = replace(self, method=method, end=end, prices={}, best=math.inf, refused=0, skipped=0)
+        other.predictor, other.space = self.predictor, self.space
+        return other
 
     def _on(self, gpus: int) -> Task:
         """Return the job on a number of devices."""
@@ -178,6 +193,22 @@ class Race:
         limit = self.limit(degrees.gpus)
         return Price(float(found.step_seconds[0]), max(0.0, float(found.peak_bytes[0]) / limit - 1))
 
+    def simulate(self, degrees: Degrees) -> Plan | None:
+        """Return the plan of degrees that were priced, simulated, or None if it does not fit; then from memory."""
+        if degrees not in self._plans:
+            costs = self.task.costs
+            prediction = self.predictor.predict(
+                degrees,
+                self.estimator(degrees.gpus).cluster,
+                costs.stack,
+                policy=costs.policy,
+                profile=costs.profile,
+                memory_limit=self.limit(degrees.gpus),
+            )
+            plan = replace(prediction.plan, objective=self.prices[degrees].seconds)
+            self._plans[degrees] = plan if prediction.fits else None
+        return self._plans[degrees]
+
     def floor(self, degrees: Degrees) -> float:
         """Return seconds that a plan and those like it do not stay below (`Estimator.floor`)."""
         try:
@@ -196,9 +227,11 @@ class Race:
             return False
         return least > self.limit(degrees.gpus)
 
-    def finalists(self) -> list[Degrees]:
-        """Return the fastest plans that fit, fastest first."""
+    def finalists(self, among: Collection[Degrees] | None = None) -> list[Degrees]:
+        """Return the fastest plans that fit of all that were priced, or of some of them, fastest first."""
         fitting = (
-            (price.seconds, number, plan) for number, (plan, price) in enumerate(self.prices.items()) if price.fits
+            (price.seconds, number, plan)
+            for number, (plan, price) in enumerate(self.prices.items())
+            if price.fits and (among is None or plan in among)
         )
         return [plan for _, _, plan in nsmallest(FINALISTS, fitting)]

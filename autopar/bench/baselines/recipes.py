@@ -35,5 +35,5 @@ def recipe_search(search: SearchContext, space: list[Configuration], dims: Batch
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.record(best, 0.0)
-        search.progress(Progress("recipes", done + 1, len(known), best, 0.0, str(family[0])))
+        search.progress(Progress("recipes", done + 1, len(known), best, 0.0, family[0].words))
     return outcome

@@ -551,6 +551,16 @@ const autopar = (() => {
         row.append(took, op, read, tensorCell(node.result, graph.axes));
       }
       rows.push(row);
+      if (node.ring) {
+        const size = graph.sizes[graph.axes.indexOf(node.ring)];
+        const band = element("li", undefined, "move");
+        band.style.background = node.ringColour;
+        band.append(
+          element("b", "ring over " + node.ring + " (" + size + " GPUs)"), element("span", "block to the next GPU, " + size + " steps"),
+          element("span", bytes(node.passed) + " a step"), element("span", "beside the op above"), element("span", name),
+        );
+        rows.push(band);
+      }
     }
     flush();
     holder.replaceChildren(...rows);
