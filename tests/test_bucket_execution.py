@@ -27,7 +27,7 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.records import RunRequest
 from autopar.ranks.step_data import Batches, Weights
 from autopar.runtime import StepResult, run_step
-from autopar.runtime.blocks import move, move_together
+from autopar.runtime.blocks import move, move_together, scatter
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.simulate.engine import run_step as simulate_step
@@ -44,9 +44,12 @@ Case = tuple[str, Configuration | Degrees, str]
 DATA = Degrees(dp=2, microbatch=2, global_batch=8)
 SHARED = Degrees(dp=4, shard=2, zero=2, microbatch=1, global_batch=8)
 """Gradients are scattered between two devices per microbatch, and summed between their copies once per step."""
+IN_A_ROW = replace(SHARED, zero=1, microbatch=2)
+"""Once per step gradients are scattered between two devices, and what these have is summed between their copies."""
 KINDS = [
     pytest.param(("mlp-xs", DATA, ""), id="all-reduce"),
     pytest.param(("mlp-xs", replace(DATA, zero=2), ""), id="reduce-scatter-per-microbatch"),
+    pytest.param(("mlp-xs", IN_A_ROW, ""), id="several-in-a-row"),
     pytest.param(("mlp-xs", Configuration(2, PAIR, 3, "zb-h1"), "data+zero-1"), id="split-backward"),
     pytest.param(("mlp-xs", Configuration(4, PAIR, 4, "1f1b"), "data"), id="stages-share-devices"),
     pytest.param(
@@ -123,9 +126,7 @@ def _check_order(departed: Sequence[tuple[str, ...]], program: Program) -> None:
     """
     simulated, table = _simulated(program), program.table()
     known = [key for stage in program.stages for key in gradients(stage, table, splits=False)]
-    if any(hops for *_, hops in known):  # one by one
-        assert not any("gradients" in name for own in departed for name in own)
-    elif len({per for _, _, per, _ in known}) > 1:
+    if len({per for _, _, per, _ in known}) > 1:
         assert [sorted(own) for own in departed] == [sorted(own) for own in simulated]
     else:
         assert list(departed) == simulated
@@ -180,6 +181,23 @@ def test_processes_reduce_by_the_buckets_of_the_plan(case: Case, cache_dir: Path
     assert report.departed == _simulated(_lowered(plan).program)[0]
 
 
+def test_gradients_with_several_collectives_share_buckets_of_each(cache_dir: Path) -> None:
+    """All blocks are scattered in one bucket, and then summed in one; cut into two, sums begin before all scatters."""
+    plan = _plan(("mlp-xs", IN_A_ROW, ""), cache_dir)
+    program = _lowered(plan).program
+    table = program.table()
+    known = gradients(program.stages[0], table, splits=False)
+    (first, one), (second, other) = sorted(known.items(), key=lambda own: own[0][3])
+    assert (first[3], second[3], len(one)) == (0, 1, len(other))
+
+    together = issue_order(program.stages[0], table, splits=False, last=True)
+    cuts = tuple(BucketCuts(*key, (2, len(one))) for key in (first, second))
+    apart = issue_order(replace(program.stages[0], buckets=cuts), table, splits=False, last=True)
+
+    assert [(own.key, len(own.members)) for own in together] == [(first, len(one)), (second, len(one))]
+    assert [own.key for own in apart] == [first, second, first, second]
+
+
 def test_a_reduction_of_the_step_follows_the_buckets_of_the_microbatch(cache_dir: Path) -> None:
     """Where devices share over a part of the copies, buckets leave in an order that holds, and gradients are right."""
     plan = _cut(_plan(("mlp-xs", SHARED, ""), cache_dir), 3)
@@ -228,6 +246,36 @@ def test_one_collective_does_what_several_do(moves: Sequence[tuple[Placement, Pl
             target = moves[number][1]
             if not isinstance(target, Shard) or not target.whole:
                 np.testing.assert_allclose(ranks[rank][number], blocks[rank], rtol=0, atol=1e-12)
+
+
+def test_blocks_of_several_tensors_are_gathered_in_one_collective() -> None:
+    """Whole dims, dims in chunks and padded dims come out as they do from gathers of their own; types do not mix."""
+    shards = [Shard(0), Shard(1), Shard(0, 2), Shard(0, whole=3), Shard(0)]
+    wholes = [np.arange(24.0).reshape(4, 6) + number for number in range(3)] + [np.arange(6.0).reshape(3, 2)]
+    wholes.append(np.arange(4, dtype=np.float32))
+    axis = PAIR.axes[0]
+    blocks = [scatter(whole, (shard,), PAIR) for whole, shard in zip(wholes, shards, strict=True)]
+
+    def work(communicator: LocalCommunicator) -> tuple[list[Array], int]:
+        calls, gather = [0], communicator.all_gather
+
+        def counted(*given: Any) -> Any:
+            calls[0] += 1
+            return gather(*given)
+
+        communicator.all_gather = counted  # type: ignore[method-assign]
+        operand = Operand("x", (), 0.0)
+        items = [
+            (Collective(Kind.ALL_GATHER, axis, shard, Replicate(), operand, operand, 0.0), own[communicator.rank])
+            for shard, own in zip(shards, blocks, strict=True)
+        ]
+        started = begin_together(items, (0, 1), communicator, NumpyMemory())
+        return [pending.wait() for pending in started], calls[0]
+
+    for found, calls in LocalWorld(2).run(work):
+        assert calls == 2
+        for own, whole in zip(found, wholes, strict=True):
+            np.testing.assert_array_equal(own, whole)
 
 
 def test_uniform_buckets_are_executed_too(cache_dir: Path) -> None:

@@ -53,6 +53,16 @@ def test_grouped_queries_without_a_number_are_one_group() -> None:
     assert read(LLAMA).dims["kv_heads"] == 32
 
 
+def test_a_number_of_buckets_is_read_and_told() -> None:
+    """`--ddp-num-buckets` divides the gradients of a stage; beside a size Megatron-LM refuses it."""
+    usual = "gradients are reduced in buckets of 6,250,000"  # 25 MB of sums in float32
+
+    assert f"{usual}; --ddp-num-buckets makes 12" in read(GPT2 + "--ddp-num-buckets 12").assumed
+    assert not any("buckets" in told for told in read(GPT2).assumed)
+    with pytest.raises(ExportError, match="both state buckets of gradients"):
+        read(GPT2 + "--ddp-num-buckets 12 --ddp-bucket-size 40000000")
+
+
 def test_arguments_without_a_precision_run_in_float32() -> None:
     assert read(LLAMA).precision == "mixed"
     assert read(LLAMA.replace("--bf16 ", "")).precision == "fp32"

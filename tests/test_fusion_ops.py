@@ -15,6 +15,7 @@ from autopar.cost.learned_kernels import LearnedKernels
 from autopar.degrees import Degrees
 from autopar.errors import PlanError
 from autopar.folding.fold import Folded
+from autopar.frameworks.pytorch import export
 from autopar.fusion import OpSearch, fuse_jointly
 from autopar.fusion.exact_ops import best_kernels
 from autopar.fusion.ops import PHASES, fuse_ops, segment_fusion
@@ -99,6 +100,23 @@ def test_fused_together_nothing_is_slower() -> None:
     assert simulate(again, costs).step_seconds == pytest.approx(found.step_seconds)
     read = Plan.from_json(replace(plan, fusion=found.fusion).to_json())
     assert read.fusion == found.fusion
+
+
+def test_torch_compiles_the_modules_that_kernels_are_in() -> None:
+    """The script names the layers whose kind has kernels; a block that is no module, as the head, is told apart."""
+    plan, _, folded, _ = _case()
+    layer, head = folded.chain[1], folded.chain[-1]
+    ops = [tuple(op.name for op in folded.kinds[kind].ops[:2]) for kind in (layer, head)]
+    fusion = FusionPlan((), (OpGroup(layer, ops[0]), OpGroup(head, ops[1])))
+
+    found, plain = (export(replace(plan, fusion=own), folded) for own in (fusion, None))
+
+    layers = [f"layers.{number}" for number in range(folded.chain.count(layer))]
+    assert f"\nCOMPILED = {layers}  #" in found.text
+    assert any("2 kernels of several ops: compile_regions compiles" in told for told in found.lost)
+    assert any(f"kernels of blocks of kind {head}, which are no module" in told for told in found.lost)
+    assert "\nCOMPILED = []  #" in plain.text
+    assert not any("kernels" in told for told in plain.lost)
 
 
 def test_kernels_change_no_number() -> None:

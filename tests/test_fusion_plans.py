@@ -111,6 +111,8 @@ def test_a_plan_file_with_buckets_of_no_stage_is_refused(plan: Plan) -> None:
         ("deepspeed", "DeepSpeed cuts by one size"),
         ("maxtext", "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes="),
         ("jax", "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes="),
+        ("accelerate", "buckets cut for this plan: accelerate wraps every block, or leaves PyTorch its default size"),
+        ("trainer", "buckets cut for this plan: the Trainer of transformers wraps every block, or leaves PyTorch its"),
     ],
 )
 def test_frameworks_get_the_best_of_one_size(plan: Plan, to: str, told: str, cache_dir: Path) -> None:

@@ -161,22 +161,6 @@ def _told(program: Program, found: Bucketing, costs: CostModel) -> str:
     )
 
 
-def compiled_regions(plan: Plan) -> list[str]:
-    """Return how kernels of several ops that a plan states are handed to `torch.compile`; none if it states none."""
-    if plan.fusion is None or not plan.fusion.groups:
-        return []
-    groups = plan.fusion.groups
-    kinds = sorted({group.kind for group in groups})
-    again = sum(bool(group.again) for group in groups)
-    duplicates = f", {again} of which compute something again" if again else ""
-    return [
-        f"{len(groups)} kernels of several ops{duplicates}: Inductor chooses the kernels of a region. Regions of whole "
-        f"blocks cut none of them apart: call compile() on every module that is a block of kind "
-        f"{', '.join(map(str, kinds))} (nn.Module.compile); what the plan computes again, Inductor recomputes only "
-        f"inside a kernel of its own choice"
-    ]
-
-
 def _caps(plan: Plan, folded: Folded) -> list[tuple[float, ...]]:
     """Return the bytes of the buckets of every stage, first ones first; stages with equal ones count once."""
     costs = job_costs(plan.job)

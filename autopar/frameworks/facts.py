@@ -331,13 +331,34 @@ def _selective(plan: Plan, folded: Folded) -> tuple[tuple[str, ...], frozenset[s
 
 def _layer_modules(folded: Folded) -> tuple[str, ...]:
     """Return the names that all parameters of a layer begin with, layer by layer."""
+    modules = tuple(_owners(folded, layers_of(folded)).values())
+    return modules if all(modules) and len(set(modules)) == len(modules) else ()
+
+
+def _owners(folded: Folded, blocks: Iterable[int]) -> dict[int, str]:
+    """Return the innermost module that has all parameters of a block, by block."""
     parameters = {state.input for state in folded.graph.states if state.role is Role.PARAMETER}
-    names: dict[int, set[str]] = {index: set() for index in layers_of(folded)}
+    names: dict[int, set[str]] = {index: set() for index in blocks}
     for op in folded.graph.ops:
         if op.block in names and op.phase is Phase.FORWARD:
             names[op.block] |= parameters.intersection(op.inputs)
-    modules = tuple(_common_owner(own) for own in names.values())
-    return modules if all(modules) and len(set(modules)) == len(modules) else ()
+    return {index: _common_owner(own) for index, own in names.items()}
+
+
+def block_modules(folded: Folded) -> dict[int, str]:
+    """Return the modules that have the parameters of one block and of no other, by block; blocks without are left out.
+
+    >>> from autopar.workload import open_workload
+    >>> block_modules(open_workload("zoo:gpt2", dims={"num_layers": 2}).folded(1))
+    {0: 'embed', 1: 'layers.0', 2: 'layers.1'}
+    """
+    owners = _owners(folded, range(len(folded.chain)))
+
+    def is_alone(index: int) -> bool:
+        paths = [f"{name}." for other, name in owners.items() if other != index and name]
+        return not any(path.startswith(f"{owners[index]}.") for path in paths)
+
+    return {index: name for index, name in owners.items() if name and is_alone(index)}
 
 
 def _common_owner(names: Iterable[str]) -> str:

@@ -3,10 +3,11 @@
 import json
 
 from autopar.folding.fold import Folded
-from autopar.frameworks.buckets import compiled_regions, in_pytorch
+from autopar.frameworks.buckets import in_pytorch
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.jax import NOT_PREDICTED, common_losses
 from autopar.frameworks.placements import has_chunks, input_placements, parameter_placements
+from autopar.frameworks.regions import compiled_regions
 from autopar.ir.graph import SEPARATED
 from autopar.plan import Exported, Plan
 from autopar.sharding import Placements, Shard
@@ -32,6 +33,8 @@ INPUTS = {{
 # Groups of devices that read a parameter; those not listed are read by all.
 GROUPS_OF = {{
 {groups_of}}}
+
+COMPILED = {compiled}  # modules whose ops share kernels in the plan
 
 
 def mesh(device_type="cuda"):
@@ -81,6 +84,13 @@ def distribute(module, device_mesh):
     return module
 
 
+def compile_regions(module):
+    """Compile the modules whose ops share kernels, each as a region of its own."""
+    for name in COMPILED:
+        module.get_submodule(name).compile()
+    return module
+
+
 def reduced(part, arguments, output):
     """Sum up what the rows of a split embedding gave, at once: DTensor can do it only once."""
     if not isinstance(output, DTensor):
@@ -127,7 +137,8 @@ def export(plan: Plan, folded: Folded) -> Exported:
     elif plan.num_microbatches > 1:
         lost.append(f"gradient accumulation over {plan.num_microbatches} microbatches")
     lost += common_losses(plan)
-    lost += [*in_pytorch(plan, folded), *compiled_regions(plan)]
+    regions = compiled_regions(plan, folded)
+    lost += [*in_pytorch(plan, folded), *regions.lost]
     values = folded.graph.values
     group_of = {stage: devices.index(plan.stages[stage].devices) for stage in range(len(plan.stages))}
 
@@ -146,6 +157,7 @@ def export(plan: Plan, folded: Folded) -> Exported:
         inputs="".join(
             line(name, values[name].shape, placed) for name, placed in input_placements(plan, folded).items()
         ),
+        compiled=list(regions.modules),
         groups_of="".join(
             f"    {item.value.name.removesuffix(TRANSPOSED)!r}: {tuple(sorted({group_of[s] for s in item.stages}))},\n"
             for item in parameters

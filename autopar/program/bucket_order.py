@@ -176,8 +176,6 @@ def issue_order(stage: StageProgram, table: Table, *, splits: bool, last: bool) 
 
     It is the order of the simulator, with one more rule: the reductions of a block at the end of a step wait for the
     buckets with its gradients of the last microbatch. Gradients that travel alone (`departing`) are left out.
-    Where some go through several collectives one after the other, all of the stage travel one by one: executors run
-    what lies between two collectives of a block in one piece, which needs all gradients of the block.
 
     Args:
         stage: The stage.
@@ -216,12 +214,6 @@ def issue_order(stage: StageProgram, table: Table, *, splits: bool, last: bool) 
                 behind.update((operand.value, needed) for operand in defines(instruction))
             earlier = frozenset(range(base, len(gradients)))
     found += queue.flush()
-    if any(queue.key(number)[3] for number in range(len(gradients))):
-        where = {own: place for place, own in enumerate(dict.fromkeys((m.block, m.phase) for m, *_ in gradients))}
-        found = [[number] for number in range(len(gradients))]
-        found.sort(
-            key=lambda own: (where[gradients[own[0]][0].block, gradients[own[0]][0].phase], queue.key(own[0])[3], own)
-        )
     buckets = []
     for numbers in found:
         members = [gradients[number] for number in numbers]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from autopar.cost.collectives import Collective as Kind
@@ -81,10 +82,10 @@ class _Once(Handle):
 def begin_together(
     items: Sequence[tuple[Collective, Tensor]], group: Group, communicator: Communicator, memory: Memory
 ) -> list[Pending]:
-    """Start one collective for several tensors, as a bucket of gradients takes; return what becomes of each of them.
+    """Start one collective for several tensors, as buckets of gradients take; return what becomes of each of them.
 
-    Sums of one element type travel end to end: to copies in one array, to blocks as one row per device. Others take
-    collectives of their own, one after the other.
+    Sums of one element type travel end to end: to copies in one array, to blocks as one row per device. So do blocks
+    that are gathered into copies. Others take collectives of their own, one after the other.
 
     Args:
         items: Changes of placement over the axis of the group, each with its operand.
@@ -98,16 +99,42 @@ def begin_together(
         source = instruction.source
         if isinstance(source, Partial) and source.reduce in ("sum", "mean") and len(group) > 1:
             alike.setdefault((instruction.kind, source.reduce, str(tensor.dtype)), []).append(number)
+        elif instruction.kind is Kind.ALL_GATHER and len(group) > 1:
+            alike.setdefault((instruction.kind, "", str(tensor.dtype)), []).append(number)
         else:
             found[number] = begin(instruction, tensor, group, communicator, memory)
     for (kind, reduce, _), numbers in alike.items():
         if len(numbers) == 1:
             instruction, tensor = items[numbers[0]]
             found[numbers[0]] = begin(instruction, tensor, group, communicator, memory)
+            continue
+        chosen = [items[number] for number in numbers]
+        if kind is Kind.ALL_GATHER:
+            started = _begin_gathers(chosen, group, communicator, memory)
         else:
-            started = _begin_sums([items[number] for number in numbers], kind, reduce, group, communicator, memory)
-            found.update(zip(numbers, started, strict=True))
+            started = _begin_sums(chosen, kind, reduce, group, communicator, memory)
+        found.update(zip(numbers, started, strict=True))
     return [found[number] for number in range(len(items))]
+
+
+def _begin_gathers(
+    items: Sequence[tuple[Collective, Tensor]], group: Group, communicator: Communicator, memory: Memory
+) -> list[Pending]:
+    """Start one all-gather of several tensors of one element type."""
+    size = len(group)
+    blocks = memory.contiguous(memory.xp.concatenate([tensor.reshape((-1,)) for _, tensor in items], 0))
+    out = memory.blank(blocks, (size, *blocks.shape))
+    handle = _Once(communicator.all_gather(out, blocks, group))
+    shapes = [tuple(tensor.shape) for _, tensor in items]
+    ends = [0, *accumulate(prod(shape) for shape in shapes)]
+
+    def own(number: int) -> Tensor:
+        source = items[number][0].source
+        assert isinstance(source, Shard), "blocks become copies"
+        pieces = out[:, ends[number] : ends[number + 1]].reshape((size, *shapes[number]))
+        return memory.contiguous(merge(pieces, source))
+
+    return [Pending(handle, partial(own, number)) for number in range(len(items))]
 
 
 def _begin_sums(

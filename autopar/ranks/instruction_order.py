@@ -3,8 +3,10 @@
 A segment's instructions form a graph. Whatever can run before the next wait runs as one piece; then all collectives
 whose operands are there start together, and those that compute waits for are waited for. Collectives that run beside
 compute (traffic of gradients) are handed over as early as possible, and all that depends on them comes in a tail of
-its own, so that the caller may put several into a bucket, and compute other things before it asks for them. Ops that
-ranks run in a ring are steps of their own, between the start of the collectives that are ready and the wait for them.
+its own, so that the caller may put several into a bucket, and compute other things before it asks for them. A gradient
+that goes through several collectives one after the other gets from one to the next without the others of its block.
+Ops that ranks run in a ring are steps of their own, between the start of the collectives that are ready and the wait
+for them.
 
 All devices of a stage have the same instructions, hence the same order: collectives meet.
 """
@@ -55,7 +57,7 @@ class Order:
 
     Attributes:
         main: Steps that wait for no overlapped collective, though they start some.
-        tail: The rest.
+        tail: The rest. A wait and what needs nothing but waits before it may come before steps that are listed earlier.
     """
 
     main: tuple[Step, ...]
@@ -85,8 +87,7 @@ def order(instructions: Sequence[Instruction], wanted: Collection[str], phase: S
     main = _Scheduler(instructions, needs)
     main.run([index for index in range(len(instructions)) if index not in late], early)
     tail = _Scheduler(instructions, needs, done=main.done)
-    tail.wait(sorted(early))
-    tail.run(sorted(late - early), set())
+    tail.follow(sorted(early), late - early)
     return Order(tuple(main.steps), tuple(tail.steps))
 
 
@@ -114,20 +115,48 @@ class _Scheduler:
             self.steps.append(Wait(instruction))
         self.done.update(indices)
 
+    def follow(self, started: Sequence[int], rest: Collection[int]) -> None:
+        """Wait for started collectives one by one, and start others as soon as what leads to them is there.
+
+        What leads to no collective runs in the end, in as few pieces as it can.
+        """
+        leads, waiting = set[int](), list(started)
+        for index in sorted(rest, reverse=True):
+            if index in leads or isinstance(self._instructions[index], Communication):
+                leads |= {index, *self._needs[index]}
+        chain = [index for index in sorted(rest) if index in leads]
+        while waiting:
+            self.wait([waiting.pop(0)])
+            ready = [index for index in chain if _runs_alone(self._instructions[index])]
+            self._run_piece(ready)
+            for index in chain:
+                instruction = self._instructions[index]
+                if isinstance(instruction, Communication) and self._can_start(index) and index not in waiting:
+                    self.steps.append(Start(instruction))
+                    waiting.append(index)
+            chain = [index for index in chain if index not in self.done and index not in waiting]
+        self.run([index for index in sorted(rest) if index not in self.done], set())
+
+    def _run_piece(self, indices: Sequence[int]) -> None:
+        """Run in one piece those instructions whose operands are there, or are made in it."""
+        piece: list[Compute | Slice] = []
+        for index in indices:
+            instruction = self._instructions[index]
+            if self._needs[index] <= self.done:
+                assert isinstance(instruction, Compute | Slice), "communication does not run"
+                piece.append(instruction)
+                self.done.add(index)
+        if piece:
+            self.steps.append(Run(tuple(piece)))
+
     def run(self, indices: Sequence[int], started: set[int]) -> None:
         """Carry out instructions; those in `started` are only started."""
         waiting = list(indices)
         unstarted = sorted(started)
         while waiting or unstarted:
-            piece: list[Compute | Slice] = []
-            for index in waiting:
-                instruction = self._instructions[index]
-                if _runs_alone(instruction) and self._needs[index] <= self.done:
-                    assert isinstance(instruction, Compute | Slice), "communication does not run"
-                    piece.append(instruction)
-                    self.done.add(index)
-            if piece:
-                self.steps.append(Run(tuple(piece)))
+            before = len(self.steps)
+            self._run_piece([index for index in waiting if _runs_alone(self._instructions[index])])
+            piece = len(self.steps) > before
             ready = [index for index in sorted([*waiting, *unstarted]) if self._can_start(index)]
             rounds = [index for index in waiting if self._can_go_round(index)]
             assert piece or ready or rounds, "instructions define before they read"

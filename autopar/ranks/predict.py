@@ -12,9 +12,6 @@ from autopar.simulate.layout import lay_out
 from autopar.simulate.stages import lay_out_stage
 from autopar.workload import job_stack
 
-NO_BUCKETS = 0.0
-"""Ranks reduce every gradient by itself."""
-
 
 def run_costs(job: Job, profile: Profile | None = None) -> CostModel:
     """Return the costs of a run in the numbers of the graph, float32, if the cluster states what it makes of them."""
@@ -25,8 +22,8 @@ def run_costs(job: Job, profile: Profile | None = None) -> CostModel:
 
 def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[str, float], ...]]:
     """Return the simulated step, and the seconds of each group of devices by phase."""
-    timeline = simulate(program, costs, bucket=NO_BUCKETS)
-    layouts = {(segment.kind, segment.phase): lay_out(segment, costs, NO_BUCKETS) for segment in program.segments}
+    timeline = simulate(program, costs)
+    layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
     passes = [lay_out_stage(stage, layouts, costs).passes for stage in program.stages]
     stages = []
     for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):

@@ -7,15 +7,17 @@ runs its own share, in compiled pieces, and talks to the others through a commun
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, assert_never
 
 from numpy.typing import NDArray
 
+from autopar.cost.collectives import Collective as Kind
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
 from autopar.program.bucket_order import Member, issue_order
 from autopar.program.records import Collective, HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
-from autopar.ranks.collectives import Pending, all_gather, begin
+from autopar.ranks.collectives import Pending, all_gather, begin, begin_together
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
 from autopar.ranks.compiled_models import Compiled, Engine
 from autopar.ranks.gradient_traffic import GradientTraffic
@@ -24,7 +26,7 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.rings import CompiledRing, run_ring
 from autopar.ranks.routes import Refresh, forms, groups_of, held, messages, refreshes
-from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
+from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler, asked
 from autopar.ranks.stopwatch import Clock
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
@@ -67,19 +69,33 @@ class _Passage:
 
 @dataclass(slots=True, eq=False)
 class _Activity:
-    """A segment being run: its values, collectives under way by the name of their result, and steps of its tail."""
+    """A segment being run.
+
+    Attributes:
+        block: Its block.
+        phase: Its phase.
+        compiled: Its steps.
+        values: What it has read and made.
+        again: Whether a forward runs again, for its backward.
+        pending: Collectives under way, by the name of their result.
+        todo: Steps of its tail that are left.
+    """
 
     block: int
     phase: SegmentPhase
     compiled: CompiledSegment
     values: Values
+    again: bool = False
     pending: dict[str, Pending] = field(default_factory=dict)
-    done: int = 0
+    todo: list[CompiledStep] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.todo = list(self.compiled.tail)
 
     @property
-    def is_over(self) -> bool:
-        """Whether all steps are done."""
-        return self.done == len(self.compiled.tail)
+    def clock(self) -> tuple[str, str]:
+        """What compute and waiting count as."""
+        return _CLOCK[SegmentPhase.AGAIN if self.again else self.phase]
 
 
 @dataclass(slots=True, eq=False)
@@ -230,8 +246,8 @@ class Rank:
             with clock("transfers"):
                 for _, key in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
                     self._aside[key] = self._memory.offload(self._held.pop(key))
-        with clock("gather"):
-            for refresh in self._refreshes:
+        for refresh in self._refreshes:
+            with clock("gather" if refresh.source == refresh.target else "transfers"):
                 self._refresh(refresh)
         with clock("transfers"):
             self._mailbox.finish()
@@ -342,25 +358,29 @@ class Rank:
         while backward.active and (
             reductions or any(activity.phase is not SegmentPhase.REDUCE for activity in backward.active)
         ):
-            self._proceed(backward, wait=True)
+            moved = self._proceed(backward, wait=True)
+            assert moved, "buckets leave in an order in which they are complete"
         assert not reductions or backward.traffic.are_over, "all gradients have been there"
 
-    def _proceed(self, backward: _Backward, *, wait: bool) -> None:
+    def _proceed(self, backward: _Backward, *, wait: bool) -> bool:
         """Start buckets whose gradients are there, and carry on with what waits for those that have left.
 
         Args:
             backward: The backward.
             wait: Whether to wait for buckets that have left since the last block ran, too.
+
+        Returns:
+            Whether there was anything to do.
         """
-        moves = True
+        moves, moved = True, False
         while moves:
             moves = False
             for activity in backward.active:
                 is_reduction = activity.phase is SegmentPhase.REDUCE
                 if wait or not is_reduction or _starts_more(activity):
-                    self._advance(backward, activity, wait=wait)
-            over = [activity for activity in backward.active if activity.is_over]
-            backward.active = [activity for activity in backward.active if not activity.is_over]
+                    moved |= self._advance(backward, activity, wait=wait)
+            over = [activity for activity in backward.active if not activity.todo]
+            backward.active = [activity for activity in backward.active if activity.todo]
             for activity in over:
                 self._keep(activity)
                 if activity.phase is not SegmentPhase.REDUCE:
@@ -368,6 +388,8 @@ class Rank:
                 moves = True
             with self._clock("reduce"):
                 moves |= backward.traffic.depart()
+            moved |= moves
+        return moved
 
     def _reduce(self, backward: _Backward, block: int) -> None:
         """Begin the reductions of a block if the step ends with this backward."""
@@ -375,17 +397,29 @@ class Rank:
         found = self._begin(block, SegmentPhase.REDUCE, last, backward=backward) if backward.is_last else None
         backward.active += [] if found is None else [found]
 
-    def _advance(self, backward: _Backward, activity: _Activity, *, wait: bool) -> None:
-        """Carry on with the tail of a segment until it waits for a bucket that has not left, or has only just."""
-        traffic, tail = backward.traffic, activity.compiled.tail
-        while activity.done < len(tail):
-            step = tail[activity.done]
-            if isinstance(step, Wait):
-                member = backward.member(activity, step.instruction)
-                if member in traffic and not traffic.has_left(member, before_this_turn=not wait):
-                    return
-            self._take_step(activity, step, backward, late=True)
-            activity.done += 1
+    def _advance(self, backward: _Backward, activity: _Activity, *, wait: bool) -> bool:
+        """Carry on with the tail of a segment, but for what needs a bucket that has not left, or has only just.
+
+        Returns:
+            Whether a step was taken.
+        """
+        left: list[CompiledStep] = []
+        for step in activity.todo:
+            if self._is_ready(backward, activity, step, wait=wait):
+                self._take_step(activity, step, backward, late=True)
+            else:
+                left.append(step)
+        moved, activity.todo = len(left) < len(activity.todo), left
+        return moved
+
+    def _is_ready(self, backward: _Backward, activity: _Activity, step: CompiledStep, *, wait: bool) -> bool:
+        """Return whether a step of a tail finds what it reads, and the bucket it waits for has left."""
+        if isinstance(step, Wait):
+            member = backward.member(activity, step.instruction)
+            if member in backward.traffic:
+                return backward.traffic.has_left(member, before_this_turn=not wait)
+            return step.instruction.result.value in activity.pending
+        return asked(step) <= activity.values.keys()
 
     def _copied(self, block: int, phase: SegmentPhase, values: Values) -> Values:
         """Return what a segment copies to or from host memory."""
@@ -449,17 +483,15 @@ class Rank:
             values[operand.value] = handed[position]
         if not keep:
             passage.handed.pop((block, phase), None)
-        activity = _Activity(block, phase, compiled, values)
-        for step in compiled.main:
-            self._take_step(activity, step, backward)
+        activity = _Activity(block, phase, compiled, values, again)
+        self._take_steps(activity, compiled.main, backward)
         if not again:
             self._hand_on(activity, microbatch)
         return activity
 
     def _end(self, activity: _Activity) -> None:
         """Run the tail of a segment and keep what it stores."""
-        for step in activity.compiled.tail:
-            self._take_step(activity, step, late=True)
+        self._take_steps(activity, activity.compiled.tail, late=True)
         self._keep(activity)
 
     def _keep(self, activity: _Activity) -> None:
@@ -498,10 +530,46 @@ class Rank:
                 for message in self._mailbox.outgoing(block, phase):
                     self._mailbox.deliver(message, values[message.value.value])
 
+    def _take_steps(
+        self,
+        activity: _Activity,
+        steps: Sequence[CompiledStep],
+        backward: _Backward | None = None,
+        *,
+        late: bool = False,
+    ) -> None:
+        """Take steps in order; gathers of parameters that start one after the other are one collective per axis."""
+        for is_start, own in groupby(steps, lambda step: isinstance(step, Start)):
+            left = list(own)
+            gathers = [step.instruction for step in left if isinstance(step, Start) and self._gathers(activity, step)]
+            if is_start and len(gathers) > 1:
+                self._gather_together(activity, gathers)
+                left = [step for step in left if not (isinstance(step, Start) and step.instruction in gathers)]
+            for step in left:
+                self._take_step(activity, step, backward, late=late)
+
+    def _gathers(self, activity: _Activity, step: Start) -> bool:
+        """Return whether a collective gathers a parameter: one that is there before the pass, or an updated one."""
+        instruction, segment = step.instruction, activity.compiled.segment
+        if not isinstance(instruction, Collective) or instruction.kind is not Kind.ALL_GATHER:
+            return False
+        return activity.phase is SegmentPhase.UPDATE or instruction.operand in segment.external
+
+    def _gather_together(self, activity: _Activity, gathers: Sequence[Collective]) -> None:
+        """Start gathers of a segment, one collective per mesh axis and element type."""
+        by_axis: dict[str, list[Collective]] = {}
+        for instruction in gathers:
+            by_axis.setdefault(instruction.axis.name, []).append(instruction)
+        with self._clock(activity.clock[1]):
+            for axis, own in by_axis.items():
+                items = [(instruction, activity.values[instruction.operand.value]) for instruction in own]
+                started = begin_together(items, self._groups[axis], self._communicator, self._memory)
+                activity.pending.update(zip((item.result.value for item in own), started, strict=True))
+
     def _take_step(
         self, activity: _Activity, step: CompiledStep, backward: _Backward | None = None, *, late: bool = False
     ) -> None:
-        values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
+        values, (computing, waiting) = activity.values, activity.clock
         if late and activity.phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
             waiting = "reduce"
         match step:
@@ -591,4 +659,4 @@ class Rank:
 
 def _starts_more(activity: _Activity) -> bool:
     """Whether the remaining steps of a segment start a collective after they have waited for another one."""
-    return any(isinstance(step, Start) for step in activity.compiled.tail[activity.done :])
+    return any(isinstance(step, Start) for step in activity.todo)

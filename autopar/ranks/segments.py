@@ -151,7 +151,7 @@ class SegmentCompiler:
                     return step
 
         main, tail = self._steps(segment, constants)
-        carried = {store.value.value for store in segment.stores}.union(*map(_carried, tail))
+        carried = {store.value.value for store in segment.stores}.union(*map(asked, tail))
         if segment.phase is SegmentPhase.UPDATE:
             carried.update(value for known in forms(segment).values() for value in known.values())
         return CompiledSegment(segment, tuple(map(ready, main)), tuple(map(ready, tail)), constants, frozenset(carried))
@@ -262,12 +262,12 @@ def _needed(instructions: Sequence[Instruction], kept: set[str]) -> list[Instruc
     return needed[::-1]
 
 
-def _carried(step: _ModelStep) -> set[str]:
-    """Return what a step reads, or waits for."""
+def asked(step: _ModelStep | CompiledStep) -> set[str]:
+    """Return the values that a step reads, or whose collective it waits for."""
     match step:
-        case RunModel():
+        case RunModel() | Compiled():
             return {port.name for port in step.inputs}
-        case RingModel():
+        case RingModel() | CompiledRing():
             return {operand.value for operand in reads(step.instruction)}
         case Start(instruction=instruction) | Wait(instruction=instruction):
             return {instruction.operand.value}

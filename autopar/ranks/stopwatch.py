@@ -8,8 +8,9 @@ PHASES = ("forward", "backward", "collectives", "transfers", "reduce", "update",
 """In the order in which they are reported.
 
 `forward` and `backward` are compute (recomputed forwards and weight passes are part of the backward), `collectives`
-those that compute waits for, `transfers` values of other stages and waiting for them, `reduce` what is left of the
-gradient reduction after the last backward, `update` the optimizer, `gather` the collectives of the update.
+those that compute waits for, `transfers` values of other stages and waiting for them, updated parameters that several
+stages hold among them, `reduce` what is left of the gradient reduction after the last backward, `update` the optimizer,
+`gather` the collectives of the update.
 """
 
 
