@@ -419,20 +419,25 @@ def left_words(left: int) -> tuple[str, ...]:
     )
 
 
-def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor: float) -> tuple[str, ...]:
+def hosted_words(
+    needed: Collection[Hosted], reserve: Collection[Hosted], floor: float, *, restaged: bool = False
+) -> tuple[str, ...]:
     """Return what is said of host memory where it was opened in need, or not at all.
 
     Args:
         needed: What may lie there since nothing was found that fits without.
         reserve: What may not, since something was.
         floor: Seconds that a plan with that takes at least.
+        restaged: Whether it makes the placements of the best plans faster, on which alone it was tried then.
     """
     found = []
     if needed:
         found.append(f"CPU offload of {_offloads(needed)} was tried because no plan was found that fits without it")
     if reserve:
+        tried = "was tried on the placements of the best plans only" if restaged else "was not tried"
         found.append(
-            f"CPU offload of {_offloads(reserve)} was not tried because plans fit without it; pin `offload` to try it "
+            f"CPU offload of {_offloads(reserve)} {tried} because plans fit without it; pin `offload` to try it "
+            f"{'everywhere ' if restaged else ''}"
             f"(no plan of equal stages with it is faster than {format_seconds(floor)})"
         )
     return tuple(found)
