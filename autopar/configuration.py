@@ -382,7 +382,7 @@ def describe(
     *others, last = [str(own) for own in flavours if own is not Recompute.OFFLOAD] or [str(Recompute.NONE)]
     recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     hosted = "activation offload per block, " if Recompute.OFFLOAD in flavours else ""
-    hosted += "optimizer offload per stage, " if hosts_optimizer else ""
+    hosted += "optimizer offload of the first blocks of a stage, " if hosts_optimizer else ""
     return (
         f"pipeline stages {', '.join(map(str, stages))}{where}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",

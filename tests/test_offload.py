@@ -174,6 +174,28 @@ def test_devices_of_two_hosts_are_counted_apart(predictor: Predictor) -> None:
     assert timeline.host.bytes == max(stage.host_bytes for stage in timeline.stages)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.6])
+def test_a_share_of_the_state_lies_on_the_host(predictor: Predictor, share: float) -> None:
+    """That of the first blocks of each stage, as many as come nearest; bytes, seconds and devices as with all of it."""
+    plain, found, whole = (
+        predictor.predict(replace(PLAIN, offload=offload), H100) for offload in ("", f"optimizer={share}", "optimizer")
+    )
+
+    for stage, before, after, most in zip(
+        found.plan.stages, plain.timeline.stages, found.timeline.stages, whole.timeline.stages, strict=True
+    ):
+        count = sum(stage.hosted)
+        assert 0 < count < len(stage.hosted)
+        assert stage.hosted == (True,) * count + (False,) * (len(stage.hosted) - count)
+        assert abs(after.host_bytes / most.host_bytes - share) < 0.5
+        state = dict(before.memory.breakdown)[Category.OPTIMIZER]
+        assert dict(after.memory.breakdown)[Category.OPTIMIZER] == pytest.approx(state - after.host_bytes)
+        assert after.host_link_seconds < most.host_link_seconds
+    assert plain.timeline.step_seconds < found.timeline.step_seconds < whole.timeline.step_seconds
+    flat = simulate_flat(found.program, CostModel(H100))
+    assert flat.step_seconds == pytest.approx(found.timeline.step_seconds, rel=1e-9)
+
+
 # Simulation.
 
 
@@ -258,6 +280,26 @@ def test_copies_are_instructions(cache_dir: Path) -> None:
     assert " = offload(" in text
     assert " = fetch(" in text
     assert "  hosted optimizer: " in text
+
+
+def test_blocks_whose_state_is_fetched_train_beside_those_that_keep_it(cache_dir: Path) -> None:
+    """The law, over two steps; layers are of one kind, and only the state of the second one is on the host."""
+    execution = Execution.of("gpt2", 4, 2, steps=2)
+    configuration = Configuration(1, Mesh.of(inner=2), 2, "1f1b")
+    candidate = solved_candidate(execution.folded, model_rules("gpt2", cache_dir), configuration, 4)
+    (stage,) = written(candidate, 8, True).stages
+    blocks = len(stage.hosted)
+    away = tuple(block == 2 for block in range(blocks))
+    plan = replace(written(candidate, 8, True), stages=(replace(stage, offload=format_hosted(away)),))
+
+    program = execution.program(plan)
+
+    execution.check(plan)
+    assert program.stages[0].away == program.hosted_blocks == away
+    assert "blocks=(2)" in format_program(program)
+    assert parse_program(format_program(program)) == program
+    (found,), (all_away,) = program.stages[0].hosted, execution.program(_offloading(plan)).stages[0].hosted
+    assert 0 < found.bytes < all_away.bytes
 
 
 @pytest.mark.parametrize("phase", [SegmentPhase.FETCH, SegmentPhase.STATE_FETCH])

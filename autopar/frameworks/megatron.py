@@ -254,7 +254,7 @@ def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
             yield "--use-distributed-optimizer", True
         yield "--optimizer-cpu-offload", True
         if facts.hosted_share < 1:
-            yield "--optimizer-offload-fraction", f"{facts.hosted_share}"
+            yield "--optimizer-offload-fraction", facts.hosted_share
         yield "--use-precision-aware-optimizer", True
         lost.append(ON_CPU)
         if len(set(facts.hosted_shares)) > 1:
