@@ -402,7 +402,7 @@ def describe(
     *others, last = [str(own) for own in flavours if own is not Recompute.OFFLOAD] or [str(Recompute.NONE)]
     recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     hosted = "activation offload per block, " if Recompute.OFFLOAD in flavours else ""
-    hosted += "optimizer offload per stage, " if hosts_optimizer else ""
+    hosted += "optimizer offload of the first blocks of a stage, " if hosts_optimizer else ""
     return (
         f"pipeline stages {', '.join(map(str, stages))}{where}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
@@ -439,20 +439,25 @@ def left_words(left: int) -> tuple[str, ...]:
     )
 
 
-def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor: float) -> tuple[str, ...]:
+def hosted_words(
+    needed: Collection[Hosted], reserve: Collection[Hosted], floor: float, *, restaged: bool = False
+) -> tuple[str, ...]:
     """Return what is said of host memory where it was opened in need, or not at all.
 
     Args:
         needed: What may lie there since nothing was found that fits without.
         reserve: What may not, since something was.
         floor: Seconds that a plan with that takes at least.
+        restaged: Whether it makes the placements of the best plans faster, on which alone it was tried then.
     """
     found = []
     if needed:
         found.append(f"CPU offload of {_offloads(needed)} was tried because no plan was found that fits without it")
     if reserve:
+        tried = "was tried on the placements of the best plans only" if restaged else "was not tried"
         found.append(
-            f"CPU offload of {_offloads(reserve)} was not tried because plans fit without it; pin `offload` to try it "
+            f"CPU offload of {_offloads(reserve)} {tried} because plans fit without it; pin `offload` to try it "
+            f"{'everywhere ' if restaged else ''}"
             f"(no plan of equal stages with it is faster than {format_seconds(floor)})"
         )
     return tuple(found)

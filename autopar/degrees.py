@@ -13,8 +13,7 @@ from autopar.cluster import Cluster
 from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
-from autopar.plan import OFFLOADS
-from autopar.recompute import Recompute
+from autopar.recompute import Recompute, parse_share
 from autopar.schedule import SCHEDULES, usual_schedule
 
 _DUAL_PIPE = "--schedule dualpipe-v --interleave 2 with half the pp and twice the dp has the stages, bubble and memory"
@@ -41,7 +40,8 @@ class Degrees:
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
         recompute_every: Of how many layers of a stage the last one recomputes; 1 for all of them.
-        offload: What lies in host memory between steps: "" for nothing, or "optimizer".
+        offload: What lies in host memory between steps: "" for nothing, "optimizer", or a share of that as
+            "optimizer=0.5": of the first blocks of each stage, as many as come nearest to it.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: in
             training 1F1B, interleaved with several stages per group, in inference forward-only.
         interleave: Stages per group of devices.
@@ -88,8 +88,7 @@ class Degrees:
             raise JobError(f"ZeRO stage {self.zero}", hint="--zero takes 0, 1, 2 or 3")
         if self.recompute not in set(Recompute):
             raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(Recompute)}")
-        if self.offload not in OFFLOADS:
-            raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
+        parse_share(self.offload)
         if self.schedule and self.schedule not in SCHEDULES:
             hint = _DUAL_PIPE if self.schedule == "dualpipe" else f"choose {', '.join(SCHEDULES)}"
             raise JobError(f"there is no schedule {self.schedule!r}", hint=hint)

@@ -386,7 +386,7 @@ def _largest(candidate: Candidate, task: Task, group: int) -> tuple[Held, ...]:
     stages = chunks_of(SCHEDULES[configuration.schedule].groups(count, chunks))[group]
     kinds = [tables.folded.chain[first:last] for first, last in split.ranges]
     counts = Counter(kind for stage in stages for kind in kinds[stage])
-    away = Counter(kind for stage in stages if split.offload and split.offload[stage] for kind in kinds[stage])
+    away = Counter(kind for stage in stages for kind, away in zip(kinds[stage], split.away[stage], strict=True) if away)
     kept = Counter(pair for stage in stages for pair in zip(kinds[stage], split.recompute[stage], strict=True))
     flying = pipeline.in_flight(group)
     owners = {state.output: state.owner for state in tables.folded.graph.states}

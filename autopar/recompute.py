@@ -1,13 +1,16 @@
 """What a block keeps of its forward for its backward: the flavours of recompute; and what can lie in host memory.
 
 A stage has one flavour for all its blocks, `"selective"`, or runs of them in the order of its blocks,
-`"full*4 none*2"`.
+`"full*4 none*2"`. So it has one place for the optimizer's state of all its blocks, `"optimizer"` for host memory, or
+runs of places, `"optimizer*4 none*2"`.
 """
 
+from collections.abc import Collection, Sequence
 from enum import StrEnum
-from itertools import groupby
+from itertools import accumulate, groupby
+from math import fsum, nan
 
-from autopar.errors import PlanError
+from autopar.errors import JobError, PlanError
 from autopar.units import parse_whole
 
 
@@ -64,23 +67,8 @@ def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
     >>> [str(flavour) for flavour in parse_recompute("full*2 none*1", 3)]
     ['full', 'full', 'none']
     """
-    flavours: list[Recompute] = []
-    for run in text.split():
-        name, star, count = run.partition("*")
-        length = parse_whole(count) if star else num_blocks
-        if name not in set(Recompute) or length is None:
-            raise PlanError(
-                f"{run!r} in {text!r} is no recompute of a stage",
-                hint=f"it is {FLAVOURS}, or runs of blocks such as 'full*4 none*2'",
-            )
-        flavours += [Recompute(name)] * min(length, num_blocks + 1)
-    if len(flavours) != num_blocks:
-        raise PlanError(
-            f"recompute {text!r} is for {'more' if len(flavours) > num_blocks else 'fewer'} blocks than the "
-            f"{num_blocks} of the stage",
-            hint="one flavour stands for all blocks; runs add up to them",
-        )
-    return tuple(flavours)
+    hint = f"it is {FLAVOURS}, or runs of blocks such as 'full*4 none*2'"
+    return tuple(map(Recompute, _parse_runs("recompute", text, num_blocks, set(Recompute), hint)))
 
 
 def format_recompute(flavours: tuple[Recompute, ...]) -> str:
@@ -89,6 +77,95 @@ def format_recompute(flavours: tuple[Recompute, ...]) -> str:
     >>> format_recompute((Recompute.FULL, Recompute.NONE, Recompute.NONE))
     'full*1 none*2'
     """
-    if len(set(flavours)) == 1:
-        return str(flavours[0])
-    return " ".join(f"{flavour}*{len(list(run))}" for flavour, run in groupby(flavours))
+    return _format_runs(flavours)
+
+
+def parse_hosted(text: str, num_blocks: int) -> tuple[bool, ...]:
+    """Return whether the optimizer's state of each block of a stage lies in host memory.
+
+    Raises:
+        PlanError: If something else than that state is to lie there, or the runs are not as long as the stage.
+
+    >>> parse_hosted("optimizer*2 none*1", 3), parse_hosted("", 2)
+    ((True, True, False), (False, False))
+    """
+    if not text:
+        return (False,) * num_blocks
+    hint = "it is 'optimizer', or runs of blocks such as 'optimizer*4 none*2'; nothing if no block offloads"
+    away = tuple(
+        name == Hosted.OPTIMIZER for name in _parse_runs("offload", text, num_blocks, {"none", Hosted.OPTIMIZER}, hint)
+    )
+    if not any(away):
+        raise PlanError(f"offload {text!r} leaves all blocks of the stage on the device", hint=hint)
+    return away
+
+
+def format_hosted(away: tuple[bool, ...]) -> str:
+    """Return where the optimizer's state of the blocks of a stage lies as text, empty if all of it is on the device.
+
+    >>> format_hosted((True, True, False))
+    'optimizer*2 none*1'
+    """
+    return _format_runs(tuple(str(Hosted.OPTIMIZER) if own else "none" for own in away)) if any(away) else ""
+
+
+def parse_share(text: str) -> float:
+    """Return how much of a state lies in host memory: "" for nothing, "optimizer" for all, "optimizer=0.5" for a part.
+
+    Raises:
+        JobError: If it is no such text, or no share above 0 and up to 1.
+
+    >>> parse_share("optimizer=0.25"), parse_share("optimizer"), parse_share("")
+    (0.25, 1.0, 0.0)
+    """
+    if not text:
+        return 0.0
+    name, is_part, number = text.partition("=")
+    try:
+        share = float(number) if is_part else 1.0
+    except ValueError:
+        share = nan
+    if name != Hosted.OPTIMIZER or not 0 < share <= 1:
+        raise JobError(f"offload {text!r}", hint="give optimizer, or optimizer=0.5 with a share above 0 and up to 1")
+    return share
+
+
+def first_share(sizes: Sequence[float], share: float) -> tuple[bool, ...]:
+    """Return the first blocks of a stage whose state is nearest to a share of the state of all, at least one of them.
+
+    Args:
+        sizes: Bytes or numbers of the state of each block.
+        share: Above 0 and up to 1.
+
+    >>> first_share([1.0, 4.0, 4.0, 1.0], 0.5)
+    (True, True, False, False)
+    """
+    sums, wanted = list(accumulate(sizes)), share * fsum(sizes)
+    count = 1 + min(range(len(sums)), key=lambda block: abs(sums[block] - wanted))
+    if share == 1:
+        count = len(sums)
+    return (True,) * count + (False,) * (len(sums) - count)
+
+
+def _parse_runs(what: str, text: str, num_blocks: int, known: Collection[str], hint: str) -> list[str]:
+    """Return the word of each block of a stage, of which `known` are there."""
+    words: list[str] = []
+    for run in text.split():
+        name, star, count = run.partition("*")
+        length = parse_whole(count) if star else num_blocks
+        if name not in known or length is None:
+            raise PlanError(f"{run!r} in {text!r} is no {what} of a stage", hint=hint)
+        words += [name] * min(length, num_blocks + 1)
+    if len(words) != num_blocks:
+        raise PlanError(
+            f"{what} {text!r} is for {'more' if len(words) > num_blocks else 'fewer'} blocks than the "
+            f"{num_blocks} of the stage",
+            hint=f"one {'flavour' if what == 'recompute' else 'word'} stands for all blocks; runs add up to them",
+        )
+    return words
+
+
+def _format_runs(words: Sequence[str]) -> str:
+    if len(set(words)) == 1:
+        return str(words[0])
+    return " ".join(f"{word}*{len(list(run))}" for word, run in groupby(words))

@@ -4,8 +4,9 @@ The plan with least memory is looked for where no constructed plan fits, and aga
 seconds without a plan: if it fits, it is the first incumbent; if it does not, the search ends. The work is done a step
 at a time, for a plan may come meanwhile, and workers wait for the process that does it.
 
-Where nothing is found that fits on the devices alone, all is searched again with what may lie in host memory: copies
-make no plan faster that fits without them, and weighing them takes time where memory is short.
+Where nothing is found that fits on the devices alone, all is searched again with what may lie in host memory. Where
+plans are found that recompute, their placements alone are tried with it: weighing it everywhere takes time where memory
+is short.
 """
 
 import math
@@ -21,6 +22,7 @@ from autopar.search.backends import HERE, Engine
 from autopar.search.branch_and_bound import search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
+from autopar.search.host_restaging import restaged
 from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding
 from autopar.task import Effort, Task
@@ -50,7 +52,7 @@ def search_plans(
     late: bool = False,
     known: Thrifty | None = None,
 ) -> Outcome:
-    """Return what is found in the space of a task: without host memory if anything fits so.
+    """Return what is found in the space of a task: without host memory, or little of it, if anything fits so.
 
     Args:
         task: The task.
@@ -84,6 +86,10 @@ def search_plans(
         return outcome
     if outcome.candidates:
         outcome.reserve, outcome.reserve_bound = reserve, min(map(context.least, zip(task.space)), default=0.0)
+        opened = replace(context, constraints=task.opened.constraints)
+        for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
+            outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
+            outcome.restaged = True
         return outcome
     if outcome.stopped and known is None:  # something might fit all the same
         return outcome

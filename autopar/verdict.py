@@ -296,7 +296,7 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
             *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer, num_nodes=nodes),
             *closed_words(outcome.closed, outcome.closed_bound),
             *left_words(outcome.left),
-            *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_bound),
+            *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_bound, restaged=outcome.restaged),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *_memory_words(task),
             *words(task.pins),

@@ -32,7 +32,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
-from autopar.recompute import ON_DEVICE, Recompute, format_recompute
+from autopar.recompute import ON_DEVICE, Recompute, format_hosted, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
 from autopar.search.branch_and_bound import search as run_search
@@ -205,8 +205,9 @@ def any_offload(plan: Plan, rng: np.random.Generator) -> Plan:
         if rng.random() < 0.4:
             share = rng.choice([0.5, 1.0])
             flavours = tuple(Recompute.OFFLOAD if rng.random() < share else flavour for flavour in flavours)
-        offload = "optimizer" if rng.random() < 0.4 else ""
-        stages.append(replace(stage, recompute=format_recompute(flavours), offload=offload))
+        share = rng.choice([0.0, 0.0, 0.5, 1.0])
+        away = tuple(bool(own) for own in rng.random(len(flavours)) < share)
+        stages.append(replace(stage, recompute=format_recompute(flavours), offload=format_hosted(away)))
     return replace(plan, stages=tuple(stages))
 
 

@@ -97,8 +97,8 @@ def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]
 
 def stage_peak(memory: ChainBytes, pipeline: Pipeline, split: Split, stage: int) -> float:
     """Return the peak bytes of a stage."""
-    away = bool(split.offload) and split.offload[stage]
-    return memory.peak(*split.ranges[stage], pipeline.in_flight(stage), split.recompute[stage], offload=away)
+    in_flight, away = pipeline.in_flight(stage), split.away[stage]
+    return memory.peak(*split.ranges[stage], in_flight, split.recompute[stage], away=away)
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,21 @@ def lowered_bytes(
     return chain_bytes(lowered, tables.folded, trains=trains, flavours=flavours, host_room=host_room)
 
 
+def hosted_ways(constraints: Constraints, start: int, stop: int) -> list[tuple[bool, ...]]:
+    """Return which blocks of a stage may have their optimizer state in host memory: the first ones, beside those told.
+
+    A block that says nothing has it there if it is one of the first; one that has no choice, where it must.
+    """
+    if not constraints.hosts_optimizer:
+        return [(False,) * (stop - start)]
+    lies = [constraints.states[block] if constraints.states else {False, True} for block in range(start, stop)]
+    every = [
+        tuple(True in own and (block < first or False not in own) for block, own in enumerate(lies))
+        for first in range(stop - start + 1)
+    ]
+    return list(dict.fromkeys(every))
+
+
 def best_by_enumeration(
     totals: FloatArray,
     memory: ChainBytes,
@@ -160,14 +175,14 @@ def best_by_enumeration(
     keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(memory.chain)
 
     @cache
-    def fitting(start: int, stop: int, in_flight: int) -> list[tuple[tuple[Recompute, ...], bool]]:
+    def fitting(start: int, stop: int, in_flight: int) -> list[tuple[tuple[Recompute, ...], tuple[bool, ...]]]:
         each = product(*([f for f in memory.flavours if f in own] for own in keeps[start:stop]))
-        ways = [away for away in (False, True) if constraints.allows_state(start, stop, on_host=away)]
+        ways = hosted_ways(constraints, start, stop)
         return [
             (flavours, away)
             for flavours, away in product(each, ways)
-            if memory.peak(start, stop, in_flight, flavours, offload=away) <= limit
-            and memory.host_bytes(start, stop, in_flight, flavours, offload=away) <= memory.host_room
+            if memory.peak(start, stop, in_flight, flavours, away=away) <= limit
+            and memory.host_bytes(start, stop, in_flight, flavours, away=away) <= memory.host_room
         ]
 
     for ranges in splits(len(memory.chain), pipeline.num_stages):

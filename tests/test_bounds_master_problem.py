@@ -239,7 +239,8 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
     seconds = with_host(found.block_seconds(choice), host_links(lowered, costs), Overlap())
     ranges = splits(len(chain), num_stages)
     for number in rng.integers(len(ranges), size=2):
-        away = tuple(bool(own) for own in rng.integers(2, size=num_stages))
+        each = [bool(own) for own in rng.integers(2, size=len(chain))]
+        away = tuple(tuple(each[a:b]) for a, b in ranges[number])
         every = [BY_SECONDS[own] for own in rng.integers(4, size=len(chain))]
         split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
         limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))

@@ -20,6 +20,7 @@ from autopar.folding.selective_recompute import selective_ops
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Attr, Graph, Role, State, Value
+from autopar.ir.rings import RINGS
 from autopar.onnx import load
 from autopar.plan import Job, ModelInfo
 from autopar.sharding import Mesh, Shard, parse_placements
@@ -233,6 +234,8 @@ def test_tactics_train_like_the_model(tactics: tuple[Tactic, ...], devices: int,
     dim = 2 if isinstance(tactics[1], ContextParallel) else 1
     assert len(cores) == 2
     assert {parse_placements(core.inputs[0])[1] for core in cores} == {Shard(dim)}
+    rings = {core.local.kind for core in cores if core.local is not None and core.local.kind in RINGS}
+    assert rings == ({"autopar::RingCausalAttention", "autopar::RingSinkAttention"} if dim == 2 else set())
 
 
 def test_selective_recompute_drops_the_scores_of_unfused_attention() -> None:

@@ -107,7 +107,10 @@ def test_estimates_of_split_backwards_are_close(
     _check(degrees, STACK, CLOSE, SHARED)
 
 
-@pytest.mark.parametrize(("recompute", "offload"), [("offload", ""), ("none", "optimizer"), ("offload", "optimizer")])
+@pytest.mark.parametrize(
+    ("recompute", "offload"),
+    [("offload", ""), ("none", "optimizer"), ("none", "optimizer=0.4"), ("offload", "optimizer")],
+)
 @pytest.mark.parametrize(
     ("dp", "pp", "zero", "schedule"), [(1, 1, 0, "1f1b"), (8, 2, 1, "1f1b"), (4, 2, 3, "1f1b"), (4, 4, 1, "zb-h1")]
 )

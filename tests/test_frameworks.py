@@ -456,6 +456,24 @@ def test_offloading_is_said_and_comes_back(cache_dir: Path, tmp_path: Path) -> N
     assert recipe["model"]["cpu_offloading_num_layers"] == 3
 
 
+def test_a_share_of_the_optimizer_comes_back(cache_dir: Path, tmp_path: Path) -> None:
+    """As Megatron-LM and DeepSpeed with ZeRO 3 are told it: the first blocks of a stage, for half of the parameters."""
+    degrees: dict[str, Any] = {"dp": 2, "zero": 3, "offload": "optimizer=0.5"}
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees)
+    (tmp_path / "args").write_text(plan.export("megatron").text)
+    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+
+    found = read_configuration(tmp_path / "args", "megatron", gpus=2)
+    other = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=2, model="zoo:llama3-8b")
+
+    assert plan.stages[0].hosted in [(True,) * count + (False,) * (6 - count) for count in range(1, 6)]
+    assert 0.3 < float(arguments(plan)["--optimizer-offload-fraction"]) < 0.7
+    assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
+    assert other.degrees.offload == found.degrees.offload
+    told = values(plan, "nemo")["optimizer"]["optimizer_offload_fraction"]
+    assert told == float(arguments(plan)["--optimizer-offload-fraction"])
+
+
 def test_zero_offload_comes_back(cache_dir: Path, tmp_path: Path) -> None:
     plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=2, microbatch=2, offload="optimizer")
     (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
@@ -480,7 +498,7 @@ def test_what_frameworks_keep_on_devices_is_lost(to: str, cache_dir: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "--optimizer-offload-fraction 0.5"),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 1.5", "--optimizer-offload-fraction 1.5"),
         ("--optimizer-cpu-offload --optimizer-offload-fraction most", "--optimizer-offload-fraction most"),
         ("--num-layers 8 --cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2"),
     ],

@@ -329,9 +329,9 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
         stages = tuple(replace(stage, recompute=_recompute(stage, flavour, rng)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
-            in_flight, offload = pipeline.in_flight(index), bool(stage.offload)
-            peak = ranges.peak(*stage.blocks, in_flight, stage.flavours, offload=offload)
-            hosted = ranges.host_bytes(*stage.blocks, in_flight, stage.flavours, offload=offload)
+            in_flight, away = pipeline.in_flight(index), stage.hosted
+            peak = ranges.peak(*stage.blocks, in_flight, stage.flavours, away=away)
+            hosted = ranges.host_bytes(*stage.blocks, in_flight, stage.flavours, away=away)
             beside = ranges.communication_bytes(*stage.blocks, stage.flavours)
             assert peak - beside <= found.memory.bytes * (1 + 1e-12)
             assert found.memory.bytes <= peak * (1 + 1e-12)

@@ -22,7 +22,7 @@ from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import HOST_PHASES, Category, Program, Segment, SegmentPhase
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
-from autopar.recompute import Recompute
+from autopar.recompute import Recompute, format_hosted
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.flat import simulate_flat
@@ -76,12 +76,15 @@ def test_slots_of_the_host_link_by_hand() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "offload"])
-@pytest.mark.parametrize("offload", ["", "optimizer"])
+@pytest.mark.parametrize("offload", [(), (True,), (True, False)])
 @pytest.mark.parametrize(("stages", "schedule"), [(1, "1f1b"), (2, "1f1b"), (2, "gpipe")])
 def test_the_formula_adds_what_the_simulator_adds(
-    recompute: str, offload: str, stages: int, schedule: str, cache_dir: Path
+    recompute: str, offload: tuple[bool, ...], stages: int, schedule: str, cache_dir: Path
 ) -> None:
-    """Offloading makes a step longer by as much by the formula as by events, to a thousandth of the step."""
+    """Offloading all blocks of a stage or all but its last one: as much longer by the formula as by events.
+
+    To a thousandth of the step.
+    """
     configuration = Configuration(stages, Mesh.of(inner=2), 3, schedule)
     execution = Execution.of("gpt2", 4, 3)
     candidate = solved_candidate(execution.folded, model_rules("gpt2", cache_dir), configuration, 4)
@@ -92,13 +95,15 @@ def test_the_formula_adds_what_the_simulator_adds(
     tables = candidate.tables
     seconds = with_host(tables.block_seconds(candidate.choice), host_links(lowered, COSTS), Overlap.of(COSTS.stack))
     pipeline = Pipeline(stages, 3, schedule)
-    split = Split.uniform(ranges, (Recompute(recompute),) * stages, (bool(offload),) * stages)
+    away = tuple((offload[0],) * (stop - start - 1) + offload[-1:] for start, stop in ranges) if offload else ()
+    split = replace(Split.uniform(ranges, (Recompute(recompute),) * stages), offload=away)
 
     formula, without = (
         step_time(seconds, execution.folded.chain, pipeline, each, 0.0).seconds for each in (split, plain.split)
     )
 
-    other = _offloading(plan, recompute, offload)
+    moved = zip(plan.stages, split.away, strict=True)
+    other = replace(plan, stages=tuple(replace(s, recompute=recompute, offload=format_hosted(own)) for s, own in moved))
     simulated = simulate(lower(other, execution.folded, COSTS), COSTS).step_seconds
     before = simulate(lower(plan, execution.folded, COSTS), COSTS).step_seconds
     assert formula - without == pytest.approx(simulated - before, abs=1e-3 * before)
@@ -167,6 +172,28 @@ def test_devices_of_two_hosts_are_counted_apart(predictor: Predictor) -> None:
 
     assert timeline.host is not None
     assert timeline.host.bytes == max(stage.host_bytes for stage in timeline.stages)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.6])
+def test_a_share_of_the_state_lies_on_the_host(predictor: Predictor, share: float) -> None:
+    """That of the first blocks of each stage, as many as come nearest; bytes, seconds and devices as with all of it."""
+    plain, found, whole = (
+        predictor.predict(replace(PLAIN, offload=offload), H100) for offload in ("", f"optimizer={share}", "optimizer")
+    )
+
+    for stage, before, after, most in zip(
+        found.plan.stages, plain.timeline.stages, found.timeline.stages, whole.timeline.stages, strict=True
+    ):
+        count = sum(stage.hosted)
+        assert 0 < count < len(stage.hosted)
+        assert stage.hosted == (True,) * count + (False,) * (len(stage.hosted) - count)
+        assert abs(after.host_bytes / most.host_bytes - share) < 0.5
+        state = dict(before.memory.breakdown)[Category.OPTIMIZER]
+        assert dict(after.memory.breakdown)[Category.OPTIMIZER] == pytest.approx(state - after.host_bytes)
+        assert after.host_link_seconds < most.host_link_seconds
+    assert plain.timeline.step_seconds < found.timeline.step_seconds < whole.timeline.step_seconds
+    flat = simulate_flat(found.program, CostModel(H100))
+    assert flat.step_seconds == pytest.approx(found.timeline.step_seconds, rel=1e-9)
 
 
 # Simulation.
@@ -255,6 +282,26 @@ def test_copies_are_instructions(cache_dir: Path) -> None:
     assert "  hosted optimizer: " in text
 
 
+def test_blocks_whose_state_is_fetched_train_beside_those_that_keep_it(cache_dir: Path) -> None:
+    """The law, over two steps; layers are of one kind, and only the state of the second one is on the host."""
+    execution = Execution.of("gpt2", 4, 2, steps=2)
+    configuration = Configuration(1, Mesh.of(inner=2), 2, "1f1b")
+    candidate = solved_candidate(execution.folded, model_rules("gpt2", cache_dir), configuration, 4)
+    (stage,) = written(candidate, 8, True).stages
+    blocks = len(stage.hosted)
+    away = tuple(block == 2 for block in range(blocks))
+    plan = replace(written(candidate, 8, True), stages=(replace(stage, offload=format_hosted(away)),))
+
+    program = execution.program(plan)
+
+    execution.check(plan)
+    assert program.stages[0].away == program.hosted_blocks == away
+    assert "blocks=(2)" in format_program(program)
+    assert parse_program(format_program(program)) == program
+    (found,), (all_away,) = program.stages[0].hosted, execution.program(_offloading(plan)).stages[0].hosted
+    assert 0 < found.bytes < all_away.bytes
+
+
 @pytest.mark.parametrize("phase", [SegmentPhase.FETCH, SegmentPhase.STATE_FETCH])
 def test_without_a_fetch_nothing_runs(phase: SegmentPhase, cache_dir: Path) -> None:
     """Executors keep what is offloaded aside: the law cannot hold by accident."""
@@ -297,7 +344,7 @@ def test_stages_offload_what_there_is(cache_dir: Path) -> None:
     configuration = Configuration(1, Mesh.of(inner=2), 2, "1f1b")
     plan = written(solved_candidate(execution.folded, model_rules("mlp-xs", cache_dir), configuration, 4), 8, True)
 
-    with pytest.raises(PlanError, match="stage 0 offloads 'weights'"):
+    with pytest.raises(PlanError, match="'weights' in 'weights' is no offload of a stage"):
         lower(_offloading(plan, "none", "weights"), execution.folded, COSTS)
 
 

@@ -262,16 +262,17 @@ def test_host_memory_that_does_not_hold_all_of_a_group_holds_that_of_some_stages
 
     assert best is not None
     for group in range(2):
-        assert sorted(best.split.offload[group::2]) == [False, True]
+        away = [own for stage in best.split.offload[group::2] for own in stage]
+        assert 0 < sum(away) < len(away)
 
 
 @pytest.mark.parametrize("configuration", [replace(INTERLEAVED, schedule="1f1b", num_chunks=1), INTERLEAVED])
 def test_what_has_no_room_for_the_state_has_no_plan(configuration: Configuration) -> None:
-    """Beside the host's memory and the parameters: whole stages lie there or here, so that one per group has less."""
+    """Beside the host's memory and the parameters: what neither has room for has no plan."""
     found = {(room, limit): _tried(configuration, room, limit) for room in (0.5, 0.9, 1.1) for limit in (0.3, 0.7, 1.3)}
 
     assert {own for own, (may_fit, _) in found.items() if not may_fit} >= {(0.5, 0.3)}
     assert all(best is None for may_fit, best in found.values() if not may_fit)
     assert any(best is not None for _, best in found.values())
-    assert found[0.9, 0.7][0] == (configuration is INTERLEAVED)
+    assert found[0.9, 0.7][0]
     assert all(may_fit for (room, limit), (may_fit, _) in found.items() if room > 1)

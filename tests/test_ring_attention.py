@@ -27,7 +27,10 @@ from autopar.formulate.tables import Memory, Tables
 from autopar.ir.graph import Attr, Graph, Op, Value
 from autopar.ir.rings import RINGS
 from autopar.plan import Job, ModelInfo, Plan
-from autopar.program.records import Compute, SegmentPhase
+from autopar.program.records import Compute, Operand, SegmentPhase, Start
+from autopar.ranks.compiled_models import Engine
+from autopar.ranks.rings import ring_model
+from autopar.ranks.rings import run_ring as run_ranks
 from autopar.sharding import Axis, Mesh, Replicate, Shard
 from autopar.simulate.layout import Resource, lay_out
 from autopar.simulate.liveness import lifetimes
@@ -35,6 +38,7 @@ from autopar.tactics import ContextParallel, DataParallel, Megatron, Pipeline, R
 from autopar.tactics.draft import Draft
 from autopar.tactics.reading import tactics_of
 from tests.executions import COSTS, Execution, model_graph, model_rules
+from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.test_discover_windows import compare_runtimes
 
 Array = NDArray[Any]
@@ -60,11 +64,13 @@ def in_ring(kind: str, attrs: Mapping[str, Attr], inputs: list[Array], devices: 
     def run(step: str, arrays: Any, num_outputs: int) -> tuple[Array, ...]:
         return EXECUTOR.run_kind(step, given, arrays, num_outputs, OPSET)
 
-    blocks = list(zip(*(np.split(array, devices, axis=2) for array in inputs), strict=True))
+    split = [np.split(array, devices, axis=2) if array.ndim > 1 else [array] * devices for array in inputs]
+    blocks = list(zip(*split, strict=True))
     starts = [np.array(S // devices * device, np.int64) for device in range(devices)]
-    made = run_ring(RINGS[f"autopar::{kind}"], blocks, starts, run)
+    ring = RINGS[f"autopar::{kind}"]
+    made = run_ring(ring, blocks, starts, run, ring.steps(given, S // devices, devices))
     assert made is not None
-    return [np.concatenate(parts, axis=2) for parts in zip(*made, strict=True)]
+    return [np.concatenate(parts, axis=2) if parts[0].ndim > 1 else sum(parts) for parts in zip(*made, strict=True)]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
@@ -83,18 +89,88 @@ def test_devices_in_a_ring_compute_attention_and_its_gradient(attrs: dict[str, A
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
 
 
-def test_scores_with_a_soft_cap_are_merged_like_others() -> None:
-    q, k, v, dy = operands()
-    attrs: dict[str, Attr] = {"scale": 0.25, "softcap": 0.5}
-    given = tuple(sorted(attrs.items()))
-    expected = EXECUTOR.run_kind("autopar::CausalAttention", given, (q, k, v), 1, OPSET)
-    expected += EXECUTOR.run_kind("autopar::CausalAttentionGrad", given, (q, k, v, dy), 3, OPSET)
+LIMITS: list[dict[str, Attr]] = [
+    {"softcap": 0.5},
+    {"window": 1},
+    {"window": 4},
+    {"window": 5, "softcap": 0.5},
+    {"window": 100},
+    {"chunk": 4},
+    {"chunk": 5},
+    {"window": 3, "chunk": 8},
+]
 
-    found = in_ring("RingCausalAttention", attrs, [q, k, v], 3)
-    found += in_ring("RingCausalAttentionGrad", attrs, [q, k, v, dy], 3)
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 6])
+@pytest.mark.parametrize("attrs", LIMITS, ids=str)
+@pytest.mark.parametrize("name", ["CausalAttention", "SinkAttention"])
+def test_rings_with_windows_chunks_and_sinks_compute_the_whole(name: str, attrs: dict[str, Attr], devices: int) -> None:
+    """Windows shorter than a block, as long as one and longer, chunks that begin within blocks, and logits of sinks."""
+    q, k, v, dy = operands()
+    sinks = [draw(H, seed=4)] if name == "SinkAttention" else []
+    attrs = {"scale": 0.25, **attrs}
+    given = tuple(sorted(attrs.items()))
+    expected = EXECUTOR.run_kind(f"autopar::{name}", given, (q, k, v, *sinks), 1, OPSET)
+    expected += EXECUTOR.run_kind(f"autopar::{name}Grad", given, (q, k, v, *sinks, dy), 3 + len(sinks), OPSET)
+
+    found = in_ring(f"Ring{name}", attrs, [q, k, v, *sinks], devices)
+    found += in_ring(f"Ring{name}Grad", attrs, [q, k, v, *sinks, dy], devices)
 
     for whole, parts in zip(expected, found, strict=True):
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "steps"),
+    [({}, 6), ({"window": 1}, 1), ({"window": 2}, 2), ({"window": 3}, 2), ({"window": 4}, 3), ({"window": 99}, 6),
+     ({"chunk": 2}, 1), ({"chunk": 4}, 2), ({"chunk": 5}, 3), ({"window": 2, "chunk": 8}, 2)],
+)  # fmt: skip
+def test_a_ring_ends_before_blocks_that_no_query_sees(attrs: dict[str, Attr], steps: int) -> None:
+    """Blocks of 2 tokens on 6 devices. With chunks of 5, token 8 sees back to token 5, of the second block before."""
+    assert RINGS["autopar::RingCausalAttention"].steps(tuple(attrs.items()), 2, 6) == steps
+
+
+@pytest.mark.parametrize("attrs", [{}, {"window": 4}, {"window": 1}, {"chunk": 5}], ids=str)
+@pytest.mark.parametrize("name", ["CausalAttention", "SinkAttention"])
+def test_ranks_run_a_ring_as_one_device_runs_the_op(name: str, attrs: dict[str, Attr]) -> None:
+    """Four ranks, on threads: gradients of keys go home from wherever the ring ends."""
+    q, k, v, dy = operands()
+    sinks = [draw(H, seed=4)] if name == "SinkAttention" else []
+    given = tuple(sorted({"scale": 0.25, **attrs}.items()))
+    inputs = [array.astype(np.float32) for array in (q, k, v, *sinks, dy)]
+    expected = EXECUTOR.run_kind(f"autopar::{name}Grad", given, inputs, 3 + len(sinks), OPSET)
+
+    found = on_ranks(f"autopar::Ring{name}Grad", (*given, ("size", S)), inputs, [*inputs[:3], *inputs[3:-1]], 4)
+
+    for whole, parts in zip(expected, found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5)
+
+
+def on_ranks(
+    kind: str, attrs: tuple[tuple[str, Attr], ...], inputs: list[Array], like: list[Array], size: int
+) -> list[Array]:
+    """Return what ranks compute that hold blocks of tokens, put together; outputs have the shapes of `like`."""
+
+    def operand(name: str, array: Array) -> Operand:
+        shape = array.shape if array.ndim == 1 else (*array.shape[:2], array.shape[2] // size, array.shape[3])
+        return Operand(name, shape, 4.0 * float(np.prod(shape)))
+
+    names = [f"x{index}" for index in range(len(inputs))], [f"y{index}" for index in range(len(like))]
+    ends = [tuple(map(operand, own, arrays)) for own, arrays in zip(names, (inputs, like), strict=True)]
+    op = Op("core", kind, tuple(names[0]), tuple(names[1]), attrs)
+    instruction = Compute(op, *ends, start=Start((Axis("c", size, 1),), S // size))
+    memory = NumpyMemory()
+    engine = Engine(memory)
+    compiled = ring_model(instruction, "float32", OPSET).compile(engine)
+    split = [np.split(array, size, axis=2) if array.ndim > 1 else [array] * size for array in inputs]
+
+    def work(communicator: LocalCommunicator) -> dict[str, Any]:
+        values = {name: memory.load(parts[communicator.rank]) for name, parts in zip(names[0], split, strict=True)}
+        return run_ranks(compiled, values, tuple(range(size)), communicator, memory, engine)
+
+    made = LocalWorld(size).run(work)
+    parts = [[np.asarray(own[name]) for own in made] for name in names[1]]
+    return [np.concatenate(own, axis=2) if own[0].ndim > 1 else sum(own) for own in parts]
 
 
 def test_onnxruntime_runs_the_steps_as_we_do() -> None:
@@ -127,7 +203,13 @@ def ring_strategies(graph: Graph, cache_dir: Path) -> list[Strategy]:
 
 @pytest.mark.parametrize(
     ("kind", "attrs"),
-    [("Attention", {"is_causal": 1}), ("Attention", {}), ("autopar::CausalAttention", {"scale": 0.5, "window": 0})],
+    [
+        ("Attention", {"is_causal": 1}),
+        ("Attention", {}),
+        ("autopar::CausalAttention", {"scale": 0.5, "window": 0}),
+        ("autopar::CausalAttention", {"scale": 0.5, "window": 3}),
+        ("autopar::CausalAttention", {"scale": 0.5, "chunk": 4}),
+    ],
 )
 def test_a_ring_is_found_where_tokens_attend_to_tokens(kind: str, attrs: dict[str, Attr], cache_dir: Path) -> None:
     """Queries, keys and values are all split along the sequence, and so is the result."""
@@ -140,14 +222,13 @@ def test_a_ring_is_found_where_tokens_attend_to_tokens(kind: str, attrs: dict[st
 @pytest.mark.parametrize(
     ("kind", "attrs", "given"),
     [
-        ("autopar::CausalAttention", {"scale": 0.5, "window": 3}, {}),
         ("autopar::CausalAttention", {"scale": 0.5}, {"keys": 2 * S}),
         ("Attention", {}, {"masked": True}),
     ],
-    ids=["window", "decoding", "mask"],
+    ids=["decoding", "mask"],
 )
 def test_no_ring_is_found_elsewhere(kind: str, attrs: dict[str, Attr], given: dict[str, Any], cache_dir: Path) -> None:
-    """With a window most blocks would go round for nothing; the last queries of a longer sequence start elsewhere."""
+    """The last queries of a longer sequence start elsewhere; nobody has written the step of a mask."""
     assert not ring_strategies(graph_of(kind, attrs, **given), cache_dir)
 
 
@@ -265,6 +346,18 @@ def test_a_device_of_a_ring_computes_its_share_of_attention() -> None:
     assert work.blocks == 8
 
 
+def test_a_window_of_a_block_takes_one_transfer_and_no_merge_but_one() -> None:
+    """4,096 keys of 131,072: 128 times fewer products, and two blocks of 16,384 in place of eight."""
+    attrs = (("scale", 0.5), ("size", 131072), ("window", 4096))
+    op = replace(LONG, kind="autopar::RingCausalAttention", attrs=attrs)
+
+    work = attention_work(op, SHAPES, SHAPES[:1])
+
+    assert work.blocks == 2
+    assert work.attended[0] == 4096 - 4096**2 / (2 * 131072)
+    assert rings.buffer_bytes(5.0, 2) == rings.all_transfers(5.0, 2) == 5.0
+
+
 def test_transfers_show_where_they_take_longer_than_a_block() -> None:
     """Keys and values of 16,384 tokens and 8 heads are 67.1 MB; of 8 blocks 7 travel, each beside one of 8 kernels."""
     h100 = load_cluster("h100")
@@ -272,14 +365,14 @@ def test_transfers_show_where_they_take_longer_than_a_block() -> None:
     (kernels,) = costs.op_seconds(LONG, SHAPES, SHAPES[:1], SIZES)
     sent = rings.transfer_bytes(LONG.kind, [1e9, 2.0 * 8 * 16384 * 128, 2.0 * 8 * 16384 * 128], [1e9])
     assert sent == 67108864.0
-    transfers = rings.all_transfers(costs.exchange_seconds(sent, AXIS), AXIS)
+    transfers = rings.all_transfers(costs.exchange_seconds(sent, AXIS), 8)
 
     assert transfers / 7 < kernels / 8
-    assert rings.added_seconds(kernels, transfers, AXIS, costs.stack) == 0.0
-    assert rings.added_seconds(kernels, 7 * kernels, AXIS, costs.stack) == pytest.approx(7 * kernels * 7 / 8)
+    assert rings.added_seconds(kernels, transfers, 8, costs.stack) == 0.0
+    assert rings.added_seconds(kernels, 7 * kernels, 8, costs.stack) == pytest.approx(7 * kernels * 7 / 8)
     # a stack that leaves a fifth of what could overlap in sight, and makes both slower by 1.1 meanwhile
     stack = Stack("slower", scalars=(("overlap_slowdown", 1.1), ("exposed_share", 0.2)))
-    assert rings.added_seconds(kernels, transfers, AXIS, stack) == pytest.approx(transfers * (1 - 0.9 * 0.8))
+    assert rings.added_seconds(kernels, transfers, 8, stack) == pytest.approx(transfers * (1 - 0.9 * 0.8))
 
 
 def test_gradients_of_keys_and_values_travel_with_them() -> None:

@@ -180,13 +180,21 @@ def _everywhere(flavour: str) -> Choices:
     return Choices(recompute=(BlockRecompute((flavour,)),))
 
 
+def _hosted(plan: Plan) -> tuple[int, int, str]:
+    """Return of how many stages, or else blocks, the optimizer's state is in host memory, of how many, and which."""
+    if all(any(stage.hosted) == all(stage.hosted) for stage in plan.stages):
+        return sum(bool(stage.offload) for stage in plan.stages), len(plan.stages), "stages"
+    away = [own for stage in plan.stages for own in stage.hosted]
+    return sum(away), len(away), "blocks"
+
+
 def _offload(plan: Plan, folded: Folded) -> Decision:
     """Return what lies in host memory, of the layers and of the stages."""
     flavours = [flavour for stage in plan.stages for flavour in stage.flavours]
     own = layers(folded)
     away = {
         Hosted.ACTIVATIONS: (sum(flavours[block] is Recompute.OFFLOAD for block in own), len(own), "layers"),
-        Hosted.OPTIMIZER: (sum(bool(stage.offload) for stage in plan.stages), len(plan.stages), "stages"),
+        Hosted.OPTIMIZER: _hosted(plan),
     }
     named = [
         str(what) if count == total else f"{what} of {count} {of}" for what, (count, total, of) in away.items() if count

@@ -234,8 +234,7 @@ class Roofline:
     def finds_room(self, configuration: Configuration, limit: float, host_room: float) -> bool:
         """Whether optimizer state that does not fit into devices may lie in host memory.
 
-        Optimizer state is moved by whole stages. So a group with one stage holds at most as much of it as fits into
-        host memory, or beside its parameters; a group with several stages may divide it.
+        A group holds at most as much of it as fits into host memory, beside parameters and gradients of all of it.
 
         Args:
             configuration: The configuration.
@@ -246,8 +245,7 @@ class Roofline:
             return True
         hosted = min(host_room, limit / self.per_moment_byte)
         rest = (limit - self.per_moment_byte * hosted) / (1 + self.per_moment_byte)
-        most_hosted = hosted + rest if configuration.num_chunks > 1 else max(hosted, limit / (1 + self.per_moment_byte))
-        return _state_bytes(self.moments, configuration) <= most_hosted * (1 + ROUNDING)
+        return _state_bytes(self.moments, configuration) <= (hosted + rest) * (1 + ROUNDING)
 
 
 def _state_bytes(states: Sequence[tuple[tuple[int, ...], float]], configuration: Configuration) -> float:

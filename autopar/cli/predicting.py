@@ -127,9 +127,9 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @_degree("recompute-every", "Recompute only every N-th layer of a stage.")
 @click.option(
     "--offload",
-    type=click.Choice(["optimizer"]),
     callback=lambda _context, _option, value: value or "",
-    help="What lies in host memory between steps.",
+    metavar="optimizer[=SHARE]",
+    help="What lies in host memory between steps: the optimizer's state, or a share of it, optimizer=0.5.",
 )
 @click.option(
     "--schedule",

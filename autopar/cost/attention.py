@@ -67,7 +67,7 @@ _QUERIES_PARTS = frozenset(
 _HEADS_PARTS = frozenset(
     f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
 )
-_ALWAYS_CAUSAL = LIMITED_KINDS | CACHED_KINDS | {kind for kind in RINGS if "Causal" in kind}
+_ALWAYS_CAUSAL = LIMITED_KINDS | CACHED_KINDS | {kind for kind, ring in RINGS.items() if ring.limited}
 ATTENTION_KINDS = (
     frozenset({"Attention", "autopar::RelativeAttention"})
     | _QUERIES_PARTS
@@ -99,7 +99,7 @@ class AttentionWork:
         value_channels: Channels of a value.
         attended: Keys a query attends to on average.
         cut: Share of the queries of which a window hides keys.
-        blocks: Blocks of keys that come one after the other: 1, or the devices of a ring.
+        blocks: Blocks of keys that come one after the other: 1, or the steps of a ring.
     """
 
     is_gradient: bool
@@ -145,8 +145,11 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
         keys = keys + queries
     blocks = np.ones(len(q))
     if op.kind in RINGS:
-        blocks = np.maximum(_number(op, "size", 0) / np.maximum(queries, 1), 1.0)
-        keys = keys * blocks.astype(np.int64)
+        devices = np.maximum(_number(op, "size", 0) // np.maximum(queries, 1), 1)
+        keys = keys * devices
+        pairs = list(zip(queries.tolist(), devices.tolist(), strict=True))
+        steps = {(rows, size): RINGS[op.kind].steps(op.attrs, max(1, rows), size) for rows, size in set(pairs)}
+        blocks = np.array([float(steps[pair]) for pair in pairs])
     heads = q[:, 1] if q.shape[1] == 4 else np.full(len(q), max(1, int(_number(op, "q_num_heads", 1))))
     batch = (q[:, 0] * heads).astype(np.float64)
     rows = np.maximum(batch * queries, 1.0)

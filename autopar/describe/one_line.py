@@ -116,8 +116,11 @@ def _flavour_name(flavour: str) -> str:
 
 
 def _offload(plan: Plan) -> str:
-    """Return how many stages keep the optimizer state in host memory; empty if none does."""
-    count = sum(bool(stage.offload) for stage in plan.stages)
+    """Return of how many stages or blocks the optimizer state is in host memory; empty if of none."""
+    count, each = sum(bool(stage.offload) for stage in plan.stages), [stage.hosted for stage in plan.stages]
     if not count:
         return ""
+    if any(len(set(own)) > 1 for own in each):
+        away = [is_away for own in each for is_away in own]
+        return f", optimizer of {sum(away)} of {len(away)} blocks offloaded"
     return ", optimizer offloaded" + (f" in {count} of {len(plan.stages)} stages" if count < len(plan.stages) else "")

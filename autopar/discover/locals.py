@@ -61,10 +61,12 @@ _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
     "autopar::SinkAttention": (
         _Candidate("autopar::SinkAttentionPart"),
         _Candidate("autopar::SinkAttentionHeadsPart", fewer=1),
+        _Candidate("autopar::RingSinkAttention", (0, 1, 2)),
     ),
     "autopar::SinkAttentionGrad": (
         _Candidate("autopar::SinkAttentionGradPart", (0, 4)),
         _Candidate("autopar::SinkAttentionGradHeadsPart", (0, 4), fewer=1),
+        _Candidate("autopar::RingSinkAttentionGrad", (0, 1, 2, 4)),
     ),
     "autopar::CachedAttention": (_Candidate("autopar::CachedAttentionHeadsPart", fewer=1),),
     "autopar::CachedSinkAttention": (_Candidate("autopar::CachedSinkAttentionHeadsPart", fewer=1),),

@@ -130,8 +130,9 @@ class Trial:
             other = replace(sketch, kind=step, outputs=(None,) * num_outputs)
             return run_sketch(other, arrays, self._executor)
 
-        blocks = list(zip(*local, strict=True))
-        return run_ring(RINGS[kind.kind], blocks, _starts(local, kind), run)
+        blocks, ring = list(zip(*local, strict=True)), RINGS[kind.kind]
+        steps = ring.steps(sketch.attrs, blocks[0][kind.input].shape[kind.dim], len(blocks))
+        return run_ring(ring, blocks, _starts(local, kind), run, steps)
 
     def sharded_sizes(self, strategy: Strategy) -> list[tuple[int, int]]:
         """Return (size, chunks) of every sharded dim of the inputs and outputs."""

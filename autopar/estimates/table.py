@@ -23,7 +23,7 @@ from autopar.formulate.tables import Slot
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
 from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
-from autopar.recompute import Recompute
+from autopar.recompute import Recompute, first_share, parse_share
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
 from autopar.simulate.blocks import BlockMemories
@@ -31,6 +31,7 @@ from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 from autopar.simulate.offload import host_links
 from autopar.tactics.by_degrees import SHARD, data_axes, held_by_kind, ranges_by_degrees
+from autopar.tactics.stages import moment_elements
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -161,7 +162,7 @@ class Table:
         key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
-            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+            split = replace(Split.uniform(ranges, (Recompute.NONE,) * len(ranges)), offload=self._away(degrees))
             totals = self._recomputing(degrees)
             self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
         return self._stages[key]
@@ -171,14 +172,28 @@ class Table:
         key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
+            blocks[:, Slot.UPDATE] += np.where(self._is_away(degrees), blocks[:, Slot.STATE], 0.0)
             self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
         return self._works[key]
+
+    def _away(self, degrees: Degrees) -> tuple[tuple[bool, ...], ...]:
+        """Return whether the optimizer's state of each block of every stage is in host memory; () if of none."""
+        if not degrees.offload:
+            return ()
+        sizes, share = moment_elements(self.folded), parse_share(degrees.offload)
+        kinds = (self.folded.chain[start:stop] for start, stop in self.ranges(degrees))
+        return tuple(first_share([sizes[kind] for kind in own], share) for own in kinds)
+
+    def _is_away(self, degrees: Degrees) -> NDArray[np.bool_]:
+        """Return whether the optimizer's state of each block is in host memory, (blocks,)."""
+        away = [own for stage in self._away(degrees) for own in stage]
+        return np.array(away or [False] * len(self.folded.chain))
 
     def _recomputing(self, degrees: Degrees) -> FloatArray:
         """Return the seconds of one block by kind and slot with what layers run again, and with copies to the host."""
         totals = self.seconds(degrees).copy()
         if degrees.offload:
-            totals[:, Slot.UPDATE] += self._copies(degrees, totals)[:, Slot.STATE]
+            totals[:, Slot.STATE] = self._copies(degrees, totals)[:, Slot.STATE]
         layers = layer_kinds(self.folded)
         for kind in self.folded.kinds:
             if kind.id not in layers:  # what surrounds layers recomputes nothing
@@ -248,7 +263,7 @@ class Table:
             rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
             count = min(count, rounds * degrees.pp)
         shape = (_rerun(degrees), degrees.num_stages, degrees.layers, degrees.pp)
-        key = (*shape, count, schedule_of(degrees), degrees.offload and degrees.sharing)
+        key = (*shape, count, schedule_of(degrees), degrees.offload, degrees.offload and degrees.sharing)
         if key not in self._live:
             self._live[key] = self._live_bytes(degrees, count)
         return self._live[key]
@@ -261,8 +276,8 @@ class Table:
             self._stage(self.folded.chain[start:stop], _rerun(degrees), index == 0, index == last, count > 1)
             for index, (start, stop) in enumerate(ranges)
         ]
-        held_away = self._held(degrees, (Category.OPTIMIZER,)) if degrees.offload else np.zeros(len(self.folded.kinds))
-        away = [float(held_away[list(self.folded.chain[start:stop])].sum()) for start, stop in ranges]
+        hosted = self._hosted_bytes(degrees)
+        away = [float(hosted[start:stop].sum()) for start, stop in ranges]
         fullest = []
         schedule = SCHEDULES[schedule_of(degrees)]
         for group, numbers in enumerate(chunks_of(_groups(degrees))):
@@ -323,11 +338,17 @@ class Table:
             self._held_by[degrees.sharing] = {kind: here[kind] / there[kind] if there[kind] else 1.0 for kind in here}
         return self._held_by[degrees.sharing]
 
+    def _hosted_bytes(self, degrees: Degrees) -> FloatArray:
+        """Return the bytes of the optimizer's state of each block that are in host memory, (blocks,)."""
+        if not degrees.offload:
+            return np.zeros(len(self.folded.chain))
+        states = self._held(degrees, (Category.OPTIMIZER,))[np.asarray(self.folded.chain)]
+        return np.where(self._is_away(degrees), states, 0.0)
+
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
-        here = (category for category in Category if not (degrees.offload and category is Category.OPTIMIZER))
-        kinds = self._held(degrees, tuple(here))
-        blocks = kinds[np.asarray(self.folded.chain)]
+        kinds = self._held(degrees, tuple(Category))
+        blocks = kinds[np.asarray(self.folded.chain)] - self._hosted_bytes(degrees)
         starts = [start for start, _ in self.ranges(degrees)]
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes

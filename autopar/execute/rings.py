@@ -14,7 +14,7 @@ RunStep = Callable[[str, Sequence[Array], int], tuple[Array, ...] | None]
 
 
 def run_ring(
-    ring: Ring, blocks: Sequence[Sequence[Array]], starts: Sequence[Array], run: RunStep
+    ring: Ring, blocks: Sequence[Sequence[Array]], starts: Sequence[Array], run: RunStep, steps: int
 ) -> list[tuple[Array, ...]] | None:
     """Return the outputs of every device of a ring.
 
@@ -23,6 +23,7 @@ def run_ring(
         blocks: Inputs of the op by device, in the order of the ring.
         starts: Position of the first row of each device.
         run: Runs one step on one device.
+        steps: How many blocks a device computes on, `Ring.steps`.
 
     Returns:
         A tuple per device; None if a step cannot be run.
@@ -38,7 +39,7 @@ def run_ring(
             ]
             for inputs in blocks
         ]
-        for step in devices:
+        for step in range(steps):
             for device in devices:
                 sender = (device - step) % len(blocks)
                 homes = [sender if carried.travels else device for carried in each.carried]

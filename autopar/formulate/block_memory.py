@@ -9,6 +9,7 @@ decision.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Protocol
 
 import numpy as np
@@ -180,7 +181,7 @@ class ChainBytes:
         return float(pairs.max() + self.reducing[kinds].max() + received + transit)
 
     def peak(
-        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
+        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, away: Sequence[bool] = ()
     ) -> float:
         """Return the peak bytes of a range of blocks with `in_flight` microbatches in flight, the running one included.
 
@@ -192,23 +193,25 @@ class ChainBytes:
             stop: The block after the last one.
             in_flight: Microbatches in flight.
             flavours: Recompute flavour of each block.
-            offload: Whether the optimizer state is in host memory.
+            away: Whether the optimizer state of each block is in host memory; empty if none is.
         """
         kept, running = self.stage(start, stop, flavours)
         passes = (in_flight - 1) * kept + running + self.communication_bytes(start, stop, flavours)
-        kinds = list(self.chain[start:stop])
-        state = float(self.state[kinds].sum()) if offload else 0.0
+        kinds, state = list(self.chain[start:stop]), self._hosted_state(start, stop, away)
         update = float(self.update[kinds].max()) + float(state_buffers(state))
         return self.resident_bytes(start, stop) - state + max(passes, update)
 
     def host_bytes(
-        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
+        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, away: Sequence[bool] = ()
     ) -> float:
         """Return the bytes of host memory that a range of blocks uses per device; arguments as in `peak`."""
-        state = float(self.state[list(self.chain[start:stop])].sum()) if offload else 0.0
-        return state + in_flight * sum(
-            float(self.hosted[kind]) for kind in self._offloaded_kinds(start, stop, flavours)
-        )
+        copied = sum(float(self.hosted[kind]) for kind in self._offloaded_kinds(start, stop, flavours))
+        return self._hosted_state(start, stop, away) + in_flight * copied
+
+    def _hosted_state(self, start: int, stop: int, away: Sequence[bool]) -> float:
+        """Return the bytes of optimizer state of the blocks whose state is in host memory."""
+        each = zip(self.chain[start:stop], away, strict=True) if away else ()
+        return fsum(float(self.state[kind]) for kind, is_away in each if is_away)
 
     def _offloaded_kinds(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
         """Yield the kinds of the blocks with flavour `OFFLOAD`."""

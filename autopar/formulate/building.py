@@ -16,6 +16,7 @@ from autopar.cost import ALONE, CostModel, Fused, Resharder, rings
 from autopar.cost.collectives import Collective, leaves_node
 from autopar.cost.reshard import Reshards, bucketed
 from autopar.discover import Rules, Strategy
+from autopar.discover.rules import Local
 from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.folding.graph_facts import (
@@ -47,7 +48,7 @@ from autopar.formulate.tables import (
 )
 from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.ir.rings import RINGS
-from autopar.sharding import Mesh
+from autopar.sharding import Axis, Mesh
 
 _WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
 _GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
@@ -177,12 +178,18 @@ class _Builder:
             for axis, own in options.rows_of(local).items() if local.kind in RINGS else ():
                 ring, own = self.mesh.axes[axis], own & rows
                 passed = self._passed_bytes(op, local.kind, options.select(own), self.wire)
-                transfers = rings.all_transfers(self.costs.exchange_seconds(passed, ring), ring)
-                seconds[own] += rings.added_seconds(seconds[own], transfers, ring, self.costs.stack)
+                steps = self._ring_steps(op, local, ring)
+                transfers = rings.all_transfers(self.costs.exchange_seconds(passed, ring), steps)
+                seconds[own] += rings.added_seconds(seconds[own], transfers, steps, self.costs.stack)
         for halos in options.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
         return seconds
+
+    def _ring_steps(self, op: Op, local: Local, ring: Axis) -> int:
+        """Return how many blocks a device of a ring computes on."""
+        size = self.graph.values[op.inputs[local.input]].shape[local.dim]
+        return RINGS[local.kind].steps(op.attrs, size // ring.size, ring.size)
 
     def _passed_bytes(self, op: Op, kind: str, options: OpStrategies, sizes: Mapping[str, float]) -> FloatArray:
         """Return the bytes that a device passes on in one step of a ring, (S,)."""
@@ -260,7 +267,7 @@ class _Builder:
         for local in dict.fromkeys(strategy.local for strategy in options.on_one_axis if strategy.local is not None):
             for axis, own in options.rows_of(local).items() if local.kind in RINGS else ():
                 passed = self._passed_bytes(op, local.kind, options.select(own), self.resident)
-                amounts[own] = rings.buffer_bytes(passed, self.mesh.axes[axis])
+                amounts[own] = rings.buffer_bytes(passed, self._ring_steps(op, local, self.mesh.axes[axis]))
         if amounts.any():
             node = self.op_node[kind, position]
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))

@@ -105,10 +105,6 @@ class Constraints:
         keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]
         return tuple(flavour for flavour in known if not keeps or any(flavour in own for own in keeps))
 
-    def allows_state(self, start: int, stop: int, *, on_host: bool) -> bool:
-        """Return whether the optimizer state of a range of blocks may be in host memory, or else on the device."""
-        return (not on_host or self.hosts_optimizer) and all(on_host in own for own in self.states[start:stop])
-
     @property
     def needs_host(self) -> bool:
         """Whether some block must use host memory."""

@@ -14,6 +14,7 @@ import numpy as np
 from autopar.cost.overlap import state_buffers
 from autopar.formulate.block_memory import RESIDENT, ChainBytes, FloatArray
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.hosted_state import HostedState, IntArray
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.mean_memory import mean_bytes, stage_weights
 from autopar.formulate.step_time import Pipeline, Split
@@ -88,7 +89,8 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
 
     Dynamic program over stages and blocks: the peak of a prefix is the maximum of its last stage's peak and the least
     peak of the rest. All blocks of a stage have one recompute flavour, or the nearest allowed one; ties go to the
-    fastest flavour. The optimizer state of a stage is offloaded where that is allowed and lowers the peak.
+    fastest flavour. Of the optimizer state of a stage as much is offloaded as is allowed and has room, where that
+    lowers the peak.
 
     Without a constraint on cuts, stages are at most about twice as long as the mean. Costs O(stages x blocks^2) per
     flavour, after one walk from every block.
@@ -118,9 +120,9 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
         found.append((first, stop))
         number, on_host = options[int(chosen[stage][first, stop])]
         recompute.append(ranges.flavours[number][first:stop])
-        offload.append(on_host)
+        offload.append(ranges.away(first, stop, pipeline.in_flight(stage), number, on_host=on_host))
         stop = first
-    hosted = tuple(reversed(offload)) if any(offload) else ()
+    hosted = tuple(reversed(offload)) if any(map(any, offload)) else ()
     return float(best[num_blocks]), Split(tuple(reversed(found)), tuple(reversed(recompute)), hosted)
 
 
@@ -136,10 +138,11 @@ class _Ranges:
         num_blocks = len(memory.chain)
         shape = (num_blocks, num_blocks + 1)
         allowed = constraints.ranges(num_blocks, longest)
-        self._resident, self._update, self._state = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+        self._resident, self._update = np.full(shape, np.inf), np.zeros(shape)
         self._kept, self._running, self._hosted = (np.zeros((len(self.flavours), *shape)) for _ in range(3))
         self._host_room = memory.host_room
-        self._allowed_state = {on_host: np.zeros(shape, dtype=bool) for on_host in (False, True)}
+        self._places = HostedState.of(memory, constraints)
+        self._start, self._stop = np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :]
         for start in range(1 if whole else num_blocks):
             last = min(num_blocks, start + longest)
             stops = [stop for stop in range(start + 1, last + 1) if allowed[start, stop - start - 1]]
@@ -148,9 +151,6 @@ class _Ranges:
                 self._resident[start, stop] = memory.resident_bytes(start, stop)
                 kinds = list(memory.chain[start:stop])
                 self._update[start, stop] = memory.update[kinds].max()
-                self._state[start, stop] = memory.state[kinds].sum()
-                for on_host, allowed_state in self._allowed_state.items():
-                    allowed_state[start, stop] = constraints.allows_state(start, stop, on_host=on_host)
             for number, flavours in enumerate(self.flavours):
                 self._fill_ranges_from(memory, start, stops, number, flavours)
 
@@ -176,13 +176,25 @@ class _Ranges:
         Args:
             in_flight: Microbatches in flight.
             number: Index into `flavours`.
-            on_host: Whether the optimizer state is in host memory.
+            on_host: Whether as much of the optimizer state is in host memory as has room there, or as little as may be.
         """
-        state = self._state if on_host else np.zeros(self._state.shape)
+        copied = in_flight * self._hosted[number]
+        boundary = self._boundaries(copied, on_host=on_host)
+        state = self._places.bytes(self._start, self._stop, boundary)
         passes = (in_flight - 1) * self._kept[number] + self._running[number]
         peaks = self._resident - state + np.maximum(passes, self._update + state_buffers(state))
-        fits = state + in_flight * self._hosted[number] <= self._host_room
-        return np.where(fits & self._allowed_state[on_host], peaks, np.inf)
+        return np.where(state + copied <= self._host_room, peaks, np.inf)
+
+    def away(self, start: int, stop: int, in_flight: int, number: int, *, on_host: bool) -> tuple[bool, ...]:
+        """Return whether the optimizer state of each block of a range is in host memory; arguments as in `peaks`."""
+        boundary = self._boundaries(in_flight * self._hosted[number], on_host=on_host)
+        return self._places.away(start, stop, int(boundary[start, stop]))
+
+    def _boundaries(self, copied: FloatArray, *, on_host: bool) -> IntArray:
+        """Return up to which block the optimizer state of every range is in host memory, beside what blocks save."""
+        if not on_host:
+            return np.broadcast_to(self._start, copied.shape)
+        return self._places.most(self._start, np.maximum(self._start, self._stop), self._host_room - copied)
 
 
 def _uniform_flavours(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recompute, ...], ...]:

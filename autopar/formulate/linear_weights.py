@@ -177,12 +177,12 @@ class StageMix:
     Attributes:
         counts: Per recompute flavour, the instances of each kind.
         in_flight: Microbatches in flight.
-        offload: Whether the optimizer state is in host memory.
+        hosted: The instances of each kind whose optimizer state is in host memory; empty if there are none.
     """
 
     counts: tuple[tuple[int, ...], ...]
     in_flight: int
-    offload: bool = False
+    hosted: tuple[int, ...] = ()
 
     def kept_and_recomputed(self, kind: int, memory: Memory) -> tuple[int, int]:
         """Return how many instances of a kind keep such bytes for the backward, and how many recompute them."""
@@ -203,14 +203,16 @@ def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kind
         for flavour in Recompute:
             chosen = kinds[[own is flavour for own in flavours]]
             counts.append(tuple(np.bincount(chosen, minlength=num_kinds).tolist()))
-        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage), bool(split.offload) and split.offload[stage]))
+        away = tuple(np.bincount(kinds[list(split.away[stage])], minlength=num_kinds).tolist())
+        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage), away if any(away) else ()))
     distinct = list(dict.fromkeys(mixes))
     return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
 
 
 def _dominates(big: StageMix, small: StageMix) -> bool:
     """Whether one stage takes at least as much memory as another one under any choice."""
-    held = big.in_flight >= small.in_flight and big.offload <= small.offload
+    away, other = (np.array(mix.hosted or (0,) * len(mix.counts[0])) for mix in (big, small))
+    held = big.in_flight >= small.in_flight and bool((away <= other).all())
     return held and bool((np.array(big.counts) >= np.array(small.counts)).all())
 
 
@@ -320,8 +322,10 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
             if not count:
                 continue
             start = starts[item.kind]
-            if item.memory is Memory.OPTIMIZER and mix.offload:
-                continue
+            if item.memory is Memory.OPTIMIZER and mix.hosted:
+                count -= mix.hosted[item.kind]
+                if not count:
+                    continue
             if item.memory in RESIDENT:
                 usages.append(Usage(item.node, begin, time, item.amounts * count))
             elif item.memory is Memory.TRANSIENT:

@@ -140,21 +140,22 @@ class Split:
     Attributes:
         ranges: Half-open range of blocks per stage.
         recompute: Per stage, the recompute flavour of each of its blocks.
-        offload: Whether each stage keeps the optimizer state in host memory; empty if none does.
+        offload: Per stage, whether the optimizer state of each of its blocks is in host memory; empty if none is.
     """
 
     ranges: tuple[tuple[int, int], ...]
     recompute: tuple[tuple[Recompute, ...], ...]
-    offload: tuple[bool, ...] = ()
+    offload: tuple[tuple[bool, ...], ...] = ()
 
     @classmethod
     def uniform(
-        cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute], offload: tuple[bool, ...] = ()
+        cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute], offload: Sequence[bool] = ()
     ) -> "Split":
-        """Return the split in which all blocks of a stage have one flavour."""
+        """Return the split in which all blocks of a stage have one flavour, and their optimizer state one place."""
         stages = zip(ranges, recompute, strict=True)
         each = tuple((flavour,) * (stop - start) for (start, stop), flavour in stages)
-        return cls(tuple(ranges), each, offload)
+        places = zip(ranges, offload, strict=True) if any(offload) else ()
+        return cls(tuple(ranges), each, tuple((away,) * (stop - start) for (start, stop), away in places))
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
@@ -164,8 +165,12 @@ class Split:
     @property
     def hosted(self) -> tuple[bool, ...]:
         """Whether the optimizer state of each block of the chain is in host memory."""
-        offload = self.offload or (False,) * len(self.ranges)
-        return tuple(here for (start, stop), here in zip(self.ranges, offload, strict=True) for _ in range(start, stop))
+        return tuple(away for stage in self.away for away in stage)
+
+    @property
+    def away(self) -> tuple[tuple[bool, ...], ...]:
+        """Per stage, whether the optimizer state of each of its blocks is in host memory."""
+        return self.offload or tuple((False,) * (stop - start) for start, stop in self.ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,7 @@ class Abilities:
             modules or the code of the model say it.
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
         hosted: What may lie in host memory.
+        hosted_shares: ZeRO levels with which a share of the optimizer's state may lie there, and not only all of it.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
         sequence_parallel: Whether what tensor-parallel devices would copy may be split along the sequence, or must be.
         even: Whether all stages need as many layers.
@@ -55,6 +56,7 @@ class Abilities:
     hybrid: frozenset[int] = frozenset(range(1, 4))
     recompute_modules: tuple[str, ...] = ()
     selective: Selective | None = None
+    hosted_shares: frozenset[int] = frozenset()
 
     def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
         """Return a stack whose selective recompute runs again what the framework runs again.
@@ -79,6 +81,7 @@ _MEGATRON = Abilities(
     roles=frozenset({"tp", "cp", "ep"}),
     sequence_parallel=frozenset({True, False}),
     copies_heads=True,
+    hosted_shares=frozenset({1, 2, 3}),
     # `activation` is not among them: Megatron-Core runs a dense MLP again whole or not at all.
     recompute_modules=tuple(own for own in RECOMPUTE_MODULES if own != "activation"),
 )
@@ -123,6 +126,7 @@ ABILITIES: Mapping[str, Abilities] = {
         sequence_parallel=frozenset({False}),
         zero_beside_tp=frozenset({0, 1, 2}),
         hybrid=frozenset({3}),  # MiCS
+        hosted_shares=frozenset({3}),  # offload_optimizer.ratio
     ),
     "accelerate": replace(
         _FSDP2,
@@ -191,7 +195,7 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         zero=zero,
         sequence_parallel=facts.tp > 1 and sequence and True in ability.sequence_parallel,
         recompute=recompute,
-        offload="optimizer" if hosts else "",
+        offload=_offload(facts, ability, zero) if hosts else "",
         schedule=schedule if facts.pp > 1 else "",
         interleave=interleave if facts.pp > 1 else 1,
         microbatch=facts.microbatch,
@@ -201,6 +205,12 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
     if zero and facts.zero and zero in ability.hybrid and 1 < facts.sharded < facts.dp and degrees.may_share_apart:
         degrees = replace(degrees, shard=facts.sharded // facts.ep if facts.sharded % facts.ep == 0 else 0)
     return degrees, first
+
+
+def _offload(facts: Facts, ability: Abilities, zero: int) -> str:
+    """Return what lies in host memory: a share of the optimizer's state where the framework has a word for it."""
+    share = facts.hosted_share if zero in ability.hosted_shares else 1.0
+    return "optimizer" if share == 1 else f"optimizer={share}"
 
 
 def nearest_recompute(facts: Facts, ability: Abilities) -> tuple[str, int]:

@@ -259,7 +259,10 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     if device not in ("none", "cpu"):
         raise ExportError(f"offload_optimizer.device is {device!r}", hint="cpu and none are predicted")
     fields.get("zero_optimization.offload_optimizer.pin_memory", None)
-    offload = "optimizer" if device == "cpu" else ""
+    ratio = fields.get("zero_optimization.offload_optimizer.ratio", 1.0) if zero == 3 else 1.0
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise ExportError(f"offload_optimizer.ratio is {ratio!r}", hint="write a share above 0 and up to 1")
+    offload = "" if device == "none" else "optimizer" if ratio == 1 else f"optimizer={ratio}"
     degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
     assumed = _deepspeed_overlap(fields, degrees)
     half = fields.get("bf16.enabled", False) is True

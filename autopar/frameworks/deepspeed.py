@@ -105,6 +105,10 @@ def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
         if len(facts.hosted) < len(facts.plan.stages):
             lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
         fields |= {"offload_optimizer.device": "cpu", "offload_optimizer.pin_memory": True}
+        if facts.hosted_share < 1 and level == 3:
+            fields["offload_optimizer.ratio"] = facts.hosted_share
+        elif facts.hosted_share < 1:
+            lost.append("a share of the optimizer's state in host memory: DeepSpeed takes one with ZeRO 3 only")
     return {f"zero_optimization.{name}": value for name, value in fields.items()}
 
 

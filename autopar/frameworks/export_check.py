@@ -144,6 +144,8 @@ def _changes(facts: Facts, read: Configuration, to: str) -> Iterator[str]:
             yield f"selective recompute of what {ability.name} chooses"
     if bool(runs.offload) != bool(facts.hosted):
         yield "the optimizer's state on devices" if facts.hosted else "the optimizer's state in host memory"
+    elif runs.offload == "optimizer" and facts.hosted_share < 1:
+        yield "all of the optimizer's state in host memory"
 
 
 def _figures(found: Prediction) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
-from math import prod
+from math import floor, fsum, prod
 from typing import Any, Literal
 
 import onnx
@@ -26,6 +26,7 @@ from autopar.folding.selective_recompute import modules_of
 from autopar.frameworks.buckets import OneSize, Units
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
+from autopar.ir.rings import RINGS
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
 from autopar.models.decoder_settings import predicting
 from autopar.models.gpt import GptConfig
@@ -37,6 +38,7 @@ from autopar.plan import DimSize, Plan
 from autopar.recompute import RECOMPUTE_MODULES, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of
+from autopar.tactics.stages import moment_elements
 from autopar.task import job_costs
 from autopar.workload import HUGGING_FACE, ZOO
 
@@ -111,7 +113,8 @@ class Facts:
         layers: Layers of every stage in the order of the chain.
         recompute: What the layers of every stage run again; nothing where their values lie in host memory.
         offloaded: Layers of every stage whose values lie in host memory.
-        hosted: Stages whose optimizer state lies in host memory.
+        hosted: Stages whose optimizer state lies in host memory, or a part of it.
+        hosted_shares: How much of the optimizer's state of each of these lies there.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
         recompute_modules: Modules of a layer that selective recompute runs again, of `RECOMPUTE_MODULES`.
@@ -137,6 +140,7 @@ class Facts:
     recompute: tuple[tuple[Recompute, ...], ...]
     offloaded: tuple[int, ...]
     hosted: tuple[int, ...]
+    hosted_shares: tuple[float, ...]
     sizes: Sizes | None
     lost: tuple[str, ...]
     recompute_modules: tuple[str, ...] = ()
@@ -145,6 +149,15 @@ class Facts:
     bucket: OneSize | None = None
     units: Units | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
+
+    @property
+    def hosted_share(self) -> float:
+        """How much of the optimizer's state frameworks are told to put in host memory: the largest share of a stage.
+
+        Four digits, rounded down: a framework that takes parameters until a share is reached takes one more otherwise.
+        """
+        largest = max(self.hosted_shares, default=0.0)
+        return largest if largest in (0.0, 1.0) else max(1e-4, floor(largest * 1e4) / 1e4)
 
     @property
     def cp_kind(self) -> ContextKind | Literal[""]:
@@ -302,6 +315,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         recompute=tuple(tuple(_RERUN.get(flavour, flavour) for flavour in stage) for stage in flavours),
         offloaded=tuple(stage.count(Recompute.OFFLOAD) for stage in flavours),
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
+        hosted_shares=_hosted_shares(plan, folded),
         sizes=_sizes(plan, model),
         lost=tuple(lost),
         recompute_modules=modules,
@@ -309,6 +323,18 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         modules=_layer_modules(folded),
         cp_kinds=kinds,
     )
+
+
+def _hosted_shares(plan: Plan, folded: Folded) -> tuple[float, ...]:
+    """Return which share of the optimizer's state lies in host memory, of each stage that has any there."""
+    sizes, found = moment_elements(folded), list[float]()
+    for stage in plan.stages:
+        if stage.offload:
+            each = [sizes[kind] for kind in folded.chain[slice(*stage.blocks)]]
+            total = fsum(each)
+            away = fsum(size for size, is_away in zip(each, stage.hosted, strict=True) if is_away)
+            found.append(away / total if total else 1.0)
+    return tuple(found)
 
 
 def _selective(plan: Plan, folded: Folded) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -386,7 +412,24 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
             lost.append(f"context parallelism differs by layer ({told} over axis {own.axis.name!r})")
         if own.context is not None:
             found[own.context] = None
+    limited = _limited_rings(plan, folded)
+    if limited:
+        lost.append(
+            f"attention with windows, chunks or sinks in rings ({limited} layers): Transformer Engine passes keys and "
+            "values round for full attention only"
+        )
     return tuple(found)
+
+
+def _limited_rings(plan: Plan, folded: Folded) -> int:
+    """Return how many attention ops of the forward pass run in rings though windows, chunks or sinks limit them."""
+    count = 0
+    for block in plan.blocks:
+        for op, placed in zip(folded.kinds[block.kind].ops, block.ops, strict=True):
+            if op.phase is Phase.FORWARD and placed.local is not None and placed.local.kind in RINGS:
+                is_limited = "Sink" in op.kind or any(op.attr(name, 0) for name in ("window", "chunk"))
+                count += is_limited * len(block.instances)
+    return count
 
 
 def _order(used: Sequence[AxisRole]) -> list[str]:

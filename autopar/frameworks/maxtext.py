@@ -178,6 +178,8 @@ def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
         return {}
     if len(facts.hosted) < len(facts.plan.stages):
         lost.append("which stages offload the optimizer: MaxText does on all of them")
+    if facts.hosted_share < 1:
+        lost.append("a share of the optimizer's state in host memory: MaxText puts all of it there")
     return {"optimizer_memory_host_offload": True}
 
 

@@ -253,8 +253,14 @@ def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         if not facts.zero:
             yield "--use-distributed-optimizer", True
         yield "--optimizer-cpu-offload", True
+        if facts.hosted_share < 1:
+            yield "--optimizer-offload-fraction", facts.hosted_share
         yield "--use-precision-aware-optimizer", True
         lost.append(ON_CPU)
+        if len(set(facts.hosted_shares)) > 1:
+            lost.append(
+                "other shares of the optimizer's state in host memory by stage: the largest is exported for all"
+            )
         if len(facts.hosted) < len(facts.plan.stages):
             lost.append("which stages offload the optimizer: Megatron-LM does on all of them")
 

@@ -289,11 +289,13 @@ def _offload(arguments: Taken) -> str:
     arguments.flag("--use-precision-aware-optimizer")
     if fraction is not None:
         arguments.text("--optimizer-offload-fraction")
-        if not isinstance(fraction, str) or _number(fraction) != 1.0:
+        share = _number(fraction) if isinstance(fraction, str) else None
+        if share is None or not 0 < share <= 1:
             raise ExportError(
-                f"--optimizer-offload-fraction {fraction}: all of the optimizer's state or none can be predicted",
-                hint="write 1.0, or leave --optimizer-cpu-offload out",
+                f"--optimizer-offload-fraction {fraction}",
+                hint="write a share above 0 and up to 1, or leave --optimizer-cpu-offload out",
             )
+        return "optimizer" if share == 1 else f"optimizer={share}"
     return "optimizer"
 
 

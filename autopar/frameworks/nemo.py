@@ -81,6 +81,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "--recompute-modules": ("model.recompute_modules",),
     "--cpu-offloading-num-layers": ("model.cpu_offloading_num_layers",),
     "--optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload",),
+    "--optimizer-offload-fraction": ("optimizer.optimizer_offload_fraction",),
     "--use-precision-aware-optimizer": ("optimizer.use_precision_aware_optimizer",),
     "--micro-batch-size": ("train.micro_batch_size",),
     "--global-batch-size": ("train.global_batch_size",),

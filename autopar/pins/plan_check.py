@@ -95,14 +95,15 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
         first, last = item.blocks or (0, plan.stages[-1].blocks[1] - 1)
         free = "none" in item.what
         for stage in plan.stages:
-            for block, flavour in enumerate(stage.flavours, stage.blocks[0]):
+            places = zip(stage.flavours, stage.hosted, strict=True)
+            for block, (flavour, lies) in enumerate(places, stage.blocks[0]):
                 if not first <= block <= last:
                     continue
                 away, wanted = flavour is Recompute.OFFLOAD, Hosted.ACTIVATIONS in item.what
                 must = wanted and not free and (item.blocks is not None or block in own_layers)
                 if (away and not wanted) or (must and not away):
                     yield f"block {block} keeps its activations {'in host memory' if away else 'on the device'}"
-                lies, wanted = bool(stage.offload), Hosted.OPTIMIZER in item.what
+                wanted = Hosted.OPTIMIZER in item.what
                 if lies != wanted and not (free and wanted):
                     yield f"the optimizer of block {block} lies {'in host memory' if lies else 'on the device'}"
 
@@ -128,19 +129,19 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
         yield f"a stage begins at block {block}"
     kept = [str(flavour) for stage in plan.stages for flavour in stage.flavours]
     own_layers = set(layers(folded))
-    stages = [stage for stage in plan.stages for _ in range(*stage.blocks)]
+    hosted = [away for stage in plan.stages for away in stage.hosted]
     for item in forbid.recompute:
         for block, flavour in enumerate(kept):
             inside = block in own_layers if item.blocks is None else item.blocks[0] <= block <= item.blocks[1]
             if inside and flavour in item.flavours:
                 yield f"block {block} recomputes {flavour}"
     for own in forbid.offload:
-        for block, stage in enumerate(stages):
+        for block, away in enumerate(hosted):
             if own.blocks is None or own.blocks[0] <= block <= own.blocks[1]:
                 if Hosted.ACTIVATIONS in own.what and kept[block] == Recompute.OFFLOAD:
                     yield f"block {block} keeps its activations in host memory"
-                if stage.offload in own.what:
-                    yield f"the {stage.offload} of block {block} lies in host memory"
+                if away and Hosted.OPTIMIZER in own.what:
+                    yield f"the optimizer of block {block} lies in host memory"
     if forbid.zero:
         for name, axis, levels in levels_of(plan, folded):
             if levels <= set(forbid.zero):

@@ -59,8 +59,8 @@ def _offload(plan: Plan) -> tuple[BlockOffload, ...]:
     """Return what lies in host memory: nothing, or by runs of blocks."""
     runs: list[tuple[tuple[str, ...], int, int]] = []
     for stage in plan.stages:
-        for block, flavour in enumerate(stage.flavours, stage.blocks[0]):
-            named = [str(Hosted.ACTIVATIONS)] * (flavour is Flavour.OFFLOAD) + [stage.offload] * bool(stage.offload)
+        for block, (flavour, away) in enumerate(zip(stage.flavours, stage.hosted, strict=True), stage.blocks[0]):
+            named = [str(Hosted.ACTIVATIONS)] * (flavour is Flavour.OFFLOAD) + [str(Hosted.OPTIMIZER)] * away
             what = tuple(named) or ("none",)
             first = runs.pop()[1] if runs and runs[-1][0] == what else block
             runs.append((what, first, block))

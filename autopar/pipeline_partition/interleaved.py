@@ -3,10 +3,10 @@
 Candidate cuts minimise the slowest stage, minimise the sum over chunks of the slowest stage, or place the larger stages
 in one run (`waves.py`); they ignore memory. For each cut, every group of devices chooses the recompute of its stages: a
 Lagrangian price per byte, found by bisection, and greedy refinement stage by stage (`interleaved_kernel.py`). The
-optimizer state of all stages of a group moves to host memory where that is faster. The step time is the longest path
-through the schedule's tasks (`formulate/scheduled_step.py`), the memory of a group its fullest moment. The fastest cut
-is taken, and may be improved by moving blocks between stages (local search). Schedules: interleaved 1F1B (Narayanan et
-al. 2021), zero bubble (Qi et al. 2023).
+optimizer state of the first blocks of a group moves to host memory where that is faster. The step time is the longest
+path through the schedule's tasks (`formulate/scheduled_step.py`), the memory of a group its fullest moment. The fastest
+cut is taken, and may be improved by moving blocks between stages (local search). Schedules: interleaved 1F1B (Narayanan
+et al. 2021), zero bubble (Qi et al. 2023).
 """
 
 import math
@@ -21,13 +21,14 @@ import numpy as np
 from autopar.cost.overlap import state_buffers
 from autopar.formulate.block_memory import ChainBytes, FloatArray
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.hosted_state import HostedState, needed_state
 from autopar.formulate.scheduled_step import StageWork, scheduled_step, works_of
 from autopar.formulate.step_time import Hop, Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, windows
 from autopar.pipeline_partition.p2p import StageTransfers, hop_seconds
 from autopar.pipeline_partition.recompute_pareto import RecomputeMixtures, mixtures
-from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
+from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, symbols_for
 from autopar.pipeline_partition.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
@@ -44,6 +45,9 @@ RUNS = 3
 
 FEWEST_RUNS, MOST_RUNS, RUN_TASKS = 8, 48, 1_000_000
 """Least and most run positions compared, and the total number of tasks that may be scheduled for the comparison."""
+
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a group's optimizer state of which mixtures are chosen with no more in host memory."""
 
 MOST_SHIFTS, PATIENCE = 400, 80
 """Most cuts tried in the local search, and consecutive failures after which it stops."""
@@ -71,10 +75,10 @@ def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: Hop) -> StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _StageChoice:
-    """Choice of a stage: recompute flavours of its blocks, and whether its optimizer state is in host memory."""
+    """Choice of a stage: recompute flavours of its blocks, and whose optimizer state is in host memory."""
 
     flavours: tuple[Recompute, ...]
-    away: bool
+    away: tuple[bool, ...]
 
 
 class RecomputeChooser:
@@ -184,7 +188,7 @@ class RecomputeChooser:
             constraints,
             pipeline.num_chunks,
         )
-        self._here, self._there = may_lie(self._windows, constraints)
+        self._places = HostedState.of(memory, constraints, self._totals)
         self._stages: dict[int, _Stage] = {}
         self._chosen: dict[tuple[int, ...], tuple[list[_StageChoice], ...]] = {}
         self._works: dict[tuple[int, _StageChoice], StageWork] = {}
@@ -221,13 +225,13 @@ class RecomputeChooser:
                 return None
         every = [found[stage] for stage in range(len(ranges))]
         recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
-        split = Split(ranges, recompute, offload if any(offload) else ())
+        split = Split(ranges, recompute, offload if any(map(any, offload)) else ())
         return split, _time([work for _, work in every], self._pipeline, hop_seconds(split, self._hop))
 
     def _stage(self, window: int) -> "_Stage":
         if window not in self._stages:
             start, stop = int(self._windows.start[window]), int(self._windows.stop[window])
-            self._stages[window] = _Stage.of(self._mixed, self._memory, start, stop, window)
+            self._stages[window] = _Stage.of(self._mixed, self._memory, self._places, start, stop, window)
         return self._stages[window]
 
     def _work(self, window: int, blocks: tuple[int, int], what: _StageChoice) -> StageWork:
@@ -244,36 +248,26 @@ class RecomputeChooser:
         pipeline = self._pipeline
         rows = moments(self._schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
         own = [self._stage(window) for window in each]
-        ways = (
-            tuple(not self._here[window] for window in each),
-            tuple(bool(self._there[window]) for window in each),
-            self._hosted_states(each),
-        )
-        best: dict[int, tuple[float, list[int], tuple[bool, ...]]] = {}
-        for hosted in dict.fromkeys(ways):
-            copies = sum(stage.copying for stage, away in zip(own, hosted, strict=True) if away)
-            for number, taken in enumerate(_fastest_mixtures(own, rows, self._limit, self._memory.host_room, hosted)):
+        limit, room = self._limit, self._memory.host_room
+        best: dict[int, tuple[float, list[int], tuple[int, ...]]] = {}
+        for most in dict.fromkeys(_first_blocks(own, share, room) for share in _SHARES):
+            for number, taken in enumerate(_fastest_mixtures(own, rows, limit, room, most)):
+                hosted = _least_hosted(own, rows, limit, taken, most)
                 again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
+                copies = sum(float(stage.copying[count]) for stage, count in zip(own, hosted, strict=True))
                 added = pipeline.num_microbatches * again + copies
                 if number not in best or added < best[number][0]:
                     best[number] = added, taken, hosted
         return tuple(
             [
-                _StageChoice(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
-                for stage, mixture, away in zip(own, taken, hosted, strict=True)
+                _StageChoice(
+                    self._mixed.flavours(stage.window, int(stage.numbers[mixture])),
+                    self._places.away(stage.start, stage.start + len(stage.states) - 1, stage.start + count),
+                )
+                for stage, mixture, count in zip(own, taken, hosted, strict=True)
             ]
             for _, taken, hosted in best.values()
         )
-
-    def _hosted_states(self, each: tuple[int, ...]) -> tuple[bool, ...]:
-        """Return which stages put their optimizer state into host memory, greedily, if it has no room for all."""
-        room, away = self._memory.host_room, list[bool]()
-        for window in each:
-            state = self._stage(window).state
-            is_away = not self._here[window] or (bool(self._there[window]) and state <= room)
-            room -= state if is_away else 0.0
-            away.append(is_away)
-        return tuple(away)
 
 
 def _rounded_up(longest: int) -> int:
@@ -335,10 +329,13 @@ def _runs(
 class _Stage:
     """A stage with its feasible mixtures: (mixtures,) arrays, and bytes that do not depend on the mixture.
 
-    The columns of `sizes`, (mixtures, 5), are those of `moments`.
+    The columns of `sizes`, (mixtures, 5), are those of `moments`. `states` and `copying`, (blocks + 1,), are the bytes
+    of optimizer state in host memory, and what copies of it add to the update, by how many of the first blocks have
+    theirs there.
     """
 
     window: int
+    start: int
     numbers: IntArray
     sizes: FloatArray
     again: FloatArray
@@ -349,17 +346,21 @@ class _Stage:
     reducing: float
     received: float
     update: float
-    state: float
-    copying: float
+    states: FloatArray
+    copying: FloatArray
 
     @classmethod
-    def of(cls, mixed: RecomputeMixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
+    def of(
+        cls, mixed: RecomputeMixtures, memory: ChainBytes, places: HostedState, start: int, stop: int, window: int
+    ) -> "_Stage":
         late, weight = memory.deferred_bytes(start, stop)
         numbers, fixed = np.flatnonzero(np.isfinite(mixed.running[window])), mixed.fixed
         kept, running = mixed.kept[window, numbers], mixed.running[window, numbers]
         every = np.ones(len(numbers))
+        ends = np.array(start), np.array(stop), np.arange(start, stop + 1)
         return cls(
             window=window,
+            start=start,
             numbers=numbers,
             sizes=np.stack([kept, late * every, running, running, weight * every], axis=1),
             again=mixed.again[window, numbers],
@@ -370,13 +371,66 @@ class _Stage:
             reducing=float(fixed.reducing[window]),
             received=float(fixed.received[window]),
             update=float(fixed.update[window]),
-            state=float(fixed.state[window]),
-            copying=float(mixed.copying[window]),
+            states=places.bytes(*ends),
+            copying=places.seconds(*ends),
         )
 
 
+def _first_blocks(stages: Sequence[_Stage], share: float, room: float) -> tuple[int, ...]:
+    """Return of how many first blocks of each stage the state is in host memory: a share of all, as there is room.
+
+    Stages are filled in their order; a stage whose state must be there has it there, whatever the share.
+    """
+    wanted = share * sum(float(stage.states[-1]) for stage in stages)
+    bytes_left = min(wanted, room) - sum(float(stage.states[0]) for stage in stages)
+    found = []
+    for stage in stages:
+        added = stage.states - stage.states[0]
+        count = int(np.searchsorted(added, max(bytes_left, 0.0) * (1 + ROUNDING), side="right")) - 1
+        bytes_left -= float(added[count])
+        found.append(int(np.searchsorted(added, added[count], side="left")))
+    return tuple(found)
+
+
+def _least_hosted(
+    stages: Sequence[_Stage], rows: FloatArray, limit: float, taken: Sequence[int], most: Sequence[int]
+) -> tuple[int, ...]:
+    """Return of how many first blocks of each stage the state has to be in host memory for mixtures to fit.
+
+    Args:
+        stages: The stages of the group.
+        rows: As of `_fastest_mixtures`.
+        limit: Bytes per device.
+        taken: Mixture of each stage.
+        most: How many have it there at most; with these they fit.
+    """
+    if not any(most):
+        return tuple(most)
+    counts = rows.reshape(len(rows), len(stages), 5)
+    sizes = np.array([stage.sizes[mixture] for stage, mixture in zip(stages, taken, strict=True)])
+    transit = max(float(stage.transit[mixture]) for stage, mixture in zip(stages, taken, strict=True))
+    passes = float((counts * sizes).sum(axis=(1, 2)).max()) + transit + _beside(stages)
+    resident = sum(stage.resident for stage in stages)
+    update = max(stage.update for stage in stages)
+    needed = float(needed_state(np.array(resident), np.array(passes), np.array(update), limit)) * (1 + ROUNDING)
+    needed -= sum(float(stage.states[0]) for stage in stages)
+    found = []
+    for stage, count in zip(stages, most, strict=True):
+        added = stage.states - stage.states[0]
+        least = min(count, int(np.searchsorted(added, max(needed, 0.0), side="left")))
+        needed -= float(added[least])
+        found.append(least)
+    return tuple(found)
+
+
+def _beside(stages: Sequence[_Stage]) -> float:
+    """Return the bytes of communication buffers of a group of stages while passes run."""
+    beside = max(stage.gathered for stage in stages) + max(stage.reducing for stage in stages)
+    return beside + sum(stage.received for stage in stages)
+
+
 def _fastest_mixtures(
-    stages: Sequence[_Stage], rows: FloatArray, limit: float, host_room: float, offload: Sequence[bool]
+    stages: Sequence[_Stage], rows: FloatArray, limit: float, host_room: float, hosted: Sequence[int]
 ) -> tuple[list[int], ...]:
     """Return mixtures of a group's stages that fit together with little recompute, in two ways; empty if none fit.
 
@@ -385,7 +439,7 @@ def _fastest_mixtures(
         rows: (moments, 5 stages) number of each kind of bytes held while tasks run, see `moments`.
         limit: Bytes per device.
         host_room: Bytes of host memory per device.
-        offload: Which stages keep their optimizer state in host memory.
+        hosted: Of how many first blocks of each stage the optimizer state is in host memory.
     """
     from autopar.pipeline_partition.interleaved_kernel import (
         fastest_together,  # imported late: loads the compiler
@@ -394,10 +448,8 @@ def _fastest_mixtures(
     if not all(len(stage.numbers) for stage in stages):
         return ()
     counts = rows.reshape(len(rows), len(stages), 5)
-    states = [stage.state if away else 0.0 for stage, away in zip(stages, offload, strict=True)]
-    fixed = sum(stage.resident for stage in stages) - sum(states)
-    beside = max(stage.gathered for stage in stages) + max(stage.reducing for stage in stages)
-    beside += sum(stage.received for stage in stages)
+    states = [float(stage.states[count]) for stage, count in zip(stages, hosted, strict=True)]
+    fixed, beside = sum(stage.resident for stage in stages) - sum(states), _beside(stages)
     update = max(stage.update + float(state_buffers(state)) for stage, state in zip(stages, states, strict=True))
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
     if fixed + update > limit:

@@ -78,7 +78,6 @@ class RecomputeMixtures:
         seconds: t_s of `autopar.formulate.step_time`; infinity where there is no mixture.
         tails: tail_s.
         slow: slow_s.
-        copying: (windows,) increase of tail_s with the optimizer state in host memory.
         again: Seconds of recompute, and of waiting for copies from and to the host.
         kept: Bytes that one microbatch leaves behind.
         running: Fullest moment of a forward or a backward, other microbatches not counted.
@@ -91,7 +90,6 @@ class RecomputeMixtures:
     seconds: FloatArray
     tails: FloatArray
     slow: FloatArray
-    copying: FloatArray
     again: FloatArray
     kept: FloatArray
     running: FloatArray
@@ -105,26 +103,37 @@ class RecomputeMixtures:
     _flavour: IntArray
 
     @property
+    def first_blocks(self) -> IntArray:
+        """(windows,) first block of the first range of each window."""
+        return self._windows.start
+
+    @property
     def lengths(self) -> IntArray:
         """(windows,) number of blocks."""
         return self._windows.stop - self._windows.start
 
-    def peaks(self, in_flight: int, *, offload: bool = False) -> FloatArray:
+    def passes(self, in_flight: int) -> FloatArray:
+        """Return the bytes of each mixture beside resident ones while passes run.
+
+        Args:
+            in_flight: Microbatches in flight, including the running one.
+        """
+        passes = (in_flight - 1) * self.kept + self.running + self.transit
+        return np.asarray(passes + self.fixed.beside[:, None])
+
+    def peaks(self, in_flight: int, hosted: FloatArray | float = 0.0) -> FloatArray:
         """Return the peak bytes of each mixture.
 
         Args:
             in_flight: Microbatches in flight, including the running one.
-            offload: Whether the optimizer state is in host memory.
+            hosted: Bytes of optimizer state in host memory, of all mixtures or (windows, mixtures).
         """
-        state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
-        passes = (in_flight - 1) * self.kept + self.running + self.transit + self.fixed.beside[:, None]
-        update = self.fixed.update + state_buffers(state)
-        return np.asarray((self.fixed.resident - state)[:, None] + np.maximum(passes, update[:, None]))
+        update = self.fixed.update[:, None] + state_buffers(np.asarray(hosted, dtype=np.float64))
+        return np.asarray(self.fixed.resident[:, None] - hosted + np.maximum(self.passes(in_flight), update))
 
-    def host_bytes(self, in_flight: int, *, offload: bool = False) -> FloatArray:
+    def host_bytes(self, in_flight: int, hosted: FloatArray | float = 0.0) -> FloatArray:
         """Return the host memory bytes of each mixture; arguments as in `peaks`."""
-        state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
-        return np.asarray(state[:, None] + in_flight * self.hosted)
+        return np.asarray(hosted + in_flight * self.hosted)
 
     def flavours(self, window: int, mixture: int) -> tuple[Recompute, ...]:
         """Return the flavour of each block of a window."""
@@ -211,7 +220,6 @@ def mixtures(
         seconds=stage_seconds(passes, total, busiest, overlap),
         tails=left + overlap.share * sums.of(Slot.REDUCE)[:, None] + sums.of(Slot.UPDATE)[:, None],
         slow=slow_seconds(sums.of(Slot.REDUCE)[:, None], left, overlap),
-        copying=sums.of(Slot.STATE),
         again=rows[..., 0],
         kept=rows[..., 2],
         running=rows[..., 3],

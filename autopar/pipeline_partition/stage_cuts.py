@@ -20,6 +20,7 @@ import numpy as np
 
 from autopar.formulate.block_memory import ChainBytes, FloatArray
 from autopar.formulate.constraints import FREE, Constraints, Mask
+from autopar.formulate.hosted_state import HostedState, needed_state
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.balance import least_load
@@ -37,6 +38,9 @@ UNLIMITED = 1e300
 ROUNDING = 1e-9
 """Relative rounding error of sums of equal blocks."""
 
+MOST_OPTIONS = 8
+"""Options of a stage, evenly chosen among those between the fastest and the one that ends earliest."""
+
 
 def best_split(
     totals: FloatArray,
@@ -49,11 +53,12 @@ def best_split(
     """Return the split into stages with recompute and the least step time; None if none fits.
 
     A stage takes the fastest feasible mixture of flavours (`recompute_pareto.py`), or the one whose reductions end
-    earliest; with the optimizer state on the device or, where that admits more mixtures, in host memory. Among these
-    splits the optimum is exact if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops are equal at all
-    cuts and do not slow the pace, and forwards wait for no copies. Otherwise the search minimises a lower bound of the
-    step time, in which such a stage delays later stages only by its forward and the slowest stage sets the pace; the
-    split with the least true step time among those visited is returned.
+    earliest. Where optimizer state may lie in host memory, a mixture has no more of it there than it needs to fit
+    (`hosted_state.py`), and mixtures between these two are taken, too: they copy less. Among these splits the optimum
+    is exact if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops are equal at all cuts and do not
+    slow the pace, and forwards wait for no copies. Otherwise the search minimises a lower bound of the step time, in
+    which such a stage delays later stages only by its forward and the slowest stage sets the pace; the split with the
+    least true step time among those visited is returned.
 
     Args:
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
@@ -107,7 +112,7 @@ def _with_sorted_flavours(
     memory peak.
     """
     found = []
-    hosted = split.offload or (False,) * len(split.ranges)
+    hosted = split.away
     for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
         kinds = memory.chain[start:stop]
         of_kind = {
@@ -118,7 +123,7 @@ def _with_sorted_flavours(
         }
         ordered = tuple(of_kind[kind].pop(0) for kind in kinds)
         allowed = not constraints.keeps or all(map(operator.contains, constraints.keeps[start:stop], ordered))
-        peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, offload=hosted[stage])
+        peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, away=hosted[stage])
         found.append(ordered if allowed and peak <= limit else flavours)
     other = Split(split.ranges, tuple(found), split.offload)
     found_time = step_time(totals, memory.chain, pipeline, other, hop_seconds(other, hop))
@@ -169,8 +174,8 @@ def _longer_stage_bound(totals: FloatArray, chain: Sequence[int], pipeline: Pipe
 class FittingStages:
     """The feasible stages; (stages, windows, options) arrays.
 
-    Options 0 and 1 are the fastest feasible mixture and the one whose reductions end earliest, with the optimizer state
-    on the device; options 2 and 3 are these with the optimizer state in host memory, where that admits more mixtures.
+    Options 0 and 1 are the fastest feasible mixture and the one whose reductions end earliest. Where optimizer state
+    may lie in host memory, options are the mixtures that no other one beats in both, from the fastest on.
 
     Attributes:
         at: Windows of the ranges that may be stages, as in `Windows.at`.
@@ -179,6 +184,8 @@ class FittingStages:
         tails: tail_s.
         slow: slow_s.
         taken: Index of the mixture.
+        boundary: Block of the window's first range up to which optimizer state lies in host memory, where it may.
+        places: Where the optimizer state of blocks may lie.
         before: (blocks + 1,) forward seconds of the blocks before each.
         trains: Whether there are backward passes.
         grow: Whether longer ranges might fit.
@@ -190,6 +197,8 @@ class FittingStages:
     tails: FloatArray
     slow: FloatArray
     taken: IntArray
+    boundary: IntArray
+    places: HostedState
     before: FloatArray
     trains: bool
     grow: bool
@@ -206,59 +215,72 @@ def fitting_stages(
     """Return the feasible stages among the windows `found`; other arguments as in `best_split`."""
     flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
     mixed = mixtures(found, totals, memory, pipeline.overlap, limit, (min(flying), max(flying)), constraints)
-    ends = mixed.seconds + mixed.slow + mixed.tails
-    options = 4 if constraints.hosts_optimizer else 2
-    taken = np.zeros((pipeline.num_stages, len(found.start), options), dtype=np.int64)
-    fits = np.full(taken.shape, False)
-    here, there = may_lie(found, constraints)
+    places = HostedState.of(memory, constraints, totals)
+    options = MOST_OPTIONS if constraints.hosts_optimizer else 2
+    shape = pipeline.num_stages, len(found.start), options
+    taken, boundary = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    seconds, tails = np.full(shape, np.inf), np.zeros(shape)
+    every = np.arange(len(found.start))[:, None]
     for in_flight in sorted(set(flying)):
         rows = [stage for stage, count in enumerate(flying) if count == in_flight]
-        room = _feasible_mixtures(mixed, in_flight, limit, memory.host_room, offload=False) & here[:, None]
-        rooms = [room]
-        if options > 2:
-            more = _feasible_mixtures(mixed, in_flight, limit, memory.host_room, offload=True) & there[:, None]
-            gains = np.asarray((more & ~room).any(axis=1))  # else the device has room for all, and is faster
-            rooms.append(more & gains[:, None])
-        for number, fitting in enumerate(rooms):
-            taken[rows, :, 2 * number] = np.where(fitting, mixed.seconds, np.inf).argmin(axis=1)
-            taken[rows, :, 2 * number + 1] = np.where(fitting, ends, np.inf).argmin(axis=1)
-            fits[rows, :, 2 * number : 2 * number + 2] = np.asarray(fitting.any(axis=1))[:, None]
-    used = 2 + 2 * bool(fits[..., 2:].any())
-    taken, fits = taken[..., :used], fits[..., :used]
-    each = np.arange(len(found.start))[None, :, None]
-    tails = mixed.tails[each, taken]
-    tails[..., 2:] += mixed.copying[None, :, None]
+        until, fits = _least_hosted(mixed, in_flight, limit, memory.host_room, places, found)
+        own = np.where(fits, mixed.seconds, np.inf)
+        tail = mixed.tails + places.seconds(found.start[:, None], found.stop[:, None], until)
+        ends = np.where(fits, mixed.seconds + mixed.slow + tail, np.inf)
+        if constraints.hosts_optimizer:
+            chosen, is_there = _unbeaten(own, ends, options)
+        else:
+            chosen, is_there = np.stack([own.argmin(axis=1), ends.argmin(axis=1)], axis=1), fits.any(axis=1)[:, None]
+        taken[rows], boundary[rows] = chosen, until[every, chosen]
+        seconds[rows], tails[rows] = np.where(is_there, own[every, chosen], np.inf), tail[every, chosen]
+    used = max(2, int(np.isfinite(seconds).any(axis=(0, 1)).sum()))
+    taken, boundary, seconds, tails = (each[..., :used] for each in (taken, boundary, seconds, tails))
     return FittingStages(
         at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
-        seconds=np.where(fits, mixed.seconds[each, taken], np.inf),
+        seconds=seconds,
         tails=tails,
-        slow=mixed.slow[each, taken],
+        slow=mixed.slow[every[None], taken],
         taken=taken,
+        boundary=boundary,
+        places=places,
         before=np.concatenate([[0.0], np.cumsum(totals[np.asarray(memory.chain), Slot.FORWARD])]),
         trains=bool(totals[:, Slot.BACKWARD].any()),
         grow=bool(mixed.grows[found.at[found.at[:, -1] >= 0, -1]].any()),
     )
 
 
-def _feasible_mixtures(
-    mixed: RecomputeMixtures, in_flight: int, limit: float, host_room: float, *, offload: bool
-) -> Mask:
-    """Return which mixtures of windows fit on the device and in its share of host memory."""
-    fits = mixed.peaks(in_flight, offload=offload) <= limit
-    return np.asarray(fits & (mixed.host_bytes(in_flight, offload=offload) <= host_room))
+def _least_hosted(
+    mixed: RecomputeMixtures, in_flight: int, limit: float, host_room: float, places: HostedState, found: Windows
+) -> tuple[IntArray, Mask]:
+    """Return the least boundary of hosted optimizer state with which each mixture fits, and whether it fits with it."""
+    start, stop = found.start[:, None], found.stop[:, None]
+    needed = needed_state(mixed.fixed.resident[:, None], mixed.passes(in_flight), mixed.fixed.update[:, None], limit)
+    boundary = np.minimum(places.least(start, stop, needed), stop)
+    hosted = places.bytes(start, stop, boundary)
+    fits = mixed.peaks(in_flight, hosted) <= limit
+    return boundary, np.asarray(fits & (mixed.host_bytes(in_flight, hosted) <= host_room))
 
 
-def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
-    """Return per window whether the optimizer state may be on the device, and whether in host memory."""
-    if not constraints.states:
-        every = np.ones(len(found.start), dtype=bool)
-        return every, every & constraints.hosts_optimizer
-    places = list(zip(found.start.tolist(), found.stop.tolist(), strict=True))
-    here, there = (
-        np.array([constraints.allows_state(*place, on_host=away) for place in places]) for away in (False, True)
+def _unbeaten(seconds: FloatArray, ends: FloatArray, most: int) -> tuple[IntArray, Mask]:
+    """Return the columns of each row that no other one beats in both numbers, fastest first, and which are there.
+
+    Args:
+        seconds: (rows, columns) seconds; infinity where there is nothing.
+        ends: The other number, likewise.
+        most: Columns returned; of more, evenly chosen ones, the first and the last among them.
+    """
+    order = np.lexsort((ends, seconds), axis=1)
+    ordered = np.take_along_axis(ends, order, axis=1)
+    before = np.minimum.accumulate(
+        np.concatenate([np.full((len(ordered), 1), np.inf), ordered[:, :-1]], axis=1), axis=1
     )
-    return here, there
+    keep = ordered < before
+    front = np.take_along_axis(order, np.argsort(~keep, axis=1, kind="stable"), axis=1)
+    count = keep.sum(axis=1)[:, None]
+    numbers = np.arange(most)[None, :]
+    spread = np.where(count > most, np.rint(numbers * (count - 1) / (most - 1)).astype(np.int64), numbers)
+    return np.take_along_axis(front, np.minimum(spread, front.shape[1] - 1), axis=1), numbers < count
 
 
 def _best_cut(
@@ -320,9 +342,10 @@ def _split_of(stages: FittingStages, stops: IntArray, options: IntArray) -> Spli
         window = int(stages.at[start, stop - start - 1])
         ranges.append((start, stop))
         recompute.append(stages.mixtures.flavours(window, int(stages.taken[stage, window, option])))
-        offload.append(option >= 2)
+        beyond = int(stages.boundary[stage, window, option]) - stages.mixtures.first_blocks[window]
+        offload.append(stages.places.away(start, stop, start + beyond))
         start = stop
-    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(offload) else ())
+    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(map(any, offload)) else ())
 
 
 def _distinct(values: FloatArray) -> FloatArray:

@@ -13,12 +13,11 @@ from autopar.plan.job_info import DimSize, Job, ModelInfo
 from autopar.plan.laws import check_variants
 from autopar.plan.records import PLAN_VERSION, Plan
 from autopar.plan.search_report import HistoryPoint, PhaseTime, Rival, SearchReport
-from autopar.plan.stages import OFFLOADS, AxisUse, StagePlan, Variant
+from autopar.plan.stages import AxisUse, StagePlan, Variant
 from autopar.plan.step_results import PartTimes, Remark, Simulated, StageMemory
 from autopar.plan.texts import Exported, Text
 
 __all__ = [
-    "OFFLOADS",
     "PLAN_VERSION",
     "AxisUse",
     "BlockPlan",

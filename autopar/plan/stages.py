@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 
 from autopar.plan.block_placements import BlockPlan
-from autopar.recompute import Recompute, parse_recompute
+from autopar.recompute import Recompute, parse_hosted, parse_recompute
 from autopar.sharding import Axis, Mesh
-
-OFFLOADS = ("", "optimizer")
-"""What a stage can keep in host memory between steps, by `StagePlan.offload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,8 @@ class StagePlan:
         variant: Which mesh and placements it has: 0 for `Plan.mesh` and `Plan.blocks`, i > 0 for
             `Plan.variants[i - 1]`.
         offload: What lies in host memory between steps: "" for nothing, "optimizer" for the state of the optimizer
-            (moments and master copies), which passes over the host link in the update.
+            (moments and master copies) of all its blocks, which passes over the host link in the update; or runs of
+            blocks, "optimizer*4 none*2".
     """
 
     blocks: tuple[int, int]
@@ -42,6 +40,15 @@ class StagePlan:
             PlanError: If `recompute` does not say.
         """
         return parse_recompute(self.recompute, self.blocks[1] - self.blocks[0])
+
+    @property
+    def hosted(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each of its blocks lies in host memory.
+
+        Raises:
+            PlanError: If `offload` does not say.
+        """
+        return parse_hosted(self.offload, self.blocks[1] - self.blocks[0])
 
 
 @dataclass(frozen=True, slots=True)

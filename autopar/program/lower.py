@@ -11,7 +11,7 @@ from autopar.folding.block_interface import HandOver, hand_overs, instance_names
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes
 from autopar.fusion_plan import OpGroup
-from autopar.plan import OFFLOADS, BlockPlan, Plan, StagePlan, Variant, check_variants
+from autopar.plan import BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
 from autopar.program.buckets import with_buckets
 from autopar.program.crossings import find_crossings
@@ -79,10 +79,12 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     stages, shared = [], copies([lowered[kind] for kind in chain], folded) if len(chain) == len(folded.chain) else []
     for index, stage in enumerate(plan.stages):
         kinds = tuple(program_kind(folded, stage.variant, kind) for kind in _kinds(stage, folded))
-        totals: dict[Category, float] = {}
-        for kind in kinds:
+        totals, hosted = dict[Category, float](), dict[Category, float]()
+        away = stage.hosted
+        for kind, is_away in zip(kinds, away, strict=True):
             for category, amount in lowered[kind].resident.items():
-                totals[category] = totals.get(category, 0.0) + amount
+                there = hosted if is_away and category is Category.OPTIMIZER else totals
+                there[category] = there.get(category, 0.0) + amount
         here = [other for other in plan.stages if other.devices == stage.devices]
         for copy in shared:
             owned = any(copy.owner in range(*other.blocks) for other in here)
@@ -91,13 +93,24 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + size
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
-        hosted = {Category.OPTIMIZER: totals.pop(Category.OPTIMIZER, 0.0)} if stage.offload else {}
+        if any(away):
+            hosted.setdefault(Category.OPTIMIZER, 0.0)
         resident, elsewhere = (
             tuple(Resident(category, amount) for category, amount in found.items()) for found in (totals, hosted)
         )
         mesh = plan.variant_of(stage).device_mesh
         stages.append(
-            StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant, elsewhere)
+            StageProgram(
+                index,
+                stage.devices,
+                mesh,
+                kinds,
+                flavours[index],
+                resident,
+                stage.variant,
+                elsewhere,
+                away if len(set(away)) > 1 else (),
+            )
         )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
     program = with_buckets(program, plan.fusion)
@@ -119,18 +132,15 @@ def _wanted(plan: Plan, flavours: Sequence[Sequence[Recompute]], folded: Folded)
     found: dict[SegmentPhase, set[int]] = {phase: set() for phase in (SegmentPhase.AGAIN, *HOST_PHASES)}
     for index, (stage, each) in enumerate(zip(plan.stages, flavours, strict=True)):
         kinds = (program_kind(folded, stage.variant, kind) for kind in _kinds(stage, folded))
-        if stage.offload not in OFFLOADS:
-            known = ", ".join(filter(None, OFFLOADS))
-            raise PlanError(f"stage {index} offloads {stage.offload!r}", hint=f"what can lie in host memory: {known}")
         if not trains and (stage.offload or Recompute.OFFLOAD in each):
             raise PlanError(f"stage {index} offloads, but nothing is trained", hint="offload nothing")
-        for kind, flavour in zip(kinds, each, strict=False):
+        for kind, flavour, is_away in zip(kinds, each, stage.hosted, strict=False):
             if flavour is Recompute.SELECTIVE:
                 found[SegmentPhase.AGAIN].add(kind)
             elif flavour is Recompute.OFFLOAD:
                 found[SegmentPhase.OFFLOAD].add(kind)
                 found[SegmentPhase.FETCH].add(kind)
-            if stage.offload:
+            if is_away:
                 found[SegmentPhase.STATE_FETCH].add(kind)
                 found[SegmentPhase.STATE_OFFLOAD].add(kind)
     return {phase: frozenset(kinds) for phase, kinds in found.items()}

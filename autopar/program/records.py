@@ -22,6 +22,7 @@ from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.rings import transfer_bytes
+from autopar.errors import ProgramError
 from autopar.fusion_plan import BucketCuts
 from autopar.ir.graph import Op, Phase
 from autopar.ir.rings import RINGS
@@ -139,6 +140,13 @@ class Compute:
         if self.op.kind not in RINGS or self.start is None:
             return None
         return self.start.axes[0]
+
+    @property
+    def ring_steps(self) -> int:
+        """How many blocks a device of such a ring computes on, its own included; 1 if it runs alone."""
+        if self.ring is None or self.start is None:
+            return 1
+        return RINGS[self.op.kind].steps(self.op.attrs, self.start.rows, self.ring.size)
 
     @property
     def passed_bytes(self) -> float:
@@ -478,6 +486,7 @@ class StageProgram:
         variant: Which mesh and placements of the plan it has.
         hosted: Persistent bytes per device that lie in host memory, likewise: the optimizer's state, which is fetched
             for the update of each block; nothing if the stage offloads none.
+        away: Whether the state of each of its blocks lies there; empty if that of all does, or of none.
         buckets: Where its gradients are cut into buckets; those that are not named share them by the uniform rule.
     """
 
@@ -489,7 +498,21 @@ class StageProgram:
     resident: tuple[Resident, ...]
     variant: int = 0
     hosted: tuple[Resident, ...] = ()
+    away: tuple[bool, ...] = ()
     buckets: tuple[BucketCuts, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.away and (len(self.away) != len(self.blocks) or len(set(self.away)) < 2 or not self.hosted):
+            raise ProgramError(
+                f"stage {self.index} of {len(self.blocks)} blocks: the state of {sum(self.away)} of {len(self.away)} "
+                f"lies in host memory, {'' if self.hosted else 'without a size'}",
+                hint="name some of its blocks, but not all, and how many bytes they have there",
+            )
+
+    @property
+    def hosted_blocks(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each block lies in host memory."""
+        return self.away or (bool(self.hosted),) * len(self.blocks)
 
     @property
     def num_devices(self) -> int:
@@ -620,6 +643,11 @@ class Program:
             for crossing in self.crossings
             if crossing.phase is not SegmentPhase.UPDATE
         }
+
+    @property
+    def hosted_blocks(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each block of the chain lies in host memory."""
+        return tuple(away for stage in self.stages for away in stage.hosted_blocks)
 
     def blocks(self) -> Iterable[tuple[StageProgram, int]]:
         """Yield (stage, kind) of every block, in order of the chain."""

@@ -26,7 +26,8 @@ are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the co
 keeps for its gradient, `kernel=a` the first op of its kernel, `again=(b)` which ops that kernel runs besides their own.
 What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
-bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`. A line
+bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`, and in
+`hosted optimizer: 8192 blocks=(0, 1)` if it is that of the first two blocks only. A line
 `buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
 collective travel together, and the next five; without one gradients share buckets by the uniform rule.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
@@ -209,7 +210,9 @@ def format_program(program: Program) -> str:
             f"{f' variant={stage.variant}' if stage.variant else ''}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
-        lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}" for resident in stage.hosted)
+        away = [block for block, is_away in enumerate(stage.away) if is_away]
+        which = f" blocks={_list(away)}" if away else ""
+        lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}{which}" for resident in stage.hosted)
         lines.extend(f"  {_buckets(cuts)}" for cuts in stage.buckets)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
@@ -428,6 +431,7 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     resident: list[Resident] = []
     hosted: list[Resident] = []
     buckets: list[BucketCuts] = []
+    away: tuple[int, ...] = ()
     for line in lines:
         if line.accept("buckets"):
             buckets.append(_parse_buckets(line))
@@ -438,9 +442,14 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
         category = Category(line.match(_RESIDENT, "a category of memory that outlives a step"))
         line.expect(":")
         found.append(Resident(category, line.size()))
+        if found is hosted and line.accept("blocks="):
+            away = line.sequence(lambda own=line: own.integer(0))
+            if not 0 < len(away) < len(blocks) or max(away) >= len(blocks):
+                raise line.fail("some of the blocks of the stage, by position, but not all,")
         line.end()
+    each = tuple(block in away for block in range(len(blocks))) if away else ()
     return StageProgram(
-        index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted), tuple(buckets)
+        index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted), each, tuple(buckets)
     )
 
 

@@ -61,6 +61,11 @@ class Lowered:
         return list(self.program.blocks())
 
     @cached_property
+    def hosted_blocks(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each block of the chain lies in host memory."""
+        return self.program.hosted_blocks
+
+    @cached_property
     def names(self) -> tuple[Mapping[str, str], ...]:
         """Per block, the names of its values by their names in the representative of its kind."""
         return instance_names(self.folded)

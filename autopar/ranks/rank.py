@@ -254,7 +254,7 @@ class Rank:
 
     def _state_copies(self, block: int, phase: SegmentPhase) -> Iterator[tuple[HostCopy, Key]]:
         """Yield the copies of a block's optimizer state in a phase, if it lies in host memory, and what they copy."""
-        segment = self._lowered.segment(block, phase) if self._lowered.blocks[block][0].hosted else None
+        segment = self._lowered.segment(block, phase) if self._lowered.hosted_blocks[block] else None
         if segment is None:
             return
         tensors = self._lowered.tensors(block, segment)

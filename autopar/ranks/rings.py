@@ -1,7 +1,8 @@
 """Ops that ranks run together in a ring (`autopar.ir.rings`): a compiled step, and the blocks that go round.
 
 The passed inputs of the next step travel while a step runs. What is carried along with them follows once the step has
-added its term, and one time more after the last step, which brings it home.
+added its term, and one time more after the last step, which brings it home: to the next rank, whose own it is after a
+whole round, or back by as many ranks as it has come.
 """
 
 from collections.abc import Sequence
@@ -94,24 +95,25 @@ def run_ring(
     instruction, ring = compiled.instruction, RINGS[compiled.instruction.op.kind]
     assert instruction.start is not None, "a ring is told where blocks start"
     inputs = [values[operand.value] for operand in _inputs(instruction)]
-    own, size = group.index(communicator.rank), len(group)
+    own, size, steps = group.index(communicator.rank), len(group), instruction.ring_steps
     starts = [memory.load(np.array(rank * instruction.start.rows, np.int64)) for rank in range(size)]
     carried: list[Tensor] = []
     for each, model in zip(ring.passes, compiled.passes, strict=True):
         before, current = carried, list(inputs)
         shapes = [tuple(tensor.shape) for tensor in inputs]
         carried = [memory.filled(inputs[0], item.shape(shapes), item.initial) for item in each.carried]
-        for step in range(size):
-            block = (own - step) % size
-            passed = [current[index] for index in ring.passed] if step < size - 1 else []
-            arriving = _pass_on(passed, own, group, communicator, memory)
+        for step in range(steps):
+            block, is_last = (own - step) % size, step == steps - 1
+            passed = [] if is_last else [current[index] for index in ring.passed]
+            arriving = _pass_on(passed, 1, own, group, communicator, memory)
             given = {f"i{index}": tensor for index, tensor in enumerate((*current[: each.reads], *before, *carried))}
             made = engine.run(model, {**given, "start": starts[own], "block_start": starts[block]})
             carried = [made[port.name] for port in model.outputs]
             for index, tensor in zip(ring.passed, arriving.wait(), strict=False):
                 current[index] = tensor
             travelling = [slot for slot, item in enumerate(each.carried) if item.travels]
-            arrived = _pass_on([carried[slot] for slot in travelling], own, group, communicator, memory).wait()
+            ranks = 1 - steps if is_last else 1
+            arrived = _pass_on([carried[slot] for slot in travelling], ranks, own, group, communicator, memory).wait()
             for slot, tensor in zip(travelling, arrived, strict=True):
                 carried[slot] = tensor
     results = zip(instruction.outputs, carried[: ring.results], strict=True)
@@ -133,13 +135,13 @@ class _Arriving:
 
 
 def _pass_on(
-    tensors: Sequence[Tensor], own: int, group: Group, communicator: Communicator, memory: Memory
+    tensors: Sequence[Tensor], ranks: int, own: int, group: Group, communicator: Communicator, memory: Memory
 ) -> _Arriving:
-    """Send tensors to the next rank of a ring and receive as many from the previous one."""
-    if not tensors or len(group) == 1:
+    """Send tensors on by some ranks of a ring, and receive those that come from as far on the other side."""
+    if not tensors or ranks % len(group) == 0:
         return _Arriving(None, tuple(tensors))
     arriving = tuple(memory.blank(tensor, tuple(tensor.shape)) for tensor in tensors)
-    following, previous = group[(own + 1) % len(group)], group[own - 1]
+    following, previous = group[(own + ranks) % len(group)], group[(own - ranks) % len(group)]
     sends = [(memory.contiguous(tensor), following) for tensor in tensors]
     return _Arriving(communicator.swap(sends, [(tensor, previous) for tensor in arriving], group), arriving)
 

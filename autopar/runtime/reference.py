@@ -206,7 +206,7 @@ class _Step:
         self._segments = program.table()
         self._crossings = program.crossing_table()
         self._splits = SCHEDULES[program.schedule].splits
-        self._blocks = list(program.blocks())
+        self._blocks, self._is_hosted = list(program.blocks()), program.hosted_blocks
         self._names = instance_names(folded)
         self._ranges: list[range] = []
         for stage in program.stages:
@@ -293,7 +293,7 @@ class _Step:
 
     def update(self, block: int) -> None:
         """Update the parameters of a block; if the optimizer's state is in host memory, it comes and returns."""
-        hosted = self._blocks[block][0].hosted
+        hosted = self._is_hosted[block]
         if hosted:
             self._fetch_state(block)
         self.run_once(block, SegmentPhase.UPDATE)
@@ -543,7 +543,7 @@ class _Step:
             if stored != placements:
                 raise ProgramError(f"block {block} reads {tensor!r} at another placement than it was stored at")
             return blocks
-        if tensor in self._moments and self._blocks[block][0].hosted:
+        if tensor in self._moments and self._is_hosted[block]:
             raise ProgramError(f"block {block} reads {tensor!r}, which is in host memory: nothing has fetched it")
         if tensor in self._graph.inputs:
             return scatter(self._data[microbatch][tensor], placements, mesh)
@@ -649,7 +649,7 @@ class _Step:
             ]
             key = tuple(id(array) for inputs in blocks for array in inputs)
             if key not in known:
-                found = run_ring(RINGS[op.kind], blocks, [starts[rank] for rank in line], run)
+                found = run_ring(RINGS[op.kind], blocks, [starts[rank] for rank in line], run, compute.ring_steps)
                 assert found is not None, "the executor raises where a step cannot be run"
                 known[key] = found
             made.update(zip(line, known[key], strict=True))

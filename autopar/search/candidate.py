@@ -13,7 +13,7 @@ from autopar.formulate.step_time import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import Choice
-from autopar.recompute import Hosted, format_recompute
+from autopar.recompute import format_hosted, format_recompute
 from autopar.schedule import SCHEDULES
 
 
@@ -98,11 +98,9 @@ def draft_of(candidate: Candidate) -> Draft:
             blocks,
             (group * devices, (group + 1) * devices),
             format_recompute(recompute),
-            offload=str(Hosted.OPTIMIZER) if away else "",
+            offload=format_hosted(away),
         )
-        for group, blocks, recompute, away in zip(
-            groups, split.ranges, split.recompute, split.offload or (False,) * len(split.ranges), strict=True
-        )
+        for group, blocks, recompute, away in zip(groups, split.ranges, split.recompute, split.away, strict=True)
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)
     roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)

@@ -106,11 +106,11 @@ class ChoiceCosts:
 
     def peak(self, choice: Choice, split: Split) -> float:
         """Return the bytes of the fullest stage of a split, with its microbatches in flight."""
-        memory, away = self.bytes(choice, splits=False), split.offload or (False,) * len(split.ranges)
-        stages = zip(split.ranges, split.recompute, away, strict=True)
+        memory = self.bytes(choice, splits=False)
+        stages = zip(split.ranges, split.recompute, split.away, strict=True)
         return max(
-            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, offload=hosted)
-            for stage, (blocks, flavours, hosted) in enumerate(stages)
+            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, away=away)
+            for stage, (blocks, flavours, away) in enumerate(stages)
         )
 
     def hops(self, choice: Choice, pipeline: Pipeline) -> StageTransfers | float:

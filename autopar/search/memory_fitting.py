@@ -39,7 +39,7 @@ class MemoryFitting:
         if not state.pipeline.fills:
             return  # the memory of a stage is no multiple of its microbatches in flight
         self._fit_flavours(bound, cutoff, offload=False)
-        offloads = state.best is None or any(state.best.split.offload)
+        offloads = state.best is None or any(state.best.split.hosted)
         if offloads and state.search.constraints.hosts_optimizer:
             self._fit_flavours(bound, cutoff, offload=True)
 

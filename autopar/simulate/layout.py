@@ -400,8 +400,9 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                 launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
                 ring = instruction.ring
                 if ring is not None:  # what of its transfers does not run beside its own kernels
-                    transfers = rings.all_transfers(costs.exchange_seconds(instruction.passed_bytes, ring), ring)
-                    shown = float(rings.added_seconds(seconds, transfers, ring, costs.stack))
+                    steps, sent = instruction.ring_steps, costs.exchange_seconds(instruction.passed_bytes, ring)
+                    transfers = rings.all_transfers(sent, steps)
+                    shown = float(rings.added_seconds(seconds, transfers, steps, costs.stack))
                     hidden += transfers - shown
                     if shown:
                         name = f"ring[{ring.name}] {instruction.op.name}"

@@ -93,7 +93,7 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
                 hidden[f"{instruction.op.name}|kept"] = instruction.kept
                 makes.append((f"{instruction.op.name}|kept", instruction.kept))
             if instruction.ring is not None:
-                size = buffer_bytes(instruction.passed_bytes, instruction.ring)
+                size = buffer_bytes(instruction.passed_bytes, instruction.ring_steps)
                 makes.append((f"{instruction.op.name}|ring", size))
         elif isinstance(instruction, Collective) and instruction.overlaps:
             reducing.append(instruction.operand.bytes)

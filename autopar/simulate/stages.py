@@ -153,10 +153,10 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
             yield index, SegmentPhase.BACKWARD, backward
 
     def updates() -> Iterator[_Placed]:
-        for index, kind in chain:
+        for (index, kind), is_away in zip(chain, stage.hosted_blocks, strict=True):
             update = layouts.get((kind, SegmentPhase.UPDATE))
             back, out = (layouts.get((kind, phase)) for phase in _STATE)
-            if stage.hosted and update is not None and back is not None and out is not None:
+            if is_away and update is not None and back is not None and out is not None:
                 link = costs.cluster.known_host().both(out.host_link_seconds, back.host_link_seconds)
                 added = float(overlap.copied(link, update.seconds))
                 yield index, SegmentPhase.STATE_FETCH, beside(back, update.seconds, added, late=False)

@@ -8,13 +8,21 @@ from itertools import chain, product
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
-from autopar.errors import PlanError, TacticError
+from autopar.errors import JobError, PlanError, TacticError
 from autopar.folding.fold import Folded
 from autopar.folding.selective_recompute import selective_ops
 from autopar.formulate.step_time import Pipeline as Flow
-from autopar.plan import OFFLOADS, BlockPlan, Job, ModelInfo, Plan, StagePlan
+from autopar.plan import BlockPlan, Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
-from autopar.recompute import FLAVOURS, format_recompute, parse_recompute
+from autopar.recompute import (
+    FLAVOURS,
+    first_share,
+    format_hosted,
+    format_recompute,
+    parse_hosted,
+    parse_recompute,
+    parse_share,
+)
 from autopar.recompute import Recompute as Flavour
 from autopar.schedule import SCHEDULES, usual_schedule
 from autopar.sharding import Mesh
@@ -35,7 +43,7 @@ from autopar.tactics.records import (
     Tactic,
     ZeRO,
 )
-from autopar.tactics.stages import even_blocks, layers
+from autopar.tactics.stages import even_blocks, layers, moment_elements
 from autopar.tactics.state import State, Topology
 from autopar.tactics.tree import TreeSearch
 from autopar.tactics.write import Writer
@@ -276,6 +284,8 @@ class Draft:
             what = self._recompute.get(index, self._recompute[None])
             recompute = self._of_layers(what, first, count) if what in set(Flavour) else what
             devices, offload = (group * size, (group + 1) * size), self._offload.get(index, self._offload[None])
+            if "=" in offload:
+                offload = self._of_first_blocks(parse_share(offload), first, count)
             stages.append(StagePlan((first, first + count), devices, recompute, offload=offload))
             first += count
         return tuple(stages)
@@ -286,6 +296,11 @@ class Draft:
         return format_recompute(
             tuple(Flavour(what) if block in own else Flavour.NONE for block in range(first, first + count))
         )
+
+    def _of_first_blocks(self, share: float, first: int, count: int) -> str:
+        """Return which blocks of a stage offload a share of its optimizer's state, parameters counting for it."""
+        chain, sizes = self.folded.chain, moment_elements(self.folded)
+        return format_hosted(first_share([sizes[chain[block]] for block in range(first, first + count)], share))
 
     def _cut(self, tactic: Pipeline) -> None:
         schedule = tactic.schedule or usual_schedule(self.job.mode)
@@ -340,8 +355,14 @@ class Draft:
         if self.job.mode != "train":
             raise TacticError("without an update there is no optimizer", hint="leave Offload out")
         self._check_stages(tactic.stages)
-        if tactic.what not in filter(None, OFFLOADS):
-            raise TacticError(f"offload {tactic.what!r}", hint=f"it is {', '.join(filter(None, OFFLOADS))}")
+        try:
+            if tactic.stages is None or "*" not in tactic.what:
+                parse_share(tactic.what or "nothing")
+            else:
+                for stage in tactic.stages:
+                    parse_hosted(tactic.what, self._blocks[stage])
+        except (JobError, PlanError) as error:
+            raise TacticError(error.args[0], hint=error.hint) from None
         for index in (None,) if tactic.stages is None else tactic.stages:
             self._offload[index] = tactic.what
 

@@ -6,10 +6,12 @@ joins the last.
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import prod
 
 from autopar.errors import TacticError
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import layer_kinds
+from autopar.ir.graph import Role
 
 
 def layers(folded: Folded) -> list[int]:
@@ -17,6 +19,15 @@ def layers(folded: Folded) -> list[int]:
     kinds = layer_kinds(folded)
     repeated = [index for index, kind in enumerate(folded.chain) if kind in kinds]
     return repeated or list(range(folded.num_blocks))
+
+
+def moment_elements(folded: Folded) -> tuple[float, ...]:
+    """Return the elements of the optimizer's state that one block of each kind updates."""
+    moments = {state.input for state in folded.graph.states if state.role is Role.MOMENT}
+    return tuple(
+        float(sum(prod(folded.graph.values[name].shape) for op in kind.ops for name in moments.intersection(op.inputs)))
+        for kind in folded.kinds
+    )
 
 
 def even_layers(number: int, stages: int) -> tuple[int, ...]:

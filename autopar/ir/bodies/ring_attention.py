@@ -6,14 +6,16 @@ et al. 2023, arXiv:2310.01889):
 
     lse' = log(exp(lse) + exp(lse_block))        y' = y exp(lse - lse') + y_block exp(lse_block - lse')
 
-It begins with y = 0 and lse = -inf. The gradient of a block needs nothing of other blocks but the final y and lse:
+It begins with y = 0 and lse = -inf, or the sinks of `SinkAttention`, which are scores without a value. The gradient of
+a block needs nothing of other blocks but the final y and lse:
 
     p = exp(scores - lse)    dv += p^T dy    dscores = p (dy v^T - sum(y dy))    dq += dscores k    dk += dscores^T q
+    dsinks = -sum(exp(sinks - lse) sum(y dy)), in the first step
 
 Inputs are those of the op that runs whole elsewhere, then what is carried from step to step, then the positions of the
 first query (`start`) and of the first key of the block (`block_start`); outputs are what is carried on. Attributes are
-those of `Attention` and of `causal_attention`, without windows and chunks; a scale of 0 stands for the inverse root of
-the channels. Queries and keys are tokens of the same sequence.
+those of `Attention` and of `causal_attention`; a scale of 0 stands for the inverse root of the channels. Queries and
+keys are tokens of the same sequence. A device begins with its own block, which `start` and `block_start` tell.
 """
 
 _ATTRS = "scale: float = 0.0, is_causal: int = IS_CAUSAL, softcap: float = 0.0, window: int = 0, chunk: int = 0"
@@ -66,7 +68,21 @@ _SCORES = """
     later = Greater (j_T, i_S1)
     causal_i = Constant <value_int: int = @is_causal> ()
     causal = Cast <to = 9> (causal_i)
-    hidden = And (later, causal)
+    too_late = And (later, causal)
+    distance = Sub (i_S1, j_T)
+    window = Constant <value_int: int = @window> ()
+    has_window = Greater (window, zero)
+    behind = GreaterOrEqual (distance, window)
+    too_far = And (behind, has_window)
+    chunk = Constant <value_int: int = @chunk> ()
+    has_chunk = Greater (chunk, zero)
+    chunk_size = Max (chunk, one)
+    chunk_of_i = Div (i_S1, chunk_size)
+    chunk_of_j = Div (j_T, chunk_size)
+    before = Less (chunk_of_j, chunk_of_i)
+    other_chunk = And (before, has_chunk)
+    out_of_reach = Or (too_far, other_chunk)
+    hidden = Or (too_late, out_of_reach)
     scores = Where (hidden, minus_inf, capped)
 """
 
@@ -105,7 +121,30 @@ _FORWARD = f"""{_SCORES}
     block_weighted = Mul (y_block, block_weight)
     y_sum = Add (y_weighted, block_weighted)
     new_y = Div (y_sum, total)
-}}
+"""
+
+_SINKS = """
+    sinks_shape = Constant <value_ints = [1, -1, 1, 1]> ()
+    sinks_1H11 = Reshape (sinks, sinks_shape)
+    is_first = Equal (start, block_start)
+"""
+
+_BEGIN_WITH_SINKS = """
+    lse_given_shape = Shape (lse_given)
+    sinks_BHS1 = Expand (sinks_1H11, lse_given_shape)
+    lse = Where (is_first, sinks_BHS1, lse_given)
+"""
+
+# Once for all queries of a device, whatever the block.
+_SINKS_GRADIENT = """
+    sinks_shifted = Sub (sinks_1H11, lse)
+    p_sink = Exp (sinks_shifted)
+    p_total = Mul (p_sink, total)
+    all_but_heads = Constant <value_ints = [0, 2, 3]> ()
+    summed = ReduceSum <keepdims = 0> (p_total, all_but_heads)
+    once = Where (is_first, one_q, zero_q)
+    summed_once = Mul (summed, once)
+    new_dsinks = Sub (dsinks, summed_once)
 """
 
 _GRADIENT = f"""{_SCORES}
@@ -137,19 +176,39 @@ _GRADIENT = f"""{_SCORES}
     new_dq = Add (dq, dq_block)
     new_dk = Add (dk, dk_block)
     new_dv = Add (dv, dv_block)
-}}
 """
 
 
-def _kinds(name: str, *, is_causal: int) -> str:
-    """Return a step of ring attention and one of its gradient; `is_causal` holds unless the op states another."""
+def _kinds(name: str, *, is_causal: int, sinks: bool = False) -> str:
+    """Return a step of ring attention and one of its gradient.
+
+    Args:
+        name: Of the kind.
+        is_causal: What holds unless the op states another.
+        sinks: Whether it has sinks.
+    """
     attrs = f"{_ATTRS.replace('IS_CAUSAL', str(is_causal))}, size: int = 0"
-    return f"""
+    if not sinks:
+        return f"""
 Ring{name} <{attrs}> (q, k, v, y, lse, start, block_start) => (new_y, new_lse)
-{{{_FORWARD}
+{{{_FORWARD}}}
+
 Ring{name}Grad <{attrs}> (q, k, v, dy, y, lse, dq, dk, dv, start, block_start) => (new_dq, new_dk, new_dv)
-{{{_GRADIENT}
+{{{_GRADIENT}}}
+"""
+    gradients = "dq, dk, dv, dsinks"
+    return f"""
+Ring{name} <{attrs}> (q, k, v, sinks, y, lse_given, start, block_start) => (new_y, new_lse)
+{{{_SINKS}{_BEGIN_WITH_SINKS}{_FORWARD}}}
+
+Ring{name}Grad <{attrs}> (q, k, v, sinks, dy, y, lse, {gradients}, start, block_start) =>
+    (new_dq, new_dk, new_dv, new_dsinks)
+{{{_SINKS}{_GRADIENT}{_SINKS_GRADIENT}}}
 """
 
 
-RING_ATTENTION = _kinds("Attention", is_causal=0) + _kinds("CausalAttention", is_causal=1)
+RING_ATTENTION = (
+    _kinds("Attention", is_causal=0)
+    + _kinds("CausalAttention", is_causal=1)
+    + _kinds("SinkAttention", is_causal=1, sinks=True)
+)

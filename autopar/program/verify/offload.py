@@ -90,14 +90,13 @@ def verify_hosted(program: Program, folded: Folded) -> None:
     moments = {state.input for state in folded.graph.states if state.role is Role.MOMENT}
     table = program.table()
     for stage in program.stages:
-        if not stage.hosted:
+        if not all(stage.hosted_blocks):
             _verify_resident(stage, table, moments)
-            continue
         if any(part.category is not Category.OPTIMIZER for part in stage.hosted):
             raise ProgramError(f"stage {stage.index} keeps more in host memory than the state of the optimizer")
-        if any(part.category is Category.OPTIMIZER for part in stage.resident):
+        if all(stage.hosted_blocks) and any(part.category is Category.OPTIMIZER for part in stage.resident):
             raise ProgramError(f"stage {stage.index} keeps the optimizer's state in host memory and on the device")
-        for kind in dict.fromkeys(stage.blocks):
+        for kind in dict.fromkeys(kind for kind, away in zip(stage.blocks, stage.hosted_blocks, strict=True) if away):
             update, fetch = (table.get((kind, phase)) for phase in (SegmentPhase.UPDATE, SegmentPhase.STATE_FETCH))
             if update is None:
                 continue
@@ -112,8 +111,9 @@ def verify_hosted(program: Program, folded: Folded) -> None:
 
 
 def _verify_resident(stage: StageProgram, table: Table, moments: set[str]) -> None:
-    """Check that a stage that does not offload the optimizer's state it has holds it on its devices."""
-    updates = (table.get((kind, SegmentPhase.UPDATE)) for kind in dict.fromkeys(stage.blocks))
+    """Check that a stage holds the optimizer's state that it does not offload on its devices."""
+    here = dict.fromkeys(kind for kind, away in zip(stage.blocks, stage.hosted_blocks, strict=True) if not away)
+    updates = (table.get((kind, SegmentPhase.UPDATE)) for kind in here)
     has_state = any(part.tensor in moments for update in updates if update is not None for part in update.parts)
     if has_state and all(part.category is not Category.OPTIMIZER for part in stage.resident):
         raise ProgramError(f"stage {stage.index} holds the state of its optimizer neither on devices nor on hosts")

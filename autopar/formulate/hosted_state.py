@@ -1,0 +1,101 @@
+"""Which blocks of a stage keep their optimizer state in host memory: no more of its first ones than it takes to fit.
+
+    away(e) = blocks that must + blocks before e that may,    peak(e) = resident - s(e) + max(passes, update + buffers)
+
+s(e) are the bytes of their state, which grow with the boundary e; so a mixture of recompute has one least boundary with
+which it fits, and every block beyond it only lengthens the update. The first blocks are taken, as frameworks take the
+first parameters up to a share (`--optimizer-offload-fraction` of Megatron-LM).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS
+from autopar.formulate.block_memory import ChainBytes, FloatArray
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.tables import Slot
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostedState:
+    """Optimizer state of a chain of blocks that may lie in host memory; sums over blocks, (blocks + 1,) each.
+
+    Attributes:
+        may: Whether the state of each block may lie in host memory, (blocks,).
+        must: Whether it may not lie on the device, (blocks,).
+        free: Bytes of the blocks before each that may and need not.
+        forced: Bytes of the blocks before each that must.
+        free_seconds: What copies of the former add to the update.
+        forced_seconds: What copies of the latter add to the update.
+    """
+
+    may: tuple[bool, ...]
+    must: tuple[bool, ...]
+    free: FloatArray
+    forced: FloatArray
+    free_seconds: FloatArray
+    forced_seconds: FloatArray
+
+    @classmethod
+    def of(cls, memory: ChainBytes, constraints: Constraints, totals: FloatArray | None = None) -> "HostedState":
+        """Return what constraints leave.
+
+        Args:
+            memory: Bytes of the chain.
+            constraints: Where the state of each block may lie.
+            totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`; zero if not given.
+        """
+        chain, opened = np.asarray(memory.chain), constraints.hosts_optimizer
+        states = constraints.states or (frozenset({False, True}),) * len(chain)
+        may = tuple(opened and True in own for own in states)
+        must = tuple(opened and False not in own for own in states)
+        seconds = np.zeros(len(chain)) if totals is None else totals[chain, Slot.STATE]
+        forced = np.array(must)
+        free = np.array(may) & ~forced
+        sums = (
+            np.concatenate([[0.0], np.cumsum(np.where(chosen, each, 0.0))])
+            for each in (memory.state[chain], seconds)
+            for chosen in (free, forced)
+        )
+        return cls(may, must, *sums)
+
+    def away(self, start: int, stop: int, boundary: int) -> tuple[bool, ...]:
+        """Return whether the state of each block of a stage is in host memory, given the boundary e."""
+        return tuple(self.must[block] or (self.may[block] and block < boundary) for block in range(start, stop))
+
+    def bytes(self, start: IntArray, stop: IntArray, boundary: IntArray) -> FloatArray:
+        """Return the bytes s(e) of stages."""
+        return np.asarray(self.free[boundary] - self.free[start] + self.forced[stop] - self.forced[start])
+
+    def seconds(self, start: IntArray, stop: IntArray, boundary: IntArray) -> FloatArray:
+        """Return what copies of the state add to the update of stages."""
+        free, forced = self.free_seconds, self.forced_seconds
+        return np.asarray(free[boundary] - free[start] + forced[stop] - forced[start])
+
+    def least(self, start: IntArray, stop: IntArray, needed: FloatArray) -> IntArray:
+        """Return the least boundary with which so many bytes are in host memory; above `stop` if all are fewer."""
+        wanted = self.free[start] + needed - (self.forced[stop] - self.forced[start])
+        return np.maximum(np.searchsorted(self.free, wanted, side="left"), start)
+
+    def most(self, start: IntArray, stop: IntArray, room: FloatArray) -> IntArray:
+        """Return the largest boundary with which no more than so many bytes are in host memory, `start` at least."""
+        wanted = self.free[start] + room - (self.forced[stop] - self.forced[start])
+        return np.clip(np.searchsorted(self.free, wanted, side="right") - 1, start, stop)
+
+
+def needed_state(resident: FloatArray, passes: FloatArray, update: FloatArray, limit: float) -> FloatArray:
+    """Return the bytes of state that have to be in host memory for a stage to fit into a limit; not below 0.
+
+    Args:
+        resident: Bytes it holds all the time with all its state.
+        passes: Bytes beside them while passes run.
+        update: Bytes beside them in the update, without the buffers of hosted state.
+        limit: Bytes per device.
+    """
+    over = resident + update - limit
+    buffered = np.where(over > 0, over + STATE_BUFFERS * STATE_BUCKET_BYTES, 0.0)
+    return np.maximum(np.maximum(resident + passes - limit, buffered), 0.0)
