@@ -17,10 +17,12 @@ from autopar.cluster import PRESETS, Cluster
 from autopar.cost import IDEAL, CostModel, Stack
 from autopar.cost.arrays import FloatArray
 from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.cost.fusion import ALONE
 from autopar.cost.model import MEMORY_LAUNCH
 from autopar.cost.policy import MIXED, load_policy
 from autopar.cost.reshard import Resharder
 from autopar.cost.stack import Experts, Graphs
+from autopar.cost.traffic import PLAIN_SHARE
 from autopar.degrees import Degrees
 from autopar.estimates import Estimator
 from autopar.folding.graph_facts import row_routings
@@ -353,6 +355,55 @@ def test_a_product_per_expert_costs_a_launch_each(kind: str, experts: Experts, g
     more = _grouped(kind, 16, 256, 512, 1024, costs) - _grouped(kind, 16, 256, 512, 1024, B200)
 
     assert more == pytest.approx((kernels - 1) * B200.cluster.device.launch, abs=1e-12)
+
+
+def test_a_slow_host_launches_the_products_of_experts_slowly() -> None:
+    """The host of GB200 takes 2.75 times as long as that of DGX H100 (NVIDIA/TransformerEngine, issue 2053)."""
+    grace = CostModel(GB200, MIXED, EACH)
+    alone = replace(grace, stack=ONCE)
+
+    more = _grouped("GroupedMatMul", 16, 256, 512, 1024, grace) - _grouped("GroupedMatMul", 16, 256, 512, 1024, alone)
+
+    assert more == pytest.approx(15 * 2.75 * GB200.device.launch)
+    assert _grouped("GroupedMatMul", 1, 256, 512, 1024, grace) == _grouped("GroupedMatMul", 1, 256, 512, 1024, alone)
+
+
+def _gpt_oss_experts(stack: Stack) -> dict[str, float]:
+    """Return the seconds of ops of gpt-oss's experts but for products, 4 of 64 x 64, half of 2 x 256 rows, by name."""
+    sizes = {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head": 16, "seq": 256, "vocab": 64, "ffn": 64}
+    graph = training_step(load(models.build("gpt-oss-20b", **sizes, experts=4, top_k=2), batch=2))
+    costs = CostModel(B200.cluster, MIXED, stack)
+    ops = [op for op in graph.ops if op.name.startswith("layers.1.")]
+    ranks = {name: len(value.shape) for name, value in graph.values.items()}
+    fused, sizes_of = costs.fuse(ops, ranks), costs.policy.graph_element_bytes(graph)
+    found = {}
+    for op in ops:
+        inputs, outputs = (
+            [np.array([graph.values[name].shape]) if name else None for name in names]
+            for names in (op.inputs, op.outputs)
+        )
+        seconds = costs.op_seconds(op, inputs, outputs, sizes_of, fused.get(op.name, ALONE))
+        if "Grouped" not in op.kind:
+            found[op.name] = float(seconds[0])
+    return found
+
+
+def test_clipped_and_biased_experts_are_several_kernels_in_megatron_core() -> None:
+    """Gate and up are clipped and copied; biases of results are weighted in float32; backward likewise.
+
+    Of the rows of 4 experts that are half full, 2,048 x 64 numbers of 2 bytes, what moves besides.
+    """
+    rate = B200.cluster.device.memory_bandwidth * B200.cluster.device.bandwidth_efficiency * PLAIN_SHARE
+    rows = 4 * 2 * 256 * 64 * 2 / 2 / rate
+    each, grouped = _gpt_oss_experts(EACH), _gpt_oss_experts(ONCE)
+
+    more = {name.removeprefix("layers.1.moe."): round((each[name] - grouped[name]) / rows, 6) for name in each}
+
+    assert {name: times for name, times in more.items() if times} == {
+        "gate.clipped": 4, "up.clipped": 4, "down": 12,
+        "gate.clipped.vjp.1": 5, "up.clipped.vjp.1": 5, "down.vjp.0": 19,
+    }  # fmt: skip
+    assert _gpt_oss_experts(replace(ONCE, experts="fused")) == grouped
 
 
 def _quantized(experts: Experts, cast: Cast) -> float:

@@ -50,6 +50,7 @@ class _DeviceFile(_File, frozen=True):
     batched_efficiency: float = 0.4
     efficiencies: dict[str, float] = {}
     any_order: bool = False
+    host_launch: _Quantity = "0 s"
 
 
 class _TuningFile(_File, frozen=True):
@@ -247,6 +248,7 @@ def _device(field: str, device: _DeviceFile) -> Device:
         batched_efficiency=device.batched_efficiency,
         efficiencies=tuple(device.efficiencies.items()),
         any_order=device.any_order,
+        host_launch=_quantity(f"{field}.host_launch", device.host_launch, "s"),
     )
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster.checks import require_positive, require_share, require_whole
+from autopar.cluster.checks import require_not_negative, require_positive, require_share, require_whole
 from autopar.cluster.host import Host, weakest_host
 from autopar.cluster.links import Link, Nics
 from autopar.errors import ClusterError
 from autopar.units import format_quantity
 
-_LESS_IS_BETTER = frozenset({"launch"})
+_LESS_IS_BETTER = frozenset({"launch", "host_launch"})
 """Fields of a device of which the slowest one has the most."""
 
 
@@ -40,6 +40,8 @@ class Device:
         batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
         efficiencies: `gemm_efficiency` of classes of numbers where it is another one, in the order of `peaks`.
         any_order: Whether products of 8 bits read operands in either order, so that no transposed copy is written.
+        host_launch: Seconds between kernels that a host launches one after the other, with nothing to hide behind; 0
+            for no more than `launch`.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Device:
     batched_efficiency: float = 0.4
     efficiencies: tuple[tuple[str, float], ...] = ()
     any_order: bool = False
+    host_launch: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -61,6 +64,7 @@ class Device:
         owner = f"device {self.name!r}"
         require_positive(owner, **{f"peaks.{name}": value for name, value in self.peaks})
         require_positive(owner, memory=self.memory, memory_bandwidth=self.memory_bandwidth, launch=self.launch)
+        require_not_negative(owner, host_launch=self.host_launch)
         require_share(
             owner,
             gemm_efficiency=self.gemm_efficiency,
@@ -95,6 +99,8 @@ class Device:
         other: dict[str, object] = {"efficiencies": dict(self.efficiencies)} if self.efficiencies else {}
         if self.any_order:
             other["any_order"] = True
+        if self.host_launch:
+            other["host_launch"] = format_quantity(self.host_launch, "s")
         return {
             "name": self.name,
             "peaks": {name: format_quantity(value, "FLOP/s") for name, value in self.peaks},

@@ -7,13 +7,16 @@ read instead and the value computed again, as fused kernels do.
 
 Whatever the stack, a bias is added by the matrix product it follows. With "chains" the product of a weight's gradient
 also adds to the buffer the gradients are summed in. Optimizers go over all parameters in one kernel.
+
+Megatron-Core's experts with a product each (`Stack.experts`) clip gate and up, and add the bias of their results,
+kernel by kernel: what that moves besides is in `CLIPPED` and `BIASED`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cost.products import PRODUCT_KINDS
-from autopar.cost.stack import Fusion
+from autopar.cost.stack import Experts, Fusion
 from autopar.cost.traffic import is_view
 from autopar.ir.graph import Op, Phase
 
@@ -46,6 +49,24 @@ ROWWISE = frozenset(
 OPTIMIZER = "optimizer"
 """Name of the kernel that updates all parameters."""
 
+_MAKES_ROWS = frozenset(
+    {"autopar::ExpertCombineGrad", "autopar::ExpertDispatch", "autopar::GroupedMatMul", "autopar::GroupedMatMulGrad"}
+)
+"""Kinds whose first output is rows of experts."""
+_RETURNS = frozenset({"autopar::ExpertCombine", "autopar::ExpertSum"})
+"""Kinds that read what experts return."""
+CLIPPED: Mapping[str, float] = {"Clip": 4.0, "Where": 5.0}
+"""Times that rows of experts are moved besides where they are clipped, forward and backward. Megatron-Core clips gate
+and up each in a kernel and copies both into one tensor before its fused activation (`weighted_bias_quick_geglu_impl` of
+megatron/core/fusions/fused_bias_geglu.py): 2 and 2. The gradient of a clip reads two tensors and writes one, and is
+copied: 3 and 2."""
+BIASED: Mapping[str, float] = {"Add": 12.0, "ReduceSum": 19.0}
+"""Times that rows in 16 bits are moved besides where the bias of their results is added, forward and backward.
+Megatron-Core multiplies it by a token's probability in float32, adds it, and joins and rounds the rows of all experts
+(`TEGroupedMLP._apply_bias` of megatron/core/transformer/moe/experts.py): 2, 5, 4 and 3, of which an addition counts 2.
+Backward, rounded and added: 3 and 3; products with bias and probabilities written and summed in float32, twice 6; rows
+joined: 2; of which the sum counts 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fused:
@@ -55,11 +76,15 @@ class Fused:
         unread: Inputs, by index, that do not come from memory.
         unwritten: Outputs, by index, that do not go to memory.
         kernel: Name of the op in whose kernel it runs; empty if it starts one of its own.
+        experts: Whether it works on rows of experts.
+        moved: Times that its largest operand is moved besides, by kernels of a framework that the graph does not have.
     """
 
     unread: frozenset[int] = frozenset()
     unwritten: frozenset[int] = frozenset()
     kernel: str = ""
+    experts: bool = False
+    moved: float = 0.0
 
     @property
     def launches(self) -> bool:
@@ -93,7 +118,11 @@ class Kernel:
 
 
 def fuse(
-    ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion, stated: Sequence[Kernel] | None = None
+    ops: Sequence[Op],
+    ranks: Mapping[str, int],
+    fusion: Fusion,
+    stated: Sequence[Kernel] | None = None,
+    experts: Experts = "grouped",
 ) -> dict[str, Fused]:
     """Return by name those of the ops of a block that are not a kernel of their own.
 
@@ -102,14 +131,45 @@ def fuse(
         ranks: Number of dims by value name.
         fusion: What the stack fuses.
         stated: Kernels that take the place of chains; None if there are none stated.
+        experts: Kernels of the products of a device's experts.
     """
     found: dict[str, Fused] = {}
     forward = [op for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS)]
     backward = [op for op in ops if op.phase is Phase.BACKWARD]
     for phase in (forward, backward):
         found |= _fuse_phase(phase, ranks, fusion, stated)
+        for name, moved in _on_rows(phase, ranks, experts).items():
+            found[name] = replace(found.get(name, ALONE), experts=True, moved=moved)
     updates = [op.name for op in ops if op.phase is Phase.UPDATE]
     found |= {name: Fused(kernel=OPTIMIZER) for name in updates}
+    return found
+
+
+def _on_rows(ops: Sequence[Op], ranks: Mapping[str, int], experts: Experts) -> dict[str, float]:
+    """Return the element-wise ops and sums of a phase that read rows of experts, and what they move besides."""
+    makers: dict[str, str] = {}  # rows of experts -> kind of what made them
+    origin: dict[str, str] = {}  # value -> the value it is a view of
+    returned: set[str] = set()
+    readers: list[tuple[Op, str]] = []
+    for op in ops:
+        rows = next((origin.get(name, name) for name in op.inputs if origin.get(name, name) in makers), None)
+        if op.kind in _MAKES_ROWS:
+            makers[op.outputs[0]] = op.kind
+        elif rows is not None and is_view(op, ranks.get(op.inputs[0], 0)):
+            origin[op.outputs[0]] = rows
+        elif rows is not None and op.kind in _RETURNS:
+            returned.add(rows)
+        elif rows is not None and (op.kind in POINTWISE or op.kind == "ReduceSum"):
+            readers.append((op, rows))
+            if op.kind in POINTWISE:
+                makers[op.outputs[0]] = op.kind
+    found = {op.name: 0.0 for op, _ in readers}
+    for op, rows in readers if experts == "each" else ():
+        adds = op.kind == "Add" and op.phase is Phase.FORWARD and op.outputs[0] in returned
+        if op.kind in CLIPPED:
+            found[op.name] = CLIPPED[op.kind]
+        elif adds or (op.kind == "ReduceSum" and makers[rows] == "autopar::ExpertCombineGrad"):
+            found[op.name] = BIASED[op.kind]
     return found
 
 

@@ -38,6 +38,7 @@ from autopar.cost.products import GROUPED_KINDS, GROUPED_WEIGHT, PRODUCT_KINDS, 
 from autopar.cost.scans import SCAN_KERNELS, scan_kept_bytes, scan_vector_seconds
 from autopar.cost.stack import IDEAL, Stack
 from autopar.cost.traffic import (
+    CAST_SHARE,
     FLOAT32,
     HEAD_GRAD,
     LOGIT_BYTES,
@@ -110,7 +111,7 @@ class CostModel:
             ranks: Number of dims by value name.
             stated: Kernels that a plan states in place of those of the stack; None if it states none.
         """
-        return fuse(ops, ranks, self.stack.fusion, stated)
+        return fuse(ops, ranks, self.stack.fusion, stated, self.stack.experts)
 
     def op_seconds(
         self,
@@ -161,7 +162,13 @@ class CostModel:
                 op, inputs, outputs, self.policy.numbers, nbytes, element_bytes
             )
         traffic = self.stack["memory_traffic"]
-        traffic = max(1.0, traffic) if is_of_experts(op.kind) else traffic
+        traffic = max(1.0, traffic) if fused.experts or is_of_experts(op.kind) else traffic
+        if fused.moved:
+            shapes = ((*op.inputs, *op.outputs), (*inputs, *outputs))
+            sizes = [
+                num_elements(own) * element_bytes[name] for name, own in zip(*shapes, strict=True) if own is not None
+            ]
+            nbytes = nbytes + fused.moved * np.maximum.reduce(sizes)
         return self.launch_seconds(op, fused) + nbytes * (traffic / (self._bandwidth * bandwidth_share(op.kind)))
 
     def _quantized_seconds(
@@ -191,12 +198,13 @@ class CostModel:
             return seconds
         copies = (self.policy.copies if linear.kept else 1) * quantized.bytes
         moved = num_elements(operand) * (quantized.reads * self.policy.activation + copies) * fill_of(op)
-        traffic = self.stack["memory_traffic"]
-        traffic = max(1.0, traffic) if op.kind in GROUPED_KINDS else traffic
+        traffic, share = self.stack["memory_traffic"], PLAIN_SHARE
+        if op.kind in GROUPED_KINDS:
+            traffic, share = max(1.0, traffic), CAST_SHARE
         return (
             seconds
             + launches * (quantized.reads * MEMORY_LAUNCH * self.cluster.device.launch)
-            + moved * (traffic / (self._bandwidth * PLAIN_SHARE))
+            + moved * (traffic / (self._bandwidth * share))
         )
 
     def _casts(self, op: Op, linear: Linear) -> bool:
@@ -218,7 +226,7 @@ class CostModel:
 
         Without fused or grouped kernels every expert of a device has a kernel of its own. The host learns how many
         tokens each has only when the router is done, so that these launches hide behind no earlier kernel, unless a
-        CUDA graph holds them.
+        CUDA graph holds them. Those behind the first count as many times as the host is slower than the device.
 
         Args:
             op: The product.
@@ -226,7 +234,8 @@ class CostModel:
         """
         if self.stack.experts != "each" or self.stack.graphs == "full" or op.kind not in GROUPED_KINDS or rows is None:
             return 1.0
-        return rows[:, 0].astype(np.float64)
+        device = self.cluster.device
+        return 1.0 + (rows[:, 0] - 1.0) * max(1.0, device.host_launch / device.launch)
 
     def _numbers(self, op: Op) -> str:
         """Return the class of numbers that the products of an op run in."""

@@ -95,6 +95,10 @@ COMPUTING = frozenset(
 NORM_SHARE = 0.7
 ACTIVATION_SHARE = 0.62
 PLAIN_SHARE = 1.1
+CAST_SHARE = 0.65 / 0.85
+"""Share of kernels that quantize rows of experts along both dims: 272 MB in 52.3 us on B200, 0.65 of the data sheet's
+bandwidth, of which copies are taken to reach 0.85 (Transformer Engine's casts to MXFP8 as timed in
+ROCm/TransformerEngine, pull request 598)."""
 PERMUTE_SHARE = 0.6
 """Share of kernels that sort tokens by expert: 0.50 and 0.51 of the data sheet's bandwidth on B200, in either pass
 (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json), whose copies are taken to reach 0.85."""

@@ -444,9 +444,9 @@ RECIPES: tuple[Recipe, ...] = (
         fills={"dispatch": "per-node", "graphs": "partial"},
     ),
     Recipe(
-        "Megatron-Bridge GPT-OSS 120B on B300 with 1,280 sequences",
+        "Megatron-Bridge GPT-OSS 120B on B300 with 1,280 sequences from 26.06",
         f"{_BRIDGE}/gpt_oss/gpt_oss_workload_base_configs.py: hybridep",
-        framework="Megatron-Bridge",
+        framework=_FROM_26_06,
         model="GPT-OSS-120B",
         gpu="(?<!G)B300",
         where={"global_batch": 1280},
