@@ -35,8 +35,10 @@ from autopar.tactics.by_degrees import SHARD, data_axes, held_by_kind, ranges_by
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_SHARED_FROM = {Category.OPTIMIZER: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
+_SHARED_FROM = {Category.OPTIMIZER: 1, Category.UPDATE: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
 """ZeRO stage from which on data-parallel devices share what a category holds."""
+_STATE = (Category.OPTIMIZER, Category.UPDATE)
+"""What lies in host memory if the optimizer's state does."""
 _ROUNDS, _SPLIT_ROUNDS = 2, 4
 """Rounds of as many microbatches as groups after which devices are as full as they get; weight passes put off last."""
 _PASSES = (Pass.FORWARD, Pass.BACKWARD)
@@ -261,7 +263,8 @@ class Table:
             self._stage(self.folded.chain[start:stop], _rerun(degrees), index == 0, index == last, count > 1)
             for index, (start, stop) in enumerate(ranges)
         ]
-        held_away = self._held(degrees, (Category.OPTIMIZER,)) if degrees.offload else np.zeros(len(self.folded.kinds))
+        held_away = self._held(degrees, _STATE) if degrees.offload else np.zeros(len(self.folded.kinds))
+        passing = self._held(degrees, () if degrees.offload else (Category.UPDATE,))
         away = [float(held_away[list(self.folded.chain[start:stop])].sum()) for start, stop in ranges]
         fullest = []
         schedule = SCHEDULES[schedule_of(degrees)]
@@ -282,7 +285,8 @@ class Table:
             beside = sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
             updates = (stages[number].update + float(state_buffers(away[number])) for number in numbers)
             update = max(updates) if self.trains else 0.0
-            fullest.append(max(most + beside, update))
+            absent = sum(float(passing[list(self.folded.chain[slice(*ranges[number])])].sum()) for number in numbers)
+            fullest.append(max(most + beside - absent, update))
         return np.array(fullest)
 
     def _stage(
@@ -325,21 +329,25 @@ class Table:
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
-        here = (category for category in Category if not (degrees.offload and category is Category.OPTIMIZER))
+        here = (category for category in Category if not (degrees.offload and category in _STATE))
         kinds = self._held(degrees, tuple(here))
         blocks = kinds[np.asarray(self.folded.chain)]
         starts = [start for start, _ in self.ranges(degrees)]
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
-        is_split = self.zero >= _SHARED_FROM[Category.PARAMETERS]
+        shared = self.reference / degrees.sharing
         for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
             most: dict[int, float] = {}
             for block, size in copy.readers:
                 group = int(group_of[block])
                 most[group] = max(most.get(group, 0.0), size)
             for group in most.keys() - {int(group_of[copy.owner])}:
-                held[group] += most[group] * (self.reference / degrees.sharing if is_split else 1.0)
+                held[group] += sum(
+                    amount * (shared if self.zero >= _SHARED_FROM[category] else 1.0)
+                    for category, amount in ((Category.PARAMETERS, most[group]), *copy.state)
+                    if not (degrees.offload and category in _STATE)
+                )
         return np.asarray(held)
 
 

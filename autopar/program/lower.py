@@ -88,10 +88,13 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
             owned = any(copy.owner in range(*other.blocks) for other in here)
             size = copy.on(range(*stage.blocks))
             if size and not owned:
-                totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + size
+                for category, amount in ((Category.PARAMETERS, size), *copy.state):
+                    totals[category] = totals.get(category, 0.0) + amount
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
-        hosted = {Category.OPTIMIZER: totals.pop(Category.OPTIMIZER, 0.0)} if stage.offload else {}
+        hosted: dict[Category, float] = {}
+        if stage.offload:
+            hosted[Category.OPTIMIZER] = sum(totals.pop(own, 0.0) for own in (Category.OPTIMIZER, Category.UPDATE))
         resident, elsewhere = (
             tuple(Resident(category, amount) for category, amount in found.items()) for found in (totals, hosted)
         )
@@ -151,11 +154,19 @@ class Copy:
     Attributes:
         owner: The block that owns it.
         readers: The blocks that read it, with the bytes per device they would have a copy of. Its gradient travels to
-            the owner; there are no moments.
+            the owner.
+        state: Bytes per device of its gradient and its optimizer's state, by category. A stage with a copy has them,
+            too: in Megatron-LM either end of a pipeline sums gradients and updates its own copy.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
+    state: tuple[tuple[Category, float], ...] = ()
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of its gradient and its optimizer's state."""
+        return sum(amount for _, amount in self.state)
 
     def on(self, blocks: range) -> float:
         """Return the bytes of the copy on a stage that does not own it; 0 if none of its blocks reads it."""
@@ -179,12 +190,12 @@ def copies(blocks: Sequence[LoweredKind], folded: Folded) -> list[Copy]:
         for name, size in lowered.borrowed.items():
             readers.setdefault(names[block].get(name, name), []).append((block, size))
     owners = {
-        name: block
+        name: (block, tuple(blocks[block].owned[local].items()))
         for name in readers
         for block, local in _places(folded.pattern, name)
         if local in blocks[block].owned
     }
-    return [Copy(owners[name], tuple(found)) for name, found in readers.items() if name in owners]
+    return [Copy(owners[name][0], tuple(found), owners[name][1]) for name, found in readers.items() if name in owners]
 
 
 def lower_blocks(

@@ -13,6 +13,9 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
 
+_STATE = (Category.OPTIMIZER, Category.UPDATE)
+"""What lies in host memory if the optimizer's state does."""
+
 
 def chain_bytes(
     lowered: Mapping[int, LoweredKind],
@@ -57,10 +60,11 @@ def chain_bytes(
         arriving=each(arriving),
         returning=each(returning),
         hosted=each({kind: _offloaded(memories, kind) for kind in lowered}),
-        state=each({kind: own.resident.get(Category.OPTIMIZER, 0.0) for kind, own in lowered.items()}),
+        state=each({kind: sum(own.resident.get(part, 0.0) for part in _STATE) for kind, own in lowered.items()}),
         buffers=folded.buffer_bytes,
         shared=tuple(
-            SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
+            SharedBytes(copy.owner, tuple((block, size + copy.state_bytes) for block, size in copy.readers))
+            for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
         host_room=host_room,
     )

@@ -113,8 +113,9 @@ def express(row: Row) -> Case:
 
 
 def _told(stack: Stack, row: Row) -> Stack:
-    """Return a stack with the choices a row states: dispatch and kernels of experts, overlap, CUDA graphs."""
-    said = {name: getattr(row, name) for name in ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts")}
+    """Return a stack with the choices a row states: dispatch and kernels of experts, overlap, CUDA graphs, dropout."""
+    names = ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts", "dropout", "recompute_modules")
+    said = {name: getattr(row, name) for name in names}
     return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 
