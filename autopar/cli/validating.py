@@ -143,6 +143,11 @@ def validate(
     metavar="NAME,...",
     help="Scalars to fit; default: all that make a difference to the measurements.",
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="With DATA_DIR, fit what the stack takes besides its tensors to measured memory, and leave its scalars.",
+)
 @click.option("-o", "--output", type=file_path(), metavar="FILE", help="Write the stack there, as YAML.")
 @click.option(
     "--cluster-output", type=file_path(), metavar="FILE", help="With --profile alone, write the cluster there, as YAML."
@@ -159,6 +164,8 @@ def calibrate(
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    *,
+    memory: bool,
     **request: Any,
 ) -> int:
     """Fit a software stack to measurements.
@@ -181,6 +188,8 @@ def calibrate(
         raise click.UsageError("--cluster-output goes with --profile alone: steps say nothing of single devices")
     from autopar.validation.report import format_calibration
 
+    if memory:
+        return _memory(data, stack, output, cache, as_json=as_json)
     if not any(path.is_dir() for path in data):
         found = _steps(data, stack, profile, name or data[0].stem, cache, request)
     else:
@@ -198,6 +207,26 @@ def calibrate(
         echo_json(found.stack.to_dict())
     else:
         click.echo(format_calibration(found), nl=False)
+    return ExitCode.DONE
+
+
+def _memory(
+    data: tuple[Path, ...], stack: str | None, output: Path | None, cache: Path | None, *, as_json: bool
+) -> int:
+    """Fit the reserve of a stack to the measured memory of rows."""
+    if stack is None or not all(path.is_dir() for path in data):
+        raise click.UsageError("--memory takes DATA_DIR and --stack NAME, the stack whose reserve is fitted")
+    from autopar.validation.records import load_rows
+    from autopar.validation.report import format_reserve
+    from autopar.validation.reserve_fit import fit_reserve
+
+    with show_progress() as progress:
+        found = fit_reserve([row for folder in data for row in load_rows(folder)], stack, cache, progress)
+    _write_stack(found.stack, output)
+    if as_json:
+        echo_json(found.stack.to_dict())
+    else:
+        click.echo(format_reserve(found), nl=False)
     return ExitCode.DONE
 
 

@@ -240,12 +240,14 @@ def merged_bytes(work: AttentionWork, results: FloatArray) -> FloatArray:
     return (work.blocks - 1) * 3 * results
 
 
-def kept_bytes(work: AttentionWork, element: float, *, fused: bool) -> FloatArray:
+def kept_bytes(work: AttentionWork, element: float, *, fused: bool, dropout: bool = True) -> FloatArray:
     """Return the bytes a forward attention keeps for its gradient besides its operands and its result.
 
-    Unfused: probabilities, what dropout left of them, and its mask: 5 bytes per score of 2-byte numbers (Korthikanti et
-    al. 2022). Fused: the logarithm of the sum of each query in float32.
+    Unfused: probabilities, and with dropout what it left of them and its mask: 5 bytes per score of 2-byte numbers
+    (Korthikanti et al. 2022). Fused: the logarithm of the sum of each query in float32.
     """
     if work.is_gradient:
         return np.zeros_like(work.scores)
-    return 4.0 * work.batch * work.queries if fused else work.scores * (2 * element + MASK_BYTES)
+    if fused:
+        return 4.0 * work.batch * work.queries
+    return work.scores * (2 * element + MASK_BYTES if dropout else element)

@@ -27,6 +27,7 @@ from autopar.cost.attention import (
     unfused_traffic,
 )
 from autopar.cost.collectives import Collective
+from autopar.cost.dropout import dropout_bytes
 from autopar.cost.formats import Format
 from autopar.cost.fusion import ALONE, Fused, Kernel, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, grouped, least_seconds, overlapped
@@ -379,7 +380,8 @@ class CostModel:
         """Return the bytes an op keeps for its gradient besides values of the graph, (n,).
 
         Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask; a delta rule the
-        inverses of its triangular matrices; a loss its probabilities (`loss_bytes`). What a gradient "keeps" is there
+        inverses of its triangular matrices; a loss its probabilities (`loss_bytes`); dropout its masks
+        (`dropout_bytes`). What a gradient "keeps" is there
         while it runs: of a head with its cross-entropy the float32 logits of a chunk, of so many tokens that they are
         as many numbers as the head reads (Liger Kernel, `fused_linear_cross_entropy.py`). Arguments are as of
         `op_seconds`, and whether devices share the classes of a loss.
@@ -396,12 +398,17 @@ class CostModel:
             return num_elements(logits) * loss_bytes(
                 op.kind, self.stack.loss, element_bytes[op.inputs[0]], splits=splits
             )
+        masks = dropout_bytes(op, inputs, element_bytes, self.stack.dropout)
         if op.linear is not None:
-            return self._kept_quantized(op, op.linear, inputs, element_bytes)
+            kept = self._kept_quantized(op, op.linear, inputs, element_bytes)
+            return kept if masks is None else kept + masks
+        if masks is not None:
+            return masks
         if op.kind not in ATTENTION_KINDS:
             return np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
         work = attention_work(op, inputs, outputs)
-        return kept_bytes(work, element_bytes[op.inputs[0]], fused=self.stack.attention == "fused")
+        fused, dropout = self.stack.attention == "fused", self.stack.dropout != "none"
+        return kept_bytes(work, element_bytes[op.inputs[0]], fused=fused, dropout=dropout)
 
     def _kept_quantized(
         self, op: Op, linear: Linear, inputs: Sequence[IntArray | None], element_bytes: Mapping[str, float]

@@ -71,6 +71,8 @@ class DtypePolicy:
             parameter itself is exact enough.
         gradient_wire: Bytes of an element of a gradient buffer while it is reduced over devices: 4 as Megatron-LM
             does, 2 as DDP in bfloat16 does.
+        master_gradient: Those of `master` that are there in the update alone: the gradient in float32, which the
+            optimizer of Megatron-LM and DeepSpeed makes of all parameters in float16 and frees after its step.
         format: What the products of linear layers run in, where that is not `numbers`.
         low_weights: Whether their weights are kept and gathered in that format alone.
         copies: Quantized copies of a weight: along either dim, or along one.
@@ -90,6 +92,20 @@ class DtypePolicy:
     low_weights: bool = False
     copies: int = COPIES
     low_gates: bool = False
+    master_gradient: float = 0.0
+
+    def update_share(self, resident: float) -> float:
+        """Return what of the bytes of a moment with its copies is there in the update alone, as a share.
+
+        Args:
+            resident: Bytes of an element of the moment, its part of the copies included.
+
+        >>> MEGATRON_FP16.update_share(8.0), MIXED.update_share(6.0)
+        (0.25, 0.0)
+        """
+        if not self.master_gradient or resident <= self.moment:
+            return 0.0
+        return (1 - self.moment / resident) * self.master_gradient / self.master
 
     def on(self, device: Device) -> "DtypePolicy":
         """Return the policy on a device: a tensor with one scale has one copy where products read either order."""
@@ -279,7 +295,7 @@ MIXED = DtypePolicy(
     master=4.0,
     gradient_wire=4.0,
 )
-MEGATRON_FP16 = replace(MIXED, name="megatron-fp16", gradient=2.0, master=8.0, gradient_wire=2.0)
+MEGATRON_FP16 = replace(MIXED, name="megatron-fp16", gradient=2.0, master=8.0, gradient_wire=2.0, master_gradient=4.0)
 FSDP = replace(MIXED, name="fsdp", stored=4.0, master=0.0)
 FP32 = DtypePolicy(
     "fp32",

@@ -13,7 +13,12 @@ before it fails."""
 GAPS = 0.12
 """What the allocator holds besides what is allocated, as a share of it, where there is room: the median of 19 ranks of
 Megatron-LM on devices of 24 and 40 GB whose logs state the maxima of both (Dazz993/Mist, logs of Aceso: 5 to 18 %).
-With expandable segments it is less."""
+With expandable segments it is less. Stacks have shares of their own
+(`Stack.gaps`), fitted where their rows state reserved bytes."""
+MOST_GAPS = 0.4
+"""Largest such share that a stack may have."""
+MOST_OUTSIDE = 6e9
+"""Most bytes beside the allocator that a stack may have."""
 
 
 def reserve_bytes(device: Device) -> float:
@@ -39,19 +44,21 @@ def reserve_of(memory: float) -> float:
     return context_of(memory) + FRAGMENTATION * memory
 
 
-def context_of(memory: float) -> float:
+def context_of(memory: float, outside: float = CONTEXT) -> float:
     """Return what the driver shows beyond what the allocator has reserved, given the bytes of all memory."""
-    return min(CONTEXT, 0.25 * memory)
+    return min(outside, 0.25 * memory)
 
 
-def gaps_of(allocated: float, memory: float) -> float:
+def gaps_of(allocated: float, memory: float, share: float = GAPS, outside: float = CONTEXT) -> float:
     """Return what the allocator reserves beyond what is allocated at most.
 
     Args:
         allocated: Bytes of tensors at their peak.
         memory: Bytes of all memory, which bounds what can be reserved.
+        share: Gaps as a share of what is allocated, where there is room.
+        outside: Bytes that others than the allocator have.
 
     >>> gaps_of(50e9, 80e9), gaps_of(76e9, 80e9), gaps_of(90e9, 80e9)
     (6000000000.0, 2500000000.0, 0.0)
     """
-    return max(0.0, min(GAPS * allocated, memory - context_of(memory) - allocated))
+    return max(0.0, min(share * allocated, memory - context_of(memory, outside) - allocated))

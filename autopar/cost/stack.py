@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
+from autopar.cost.reserve import CONTEXT, GAPS, MOST_GAPS, MOST_OUTSIDE
 from autopar.errors import StackError
 from autopar.reading import UnreadableError, check, parse_yaml
 from autopar.recompute import RECOMPUTE_MODULES
@@ -61,6 +62,12 @@ Selective = Literal["cheap", "alternate"]
 """What selective recompute runs again: ops that are "cheap" for the bytes they leave behind (norms, activation
 functions, the scores of unfused attention), or all but attention and every other product with parameters ("alternate":
 torchtitan's selective checkpointing by op, `torchtitan/distributed/activation_checkpoint.py`)."""
+
+
+Dropout = Literal["none", "scores", "layers", "adapters"]
+"""What dropout leaves masks and copies of for the backward: nothing; the "scores" of unfused attention; those and the
+two sums of a layer with what it adds to its input (Megatron-LM's `--hidden-dropout`, 0.1 by default: "layers"); the
+scores and what adapters read (dropout before the first matrix of LoRA: "adapters")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,10 @@ class Stack:
         recompute_among: Modules that the framework can be told to run again. Where `recompute_modules` is empty,
             selective recompute runs again the modules of this list that free the most bytes for their seconds. If this
             list is empty, too, selective recompute chooses single ops.
+        dropout: What dropout leaves masks of.
+        gaps: What the allocator has reserved besides what is allocated, as a share of it; 0 for memory that is planned
+            ahead.
+        outside: Bytes that the driver shows besides what the allocator has reserved: context, libraries, NCCL.
     """
 
     name: str
@@ -213,6 +224,9 @@ class Stack:
     selective: Selective = "cheap"
     recompute_modules: tuple[str, ...] = ()
     recompute_among: tuple[str, ...] = ()
+    dropout: Dropout = "scores"
+    gaps: float = GAPS
+    outside: float = CONTEXT
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -226,9 +240,19 @@ class Stack:
             ("gradients", self.gradients, get_args(Gradients)),
             ("context", self.context, CONTEXT_KINDS),
             ("selective", self.selective, get_args(Selective)),
+            ("dropout", self.dropout, get_args(Dropout)),
         ):
             if chosen not in choices:
                 raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
+        if not 0 <= self.gaps <= MOST_GAPS:
+            raise StackError(
+                f"stack {self.name!r}: gaps is {self.gaps:g}", hint=f"gaps is a share from 0 to {MOST_GAPS:g}"
+            )
+        if not 0 <= self.outside <= MOST_OUTSIDE:
+            raise StackError(
+                f"stack {self.name!r}: outside is {format_quantity(self.outside, 'B')}",
+                hint=f"outside is from 0 B to {format_quantity(MOST_OUTSIDE, 'B')}",
+            )
         for field in ("recompute_modules", "recompute_among"):
             named = getattr(self, field)
             for module in named:
@@ -322,6 +346,12 @@ class Stack:
             data["recompute_modules"] = list(self.recompute_modules)
         if self.recompute_among:
             data["recompute_among"] = list(self.recompute_among)
+        if self.dropout != IDEAL.dropout:
+            data["dropout"] = self.dropout
+        if self.gaps != IDEAL.gaps:
+            data["gaps"] = self.gaps
+        if self.outside != IDEAL.outside:
+            data["outside"] = format_quantity(self.outside, "B")
         if self.clusters:
             data["clusters"] = list(self.clusters)
         if self.scalars:
@@ -387,6 +417,9 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     selective: str = IDEAL.selective
     recompute_modules: tuple[str, ...] = ()
     recompute_among: tuple[str, ...] = ()
+    dropout: str = IDEAL.dropout
+    gaps: float = IDEAL.gaps
+    outside: str = ""
     clusters: tuple[str, ...] = ()
     scalars: dict[str, _Quantity] = {}
     fit: _FitFile | None = None
@@ -407,6 +440,13 @@ def _scalar(name: str, value: _Quantity) -> float:
     if isinstance(value, str):
         raise StackError(f"scalars.{name}: {value!r} is a text", hint=f"{name} is a number without a unit")
     return float(value)
+
+
+def _bytes(text: str) -> float:
+    try:
+        return parse_quantity(text, "B")
+    except ValueError as error:
+        raise StackError(f"outside: {error}", hint="outside is in bytes, written like '1.5 GB'") from error
 
 
 def _day(value: object) -> datetime.date:
@@ -447,6 +487,9 @@ def _stack(source: str, data: _StackFile) -> Stack:
             selective=data.selective,  # type: ignore[arg-type]
             recompute_modules=data.recompute_modules,
             recompute_among=data.recompute_among,
+            dropout=data.dropout,  # type: ignore[arg-type]
+            gaps=data.gaps,
+            outside=_bytes(data.outside) if data.outside else IDEAL.outside,
         )
     except StackError as error:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error

@@ -22,7 +22,7 @@ from autopar.formulate.step_time import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
-from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
+from autopar.program.records import HOST_PHASES, OPTIMIZER_STATE, Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute, first_share, parse_share
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
@@ -36,7 +36,7 @@ from autopar.tactics.stages import moment_elements
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_SHARED_FROM = {Category.OPTIMIZER: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
+_SHARED_FROM = {Category.OPTIMIZER: 1, Category.UPDATE: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
 """ZeRO stage from which on data-parallel devices share what a category holds."""
 _ROUNDS, _SPLIT_ROUNDS = 2, 4
 """Rounds of as many microbatches as groups after which devices are as full as they get; weight passes put off last."""
@@ -276,7 +276,8 @@ class Table:
             self._stage(self.folded.chain[start:stop], _rerun(degrees), index == 0, index == last, count > 1)
             for index, (start, stop) in enumerate(ranges)
         ]
-        hosted = self._hosted_bytes(degrees)
+        hosted, chain = self._hosted_bytes(degrees), np.asarray(self.folded.chain)
+        passing = np.where(self._is_away(degrees), 0.0, self._held(degrees, (Category.UPDATE,))[chain])
         away = [float(hosted[start:stop].sum()) for start, stop in ranges]
         fullest = []
         schedule = SCHEDULES[schedule_of(degrees)]
@@ -297,7 +298,8 @@ class Table:
             beside = sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
             updates = (stages[number].update + float(state_buffers(away[number])) for number in numbers)
             update = max(updates) if self.trains else 0.0
-            fullest.append(max(most + beside, update))
+            absent = sum(float(passing[slice(*ranges[number])].sum()) for number in numbers)
+            fullest.append(max(most + beside - absent, update))
         return np.array(fullest)
 
     def _stage(
@@ -342,7 +344,7 @@ class Table:
         """Return the bytes of the optimizer's state of each block that are in host memory, (blocks,)."""
         if not degrees.offload:
             return np.zeros(len(self.folded.chain))
-        states = self._held(degrees, (Category.OPTIMIZER,))[np.asarray(self.folded.chain)]
+        states = self._held(degrees, OPTIMIZER_STATE)[np.asarray(self.folded.chain)]
         return np.where(self._is_away(degrees), states, 0.0)
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
@@ -353,14 +355,17 @@ class Table:
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
-        is_split = self.zero >= _SHARED_FROM[Category.PARAMETERS]
+        shared = self.reference / degrees.sharing
         for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
             most: dict[int, float] = {}
             for block, size in copy.readers:
                 group = int(group_of[block])
                 most[group] = max(most.get(group, 0.0), size)
             for group in most.keys() - {int(group_of[copy.owner])}:
-                held[group] += most[group] * (self.reference / degrees.sharing if is_split else 1.0)
+                held[group] += sum(
+                    amount * (shared if self.zero >= _SHARED_FROM[category] else 1.0)
+                    for category, amount in ((Category.PARAMETERS, most[group]), *copy.state)
+                )
         return np.asarray(held)
 
 

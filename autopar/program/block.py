@@ -71,13 +71,13 @@ class LoweredKind:
     Attributes:
         segments: Its segments.
         resident: Persistent bytes per device of one instance.
-        owned: Names of its parameters.
+        owned: Bytes per device of the gradients and the optimizer's state of its parameters, by their name.
         borrowed: Bytes per device of the parameters of other blocks that it reads, by name.
     """
 
     segments: list[Segment]
     resident: dict[Category, float]
-    owned: frozenset[str]
+    owned: Mapping[str, Mapping[Category, float]]
     borrowed: Mapping[str, float]
 
 
@@ -113,6 +113,7 @@ class _States:
         inputs: By output, of what is stored.
         parameters: Inputs.
         moments: Inputs.
+        owners: By output, the parameter that a gradient or a moment belongs to.
     """
 
     whole: frozenset[str]
@@ -120,6 +121,7 @@ class _States:
     inputs: Mapping[str, str]
     parameters: frozenset[str]
     moments: frozenset[str]
+    owners: Mapping[str, str]
 
 
 @lru_cache(maxsize=16)
@@ -136,6 +138,7 @@ def _states(folded: Folded) -> _States:
         inputs={state.output: state.input for state in states},
         parameters=frozenset(state.input for state in states if state.role is Role.PARAMETER),
         moments=frozenset(state.input for state in states if state.role is Role.MOMENT),
+        owners={state.output: state.owner for state in states},
     )
 
 
@@ -164,6 +167,7 @@ class BlockLowering:
         self.routings = row_routings(folded)
         known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
+        self.owners = known.owners
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -251,11 +255,12 @@ class BlockLowering:
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
         borrowed = {name: self._kept_bytes(name, self.homes[name]) for name in self.borrowed}
-        resident = self._resident()
+        owned: dict[str, dict[Category, float]] = {name: {} for name in sorted(self.parameters)}
+        resident = self._resident(owned)
         caches = self._cached_bytes(segments[0])
         if caches:
             resident[Category.CACHES] = caches
-        return LoweredKind(segments, resident, frozenset(self.parameters), borrowed)
+        return LoweredKind(segments, resident, owned, borrowed)
 
     def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
         """Return the part of the backward that leads to gradients of parameters only, if there is any.
@@ -519,22 +524,29 @@ class BlockLowering:
         read = (operand.bytes for operand in forward.external if tensors.get(operand.value) in caches)
         return self.folded.microbatches * fsum(read) if caches else 0.0
 
-    def _resident(self) -> dict[Category, float]:
-        """Return the bytes of the persistent tensors of one instance."""
+    def _resident(self, owned: Mapping[str, dict[Category, float]]) -> dict[Category, float]:
+        """Return the bytes of the persistent tensors of one instance, and add to what each parameter has of them."""
         totals: dict[Category, float] = {}
 
-        def add(category: Category, name: str, placements: Placements) -> None:
-            totals[category] = totals.get(category, 0.0) + self._kept_bytes(name, placements)
+        def add(category: Category, amount: float, owner: str = "") -> None:
+            for sizes in (totals, owned[owner]) if owner in owned else (totals,):
+                sizes[category] = sizes.get(category, 0.0) + amount
 
         for name in sorted(self.parameters):
-            add(Category.PARAMETERS, name, self.homes[name])
+            add(Category.PARAMETERS, self._kept_bytes(name, self.homes[name]))
         for op in self.kind.ops:
             for name in op.outputs:
                 role = self.roles.get(name)
+                if role not in (Role.GRADIENT, Role.MOMENT):
+                    continue
+                size, owner = self._kept_bytes(name, self.homes[name]), self.owners[name]
                 if role is Role.GRADIENT:
-                    add(Category.GRADIENTS, name, self.homes[name])
-                elif role is Role.MOMENT:
-                    add(Category.OPTIMIZER, name, self.homes[name])
+                    add(Category.GRADIENTS, size, owner)
+                    continue
+                passing = self.costs.policy.update_share(self.resident[name])
+                add(Category.OPTIMIZER, size * (1 - passing), owner)
+                if passing:
+                    add(Category.UPDATE, size * passing, owner)
         return totals
 
 

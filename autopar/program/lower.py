@@ -19,6 +19,7 @@ from autopar.program.kinds import program_kind
 from autopar.program.op_groups import stated
 from autopar.program.records import (
     HOST_PHASES,
+    OPTIMIZER_STATE,
     Category,
     Program,
     Resident,
@@ -83,21 +84,19 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         away = stage.hosted
         for kind, is_away in zip(kinds, away, strict=True):
             for category, amount in lowered[kind].resident.items():
-                there = hosted if is_away and category is Category.OPTIMIZER else totals
+                there = hosted if is_away and category in OPTIMIZER_STATE else totals
                 there[category] = there.get(category, 0.0) + amount
         here = [other for other in plan.stages if other.devices == stage.devices]
         for copy in shared:
             owned = any(copy.owner in range(*other.blocks) for other in here)
             size = copy.on(range(*stage.blocks))
             if size and not owned:
-                totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + size
+                for category, amount in ((Category.PARAMETERS, size), *copy.state):
+                    totals[category] = totals.get(category, 0.0) + amount
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
-        if any(away):
-            hosted.setdefault(Category.OPTIMIZER, 0.0)
-        resident, elsewhere = (
-            tuple(Resident(category, amount) for category, amount in found.items()) for found in (totals, hosted)
-        )
+        resident = tuple(Resident(category, amount) for category, amount in totals.items())
+        elsewhere = (Resident(Category.OPTIMIZER, sum(hosted.values())),) if any(away) else ()
         mesh = plan.variant_of(stage).device_mesh
         stages.append(
             StageProgram(
@@ -161,11 +160,19 @@ class Copy:
     Attributes:
         owner: The block that owns it.
         readers: The blocks that read it, with the bytes per device they would have a copy of. Its gradient travels to
-            the owner; there are no moments.
+            the owner.
+        state: Bytes per device of its gradient and its optimizer's state, by category. A stage with a copy has them,
+            too: in Megatron-LM either end of a pipeline sums gradients and updates its own copy.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
+    state: tuple[tuple[Category, float], ...] = ()
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of its gradient and its optimizer's state."""
+        return sum(amount for _, amount in self.state)
 
     def on(self, blocks: range) -> float:
         """Return the bytes of the copy on a stage that does not own it; 0 if none of its blocks reads it."""
@@ -189,12 +196,12 @@ def copies(blocks: Sequence[LoweredKind], folded: Folded) -> list[Copy]:
         for name, size in lowered.borrowed.items():
             readers.setdefault(names[block].get(name, name), []).append((block, size))
     owners = {
-        name: block
+        name: (block, tuple(blocks[block].owned[local].items()))
         for name in readers
         for block, local in _places(folded.pattern, name)
         if local in blocks[block].owned
     }
-    return [Copy(owners[name], tuple(found)) for name, found in readers.items() if name in owners]
+    return [Copy(owners[name][0], tuple(found), owners[name][1]) for name, found in readers.items() if name in owners]
 
 
 def lower_blocks(

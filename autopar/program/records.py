@@ -70,8 +70,9 @@ def segment_phase(phase: Phase) -> SegmentPhase:
 class Category(StrEnum):
     """What memory holds.
 
-    The first five outlive the step (`Resident`). `CACHES` are what serving keeps of earlier tokens, of all samples of a
-    step. `ACTIVATIONS` are forward values of the microbatches in flight, kept
+    The first six have a size per stage (`Resident`). All of them outlive the step but `UPDATE`, what the optimizer
+    makes of all parameters in its update and frees after it. `CACHES` are what serving keeps of earlier tokens, of all
+    samples of a step. `ACTIVATIONS` are forward values of the microbatches in flight, kept
     for their backward; `GATHERED` parameters put together from their shards for use; `COMMUNICATION` values under way
     to or from other devices beside compute; `TRANSIENT` is what the running segment needs besides.
     """
@@ -79,6 +80,7 @@ class Category(StrEnum):
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
+    UPDATE = "update"
     BUFFERS = "buffers"
     CACHES = "caches"
     ACTIVATIONS = "activations"
@@ -87,7 +89,11 @@ class Category(StrEnum):
     TRANSIENT = "transient"
 
 
-_LASTING = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.BUFFERS, Category.CACHES)
+_LASTING = (
+    Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.UPDATE, Category.BUFFERS, Category.CACHES,
+)  # fmt: skip
+OPTIMIZER_STATE = (Category.OPTIMIZER, Category.UPDATE)
+"""What of a block lies in host memory if its optimizer's state does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
-from autopar.cost import IDEAL
+from autopar.cost import IDEAL, stack_from_dict
 from autopar.cost.reserve import context_of, gaps_of, reserve_of
 from autopar.describe.device_groups import device_groups, group_word
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory, StagePlan
@@ -189,18 +189,42 @@ def fullest_stage(plan: Plan, simulated: Simulated) -> tuple[int, StageMemory, f
 
 
 def occupied(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
-    """Return what the fullest device would show: what is allocated, the allocator's gaps, context and libraries."""
+    """Return what devices would show: what is allocated, the allocator's gaps, context and libraries.
+
+    One entry has all of it for the fullest device. Where stages are several, another one has what is allocated and
+    reserved on the ranks of the first, the last and the fullest.
+    """
     memory = _device_memory(plan)
     if memory is None:
         return []
-    _, stage, _ = fullest_stage(plan, simulated)
-    reserved = stage.peak + gaps_of(stage.peak, memory)
-    shown = reserved + context_of(memory)
+    gaps, outside = _reserve_of_stack(plan)
+    number, stage, limit = fullest_stage(plan, simulated)
+
+    def reserved(peak: float) -> float:
+        return peak + gaps_of(peak, memory, gaps, outside)
+
+    shown = reserved(stage.peak) + context_of(memory, outside)
     words = (
-        f"{format_bytes(stage.peak)} allocated, about {format_bytes(reserved)} reserved with gaps, "
+        f"{format_bytes(stage.peak)} allocated, about {format_bytes(reserved(stage.peak))} reserved with gaps, "
         f"{format_bytes(shown)} of {format_bytes(memory)} with context and libraries"
     )
-    return [("device", words)]
+    entries = [("device", words)]
+    stages = simulated.stages
+    if len(stages) > 1:
+        names = {0: "first", len(stages) - 1: "last"}
+        names[number] = f"{names[number]} and fullest" if number in names else f"fullest ({number})"
+        ranks = (
+            f"{name} {format_bytes(stages[index].peak)} allocated, {format_bytes(reserved(stages[index].peak))} reserved"
+            for index, name in sorted(names.items())
+        )
+        entries.append(("by rank", f"{'; '.join(ranks)}; limit {format_bytes(limit)}"))
+    return entries
+
+
+def _reserve_of_stack(plan: Plan) -> tuple[float, float]:
+    """Return the share of gaps, and the bytes outside of the allocator, of the stack of a plan."""
+    stack = stack_from_dict(plan.job.stack, "job.stack") if plan.job.stack else IDEAL
+    return stack.gaps, stack.outside
 
 
 def _device_memory(plan: Plan) -> float | None:

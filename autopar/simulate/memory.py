@@ -11,6 +11,8 @@ is:
 - Gradients of a block whose reduction runs beside compute stay until it is done, which is taken to be when the next
   block has run.
 - Sums of gradients that a stack makes in the backward (`Stack.gradients`) are not there before, if there is but one.
+- What the optimizer makes in its update alone (`Category.UPDATE`: float32 gradients of parameters in float16) is not
+  there while passes run.
 - What the neighbouring stages send next is received while a task runs: one microbatch from either side.
 - Where blocks keep what they save in host memory, what one of them saves is on its way out and what another one saves
   on its way in (`TRANSIT_BLOCKS`); where the optimizer's state lies there, a few buckets of it are on the device.
@@ -134,20 +136,24 @@ class TaskMemory(NamedTuple):
     communication: float
     transient: float
     unmade: float = 0.0
+    absent: float = 0.0
 
     @property
     def bytes(self) -> float:
-        """All of it, less the sums of gradients that are not there yet."""
-        return self.activations + self.gathered + self.communication + self.transient - self.unmade
+        """All of it, less what counts as resident and is not there: sums of gradients, and what the update makes."""
+        return self.activations + self.gathered + self.communication + self.transient - self.unmade - self.absent
 
 
-def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
+def memory_over_time(
+    chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool, absent: float = 0.0
+) -> Iterator[TaskMemory]:
     """Yield the fullest moment of each task in order, then of the update if there is one; without resident tensors.
 
     Args:
         chunks: What the tasks of each stage of the group of devices need.
         order: The tasks of the group.
         trains: Whether there are backwards and an update.
+        absent: Bytes that are there in the update alone, of those that count as resident.
     """
     held: dict[tuple[int, int], float] = {}
     total = 0.0
@@ -158,7 +164,7 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
         peak = memory.passes[task.kind]
         yield TaskMemory(
             task, total + peak.activations, peak.gathered, communication + peak.reducing,
-            peak.bytes - peak.activations, peak.unmade,
+            peak.bytes - peak.activations, peak.unmade, absent,
         )  # fmt: skip
         left = memory.left[task.kind]
         if trains and left:
@@ -206,6 +212,7 @@ def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tupl
     for resident in (part for stage in chunks for part in stage.resident):
         sizes[resident.category] += resident.bytes
     sizes[Category.GRADIENTS] -= moment.unmade
+    sizes[Category.UPDATE] -= moment.absent
     sizes[Category.ACTIVATIONS] = moment.activations
     sizes[Category.GATHERED] = moment.gathered
     sizes[Category.COMMUNICATION] = moment.communication
@@ -304,7 +311,8 @@ def stage_moments(
         for stage in chunks
     ]
     order = [run.task for run in runs]
-    moments = list(memory_over_time(needs, order, program.trains))
+    passing = fsum(part.bytes for stage in chunks for part in stage.resident if part.category is Category.UPDATE)
+    moments = list(memory_over_time(needs, order, program.trains, passing))
     starts = [run.start for run in runs]
     hosted = host_bytes(needs, order) + fsum(part.bytes for stage in chunks for part in stage.hosted)
     return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments, hosted, needs)

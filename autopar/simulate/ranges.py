@@ -8,7 +8,7 @@ from autopar.folding.fold import Folded
 from autopar.formulate.block_memory import BlockHolding, ChainBytes, FloatArray, SharedBytes, State
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
-from autopar.program.records import Category
+from autopar.program.records import OPTIMIZER_STATE
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
@@ -57,10 +57,13 @@ def chain_bytes(
         arriving=each(arriving),
         returning=each(returning),
         hosted=each({kind: _offloaded(memories, kind) for kind in lowered}),
-        state=each({kind: own.resident.get(Category.OPTIMIZER, 0.0) for kind, own in lowered.items()}),
+        state=each(
+            {kind: sum(own.resident.get(part, 0.0) for part in OPTIMIZER_STATE) for kind, own in lowered.items()}
+        ),
         buffers=folded.buffer_bytes,
         shared=tuple(
-            SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
+            SharedBytes(copy.owner, tuple((block, size + copy.state_bytes) for block, size in copy.readers))
+            for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
         host_room=host_room,
     )

@@ -19,7 +19,7 @@ _HINT = (
     f"write --lora rank=16,alpha=32,targets={'|'.join(GROUPS)}|NAME:NAME, pattern=REGEX last in place of targets, or "
     f"give peft's {ADAPTER_CONFIG}"
 )
-_KEYS = ("rank", "alpha", "targets", "rslora", "base")
+_KEYS = ("rank", "alpha", "targets", "rslora", "base", "shared")
 _READ = frozenset({"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias"})
 _WITHOUT_EFFECT = frozenset(
     {
@@ -67,17 +67,22 @@ def _parse(text: str) -> Lora:
         found[key] = value
     if pattern and "targets" in found:
         raise JobError("LoRA with both targets and a pattern", hint="say which modules are adapted in one way")
-    stabilised = found.get("rslora", "false").lower()
-    if stabilised not in ("true", "false"):
-        raise JobError(f"rslora={stabilised}", hint="rslora takes true or false")
     return Lora(
         int(_number(found.get("rank", "8"), "rank")),
         _number(found.get("alpha", "8"), "alpha"),
         tuple(name.strip() for name in found.get("targets", "all").split(":")),
-        stabilised == "true",
+        _truth(found, "rslora"),
         found.get("base", ""),
         pattern,
+        _truth(found, "shared"),
     )
+
+
+def _truth(found: dict[str, str], key: str) -> bool:
+    text = found.get(key, "false").lower()
+    if text not in ("true", "false"):
+        raise JobError(f"{key}={text}", hint=f"{key} takes true or false")
+    return text == "true"
 
 
 def _number(text: str, key: str) -> float:

@@ -50,6 +50,8 @@ class Lora:
         base: "" for a base stored as the job's precision has it, "nf4" for 4 bits.
         pattern: A regular expression that the whole names of targeted modules match ("model.layers.3.mlp.up_proj"), as
             peft's `target_modules` may be one; "" for `targets`.
+        shared: Whether products that read the same value share one A, as on the fused matrices of Megatron-LM
+            (`linear_qkv`, `linear_fc1`): queries, keys and values, or gate and input of an MLP.
 
     Raises:
         JobError: If a number is not positive, there is no target, the base is unknown, or the pattern is no regular
@@ -62,6 +64,7 @@ class Lora:
     rank_stabilised: bool = False
     base: str = ""
     pattern: str = ""
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -93,9 +96,10 @@ class Lora:
         """
         stabilised = ",rslora=true" if self.rank_stabilised else ""
         base = f",base={self.base}" if self.base else ""
+        shared = ",shared=true" if self.shared else ""
         targets = "" if self.pattern else f",targets={':'.join(self.targets)}"
         pattern = f",{PATTERN}{self.pattern}" if self.pattern else ""
-        return f"rank={self.rank},alpha={self.alpha:g}{targets}{stabilised}{base}{pattern}"
+        return f"rank={self.rank},alpha={self.alpha:g}{targets}{stabilised}{base}{shared}{pattern}"
 
 
 def add_adapters(graph: Graph, lora: Lora) -> Graph:
@@ -136,6 +140,7 @@ class _Writer:
         self._graph, self._lora = graph, lora
         self._adapters: dict[str, None] = {}
         self._halves: dict[tuple[str, str], str] = {}
+        self._shared: dict[str, str] = {}  # value -> the A that products of it share
 
     def graph(self, quantised: Set[str]) -> Graph:
         """Return the graph as it is now, with these weights in 4 bits."""
@@ -159,6 +164,8 @@ class _Writer:
         dtype, rank = tape.dtype(y), lora.rank
         experts = tape.shape(weight)[:-2] if tape.values[weight].is_float else ()  # packed ones have dims of their own
         a, b = adapter_names(weight)
+        if lora.shared:
+            a = self._shared.setdefault(x, a)
         for name, shape in ((a, (tape.shape(x)[-1], rank)), (b, (rank, tape.shape(y)[-1]))):
             if name not in self._adapters:
                 tape.define(name, (*experts, *shape), dtype)

@@ -164,8 +164,15 @@ def _follow_recipes(draft: _Draft) -> None:
             raise InexpressibleError(f"does not state {name}, which recipe {recipe_name!r} leaves open")
 
 
+_CHUNK_LAYERS = r"vpp layers/stage=(\d+)"
+"""Pattern of notes that state the layers of an interleaved stage (`--num-layers-per-virtual-pipeline-stage`)."""
+
+
 def _derive(draft: _Draft) -> None:
     row = draft.row
+    chunk = re.search(_CHUNK_LAYERS, row.notes or "")
+    if chunk and row.layers and row.pp and row.layers % (row.pp * int(chunk[1])) == 0:
+        draft.fill("interleaved stages from their layers", vpp=row.layers // (row.pp * int(chunk[1])))
     if row.dp is None and row.global_batch and row.num_microbatches and row.micro_batch:
         dp, rest = divmod(row.global_batch, row.num_microbatches * row.micro_batch)
         if rest == 0:

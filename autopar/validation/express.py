@@ -113,9 +113,9 @@ def express(row: Row) -> Case:
 
 
 def _told(stack: Stack, row: Row) -> Stack:
-    """Return a stack with the choices a row states: dispatch and kernels of experts, overlap, graphs, recompute."""
-    choices = ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts", "recompute_modules")
-    said = {name: getattr(row, name) for name in choices}
+    """Return a stack with the choices a row states: kernels and dispatch of experts, overlap, recompute, dropout."""
+    names = ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts", "dropout", "recompute_modules")
+    said = {name: getattr(row, name) for name in names}
     return replace(stack, **{name: value for name, value in said.items() if value is not None})
 
 

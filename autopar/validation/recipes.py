@@ -78,6 +78,7 @@ _SIZES = {
 }  # fmt: skip
 """Sizes of models that rows name without stating them."""
 
+_CI = r"Megatron-LM .*tests/functional_tests"
 _DISTRIBUTED = "distributed optimizer (zero-1)"
 _MEGATRON = {"zero": _DISTRIBUTED, "sequence_parallel": True, "recompute": "none"}
 _ALL_TO_ALL = {"dispatch": "all-to-all"}
@@ -90,7 +91,8 @@ _MLPERF_8B = f"{_MLPERF}llama31_8b"
 _LORA_CONF = (
     "NVIDIA/benchmarks/llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml of MLPerf Training v5.0: rank 16, "
     "alpha 32 on linear_qkv and linear_proj, micro batch 1, no recompute, FP8 on unless switched off, "
-    "disable_parameter_transpose_cache, fp8_activation_input_store by FP8_ACTIVATION"
+    "disable_parameter_transpose_cache, fp8_activation_input_store by FP8_ACTIVATION; train.py: adapters on "
+    "linear_qkv and linear_proj with a dropout of 0.1 before them"
 )
 _V5P = "Google/benchmarks/gpt3/implementations/maxtext of MLPerf Training v4.0 and v4.1, v5p-{}.sh"
 _FOUR_LAYERS = (4,) * 15 + (1,)
@@ -177,7 +179,8 @@ RECIPES: tuple[Recipe, ...] = (
             "framework": "NeMo (Megatron-Core)",
             "micro_batch": 1,
             "numbers": "copies=1,gates=8",
-            "lora": "rank=16,alpha=32,targets=attention",
+            "lora": "rank=16,alpha=32,targets=attention,shared=true",
+            "dropout": "adapters",
         },
     ),
     Recipe(
@@ -304,6 +307,38 @@ RECIPES: tuple[Recipe, ...] = (
         origin="dgxc-benchmarking(?!.*(maxtext|paxml|nemotronh))",
         where={"num_experts": None},
         fills=_USER_BUFFERS,
+    ),
+    Recipe(
+        "zero-bubble pipelines",
+        "sail-sg/zero-bubble-pipeline-parallelism, examples/pretrain_zero_bubble.sh and pretrain_zbh1.sh: --fp16; "
+        "attention_dropout and hidden_dropout have their default of 0.1 (megatron/arguments.py)",
+        framework="zero-bubble",
+        fills={"precision": "fp16", "dropout": "layers"},
+    ),
+    # Functional tests of Megatron-Core.
+    Recipe(
+        "functional tests with MLA and experts",
+        "NVIDIA/Megatron-LM, tests/functional_tests/test_cases/moe/gpt3_*_tp2_pp2_ep4_etp1_*/model_config.yaml: 32 "
+        "experts 1024 wide, kv-channels 128, attention and hidden dropout 0, recompute-modules layernorm mla_up_proj "
+        "mlp moe_act, pipeline layout Et*3|(tt|)*6, 4 stages per device",
+        origin=_CI,
+        model="tp2_pp2_ep4_etp1",
+        fills={
+            "moe_ffn": 1024,
+            "head_dim": 128,
+            "dropout": "none",
+            "vpp": 4,
+            "recompute_modules": ("layernorm", "mla_up_proj", "mlp", "moe_act"),
+        },
+    ),
+    Recipe(
+        "functional tests of Megatron-Core",
+        "NVIDIA/Megatron-LM, tests/functional_tests/test_cases/{bert,gpt}/*/model_config.yaml: attention-backend "
+        "unfused in deterministic mode; attention_dropout and hidden_dropout have their default of 0.1 "
+        "(megatron/training/arguments.py)",
+        origin=_CI,
+        model="^(bert|gpt3)",
+        fills={"attention": "unfused", "dropout": "layers"},
     ),
     # NeMo and Megatron-Bridge.
     Recipe(

@@ -33,6 +33,26 @@ _MEMORY_KINDS: tuple[tuple[str, MemoryKind], ...] = (
 )
 """Pattern of framework or source, and what its figures count; tensors where nothing matches."""
 
+MemoryRank = Literal["fullest", "first", "last"]
+"""Whose memory a figure is: the fullest rank's, or that of a rank of the first or the last pipeline stage."""
+
+_MEMORY_RANKS: tuple[tuple[str, MemoryRank], ...] = (
+    # MLLOG lines are those of global rank 0 (NVIDIA/mlperf-common, PyTCommunicationHandler).
+    (r"training_results", "first"),
+    # mem-max-allocated-bytes goes through the writer of TensorBoard, which the last rank has
+    # (NVIDIA/Megatron-LM, megatron/training/global_vars.py).
+    (r"functional.test", "last"),
+)
+"""Pattern of framework or origin, and the rank whose memory is logged; the fullest where nothing matches."""
+
+_BINARY = r"training_results|torchtitan"
+"""Pattern of origins whose figures are in 2^30 bytes, whatever the row calls them.
+
+Torchtitan's logs and tables are in GiB. Callbacks of NVIDIA's submissions to MLPerf divide MiB by 1024 and write GB
+(custom_callbacks.py); runs of the 405B that differ in data-parallel devices alone differ by what 12 bytes per parameter
+of the optimizer make in 2^30 bytes.
+"""
+
 CALIBRATION_SHARE = 2
 """One in so many configurations is for calibration, the others are held out."""
 
@@ -76,6 +96,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         recompute: What was recomputed, in words.
         precision: Numbers of matrix products.
         attention: Kernels of attention, in words.
+        dropout: What dropout leaves masks of, as of `Stack.dropout`.
+        recompute_modules: Modules that selective recompute runs again, as of `Stack.recompute_modules`.
         schedule: Order of microbatches, in words.
         etp: Devices that each expert is split over.
         shard: Data-parallel devices that share what ZeRO splits; None for all.
@@ -97,7 +119,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         tflops_per_gpu: Measured TFLOP/s of a device.
         tflops_kind: What operations are counted: "model" for those of the model, without recomputed ones.
         memory_gb: Measured memory per device, in `memory_unit`.
-        memory_unit: "GiB ..." for 2^30 bytes; anything else, or None, for 1e9 bytes.
+        memory_unit: "GiB ..." for 2^30 bytes; anything else, or None, for 1e9 bytes, but for sources that write GB for
+            2^30 bytes.
         predicted_by_source: What the source's own simulator says: `step_s`, `mem_gib`.
         completeness: "full", or what is missing.
         notes: Remarks of who collected the row.
@@ -139,6 +162,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     recompute: str | None = None
     precision: str | None = None
     attention: str | None = None
+    dropout: str | None = None
+    recompute_modules: tuple[str, ...] | None = None
     schedule: str | None = None
     etp: int | None = None
     shard: int | None = None
@@ -181,7 +206,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         """Measured bytes per device."""
         if self.memory_gb is None:
             return None
-        return self.memory_gb * (GIB if (self.memory_unit or "").startswith("GiB") else 1e9)
+        binary = (self.memory_unit or "").startswith("GiB") or re.search(_BINARY, self.origin or "")
+        return self.memory_gb * (GIB if binary else 1e9)
 
     @property
     def memory_kind(self) -> MemoryKind:
@@ -190,6 +216,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
             return "allocated"
         text = f"{self.framework} {self.source}".lower()
         return next((kind for pattern, kind in _MEMORY_KINDS if re.search(pattern, text)), "allocated")
+
+    @property
+    def memory_rank(self) -> MemoryRank:
+        """Whose memory was measured."""
+        if "worst rank" in (self.memory_unit or ""):
+            return "fullest"
+        text = f"{self.framework} {self.origin}".lower()
+        return next((rank for pattern, rank in _MEMORY_RANKS if re.search(pattern, text)), "fullest")
 
     @property
     def claimed_seconds(self) -> float | None:

@@ -9,13 +9,14 @@ import msgspec
 
 from autopar.bench.conditions import Conditions
 from autopar.bench.report import condition_lines, markdown_table
-from autopar.cost.stack import SCALARS, format_scalar
+from autopar.cost.stack import IDEAL, SCALARS, format_scalar
 from autopar.report.text import format_entries, format_table, heading
 from autopar.units import format_bytes, format_quantity, format_seconds
 from autopar.validation.calibrate import Calibration
 from autopar.validation.gates import BEST_PLAN, MEMORY, POSED, TOO_LOW, Gate, by_class, memory_errors, posed, rivals
 from autopar.validation.micro import MicroError
 from autopar.validation.own_machine import OwnMachine
+from autopar.validation.reserve_fit import ReserveFit
 from autopar.validation.run import Outcome
 from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, rankings
 from autopar.writing import write_atomically
@@ -274,6 +275,17 @@ def format_page(outcomes: Sequence[Outcome], conditions: Conditions, micro: Sequ
         *markdown_table(_ASSUMED, assumptions(outcomes)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def format_reserve(found: ReserveFit) -> str:
+    """Return a fitted reserve: its two numbers, and the errors of memory before and after."""
+    entries = [
+        ("gaps", f"{100 * found.stack.gaps:.1f} % of what is allocated (default {100 * IDEAL.gaps:g} %)"),
+        ("outside", f"{format_bytes(found.stack.outside)} (default {format_bytes(IDEAL.outside)})"),
+    ]
+    kinds = (("before", found.before), ("fitted", found.fitted), ("held out", found.held_out))
+    rows = [(kind, str(each.rows) if each else "0", *_cells(each)) for kind, each in kinds]
+    return "\n".join([*format_entries(entries), "", *format_table(_FIT, rows, _WIDTH)]) + "\n"
 
 
 def format_calibration(found: Calibration) -> str:

@@ -10,17 +10,18 @@ from pathlib import Path
 
 from autopar import models
 from autopar.cluster import Device
-from autopar.cost import Stack
+from autopar.cost import IDEAL, Stack
 from autopar.cost.reserve import context_of, gaps_of
 from autopar.errors import AutoparError, WorkerError
 from autopar.machine import follow_parent
 from autopar.models.spec import Config
 from autopar.prediction import Prediction, Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.simulate.timeline import Timeline
 from autopar.training import Lora
 from autopar.validation.completion import InexpressibleError
 from autopar.validation.express import Case, express
-from autopar.validation.records import MemoryKind, Row
+from autopar.validation.records import MemoryKind, MemoryRank, Row
 from autopar.workload import ZOO, Workload
 
 _KEPT = 4
@@ -39,7 +40,7 @@ class Outcome:
         stack: Name of the stack.
         assumptions: What the row does not state and was assumed.
         peak_bytes: Predicted bytes on the fullest device: those that are allocated.
-        shown_bytes: The same as the row counts them: with gaps and context where it does.
+        shown_bytes: Predicted bytes as the row counts them: on the rank it is of, with gaps and context where it does.
         fits: Whether they are within the device's memory, less a reserve.
         has_experts: Whether the model is a mixture of experts.
         has_adapters: Whether adapters were trained in place of the model.
@@ -112,13 +113,28 @@ def predict_row(row: Row, cache_dir: str | Path | None = None, stacks: Sequence[
     return Outcome(
         row, "", found.timeline.step_seconds, case.seconds, stack.name, case.assumptions, found.timeline.peak_bytes,
         found.fits, case.has_experts, case.lora is not None,
-        shown_bytes(row.memory_kind, found.timeline.peak_bytes, case.cluster.device),
+        shown_bytes(row.memory_kind, rank_bytes(row.memory_rank, found.timeline), case.cluster.device, stack),
     )  # fmt: skip
 
 
-def shown_bytes(kind: MemoryKind, allocated: float, device: Device) -> float:
+def rank_bytes(rank: MemoryRank, timeline: Timeline) -> float:
+    """Return the bytes that are allocated at most on the rank that a figure is of.
+
+    Groups of devices come in the order of their first stage; where stages lie as a V, the first group has the last one.
+    """
+    match rank:
+        case "first":
+            return timeline.stages[0].memory.bytes
+        case "last":
+            return timeline.stages[-1].memory.bytes
+        case "fullest":
+            return timeline.peak_bytes
+
+
+def shown_bytes(kind: MemoryKind, allocated: float, device: Device, stack: Stack = IDEAL) -> float:
     """Return the bytes that a source would print of so many allocated ones."""
-    gaps, context = gaps_of(allocated, device.memory), context_of(device.memory)
+    gaps = gaps_of(allocated, device.memory, stack.gaps, stack.outside)
+    context = context_of(device.memory, stack.outside)
     return allocated + {"allocated": 0.0, "reserved": gaps, "device": gaps + context}[kind]
 
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.cost import Stack, bundled_stacks
+from autopar.cost.reserve import GAPS
 from autopar.cost.stack import IDEAL, Attention, Dispatch, Experts, Fusion, Loss, Selective
 
 
@@ -33,6 +34,7 @@ class Known(NamedTuple):
     A fit also takes the rows of the stacks that are `pooled`: where few rows of a software are known, what all of its
     relatives have in common is what can be told. Its `relatives` are the same software on devices of its kind: the
     rows of all are fitted together first, and its scalars are drawn towards that fit and not towards their defaults.
+    OneFlow lays out all memory of a step when it compiles it, so that there are no `gaps`.
     """
 
     framework: str
@@ -47,6 +49,7 @@ class Known(NamedTuple):
     experts: Experts = "grouped"
     relatives: tuple[str, ...] = ()
     dispatch: Dispatch = "all-to-all"
+    gaps: float = GAPS
 
     @property
     def unfitted(self) -> Stack:
@@ -68,6 +71,7 @@ class Known(NamedTuple):
             selective=self.selective,
             experts=self.experts,
             dispatch=self.dispatch,
+            gaps=self.gaps,
         )
 
 
@@ -108,7 +112,7 @@ STACKS = (
     Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
-    Known(r"oneflow", r"V100", "oneflow-v100", "unfused", "chains", _V100),
+    Known(r"oneflow", r"V100", "oneflow-v100", "unfused", "chains", _V100, gaps=0.0),
     Known(r"alpa", r"V100", "alpa-v100", "unfused", "chains", _V100),
     _compiled(r"torchtitan compile", r"H200", "fsdp-compile-h100", _H100, loss="fused", selective="alternate"),
     _compiled(r"torchtitan", r"H[12]00", "fsdp-compile-h100", _H100, selective="alternate"),
@@ -155,4 +159,4 @@ def stack_for(framework: str, device: str, zero: int = 0) -> Stack:
     """
     meant = meant_stack(framework, device, zero)
     bundled = bundled_stacks().get(meant.name, meant)
-    return replace(meant, scalars=bundled.scalars, fit=bundled.fit)
+    return replace(meant, scalars=bundled.scalars, fit=bundled.fit, gaps=bundled.gaps, outside=bundled.outside)
