@@ -203,6 +203,8 @@ class Pinned:
         self.followed &= bool(mask.any())
         name = self.mesh.axes[axis].name
         wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
+        if name == "ep" and name in self.named and name not in self.counted:
+            wishes.append(self._splits_batch(decision, kind, op, placed))
         if "cp" in self.named and op is not None and name in ("dp", "cp"):
             wishes.append(self._groups_experts(name, op, placed))
         wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
@@ -217,13 +219,16 @@ class Pinned:
         """Return what of a decision does what a role asks."""
         match role:
             case "dp":
-                return matching_strategies(self.facts, DataParallelism(zero=None), decision, kind, op, placed)
+                return self._splits_batch(decision, kind, op, placed)
             case "tp":
                 return matching_strategies(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
             case "cp":
                 return self._splits_sequence(decision, placed)
             case _:
                 return self._splits_experts(op, placed)
+
+    def _splits_batch(self, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+        return matching_strategies(self.facts, DataParallelism(zero=None), decision, kind, op, placed)
 
     def _splits_sequence(self, decision: Decision, placed: Placed) -> Mask:
         mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
