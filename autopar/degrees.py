@@ -1,7 +1,10 @@
 """Degrees of parallelism: a plan in the words in which people state one, and the arithmetic they have to obey.
 
-devices = dp x cp x tp x pp            ep divides dp: the devices of an expert group are taken from data parallelism,
-                                       and with etp 1 from tensor parallelism, too: ep divides dp x tp
+devices = dp x cp x tp x pp
+expert group = ep x etp neighbours of a stage, as in Megatron-LM and torchtitan: the tensor-parallel devices (parts of
+               each expert, or with etp 1 whole ones), then all context-parallel ones, then some of the data-parallel:
+               ep / cp divides dp, with etp 1 ep / (cp x tp) does
+devices with the same experts = devices / (pp x ep x etp)
 global batch = dp x microbatch x (number of microbatches)
 """
 
@@ -29,7 +32,9 @@ class Degrees:
         tp: Tensor-parallel degree.
         pp: Groups of devices in the pipeline.
         cp: Context-parallel degree: positions of a sequence are split.
-        ep: Expert-parallel degree, a divisor of `dp`; with `etp` 1 a multiple of `tp` that divides `dp x tp`.
+        ep: Expert-parallel degree: devices that have different experts. They are the context-parallel ones, with `etp`
+            1 the tensor-parallel ones, and as many of the data-parallel ones as there are beyond: a multiple of `cp`
+            (and `tp`) that divides `dp x cp` (`x tp`).
         etp: Devices that each expert is split over: 0 for the tensor-parallel ones, or 1.
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
@@ -132,17 +137,7 @@ class Degrees:
                 f"experts are split over {self.etp} of {self.tp} tensor-parallel devices",
                 hint=f"--etp {self.tp} splits them over all, --etp 1 gives each device whole experts",
             )
-        if self.whole_experts and (self.ep % self.tp or (self.dp * self.tp) % self.ep):
-            raise JobError(
-                f"with whole experts the expert-parallel degree {self.ep} has to be a multiple of tp {self.tp} that "
-                f"divides dp x tp = {self.dp * self.tp}",
-                hint=f"--ep {gcd(self.dp * self.tp, max(self.ep, self.tp) // self.tp * self.tp)}, or leave --etp out",
-            )
-        if self.dp % self.expert_axis:
-            raise JobError(
-                f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
-                hint=f"expert groups are made of data-parallel devices: --ep {gcd(self.dp, self.ep)}",
-            )
+        self._check_experts()
         if self.shard and not self.zero:
             raise JobError(f"{self.shard} devices share what ZeRO splits, without ZeRO", hint="give --zero 1, 2 or 3")
         if self.shard < 0 or (self.shard and self.data % self.shard):
@@ -155,6 +150,26 @@ class Degrees:
                 f"groups of {self.shard} that share what ZeRO splits, beside cp, ep and tp: a mesh of five axes",
                 hint="let all data-parallel devices share, or leave one of these degrees at 1",
             )
+
+    def _check_experts(self) -> None:
+        inside = self._inside_experts
+        if self.ep == 1 and not self.whole_experts:
+            return
+        if self.ep % inside == 0 and self.dp % (self.ep // inside) == 0:
+            return
+        fitting = gcd(self.dp, max(1, self.ep // inside)) * inside
+        if inside == 1:
+            raise JobError(
+                f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
+                hint=f"expert groups are made of data-parallel devices: --ep {fitting}",
+            )
+        names = [name for name, counts in (("cp", self.cp > 1), ("tp", self.whole_experts)) if counts]
+        degrees = " x ".join(f"{name} {getattr(self, name)}" for name in names)
+        raise JobError(
+            f"{'with whole experts ' if self.whole_experts else ''}the expert-parallel degree {self.ep} has to be a "
+            f"multiple of {degrees} that divides dp x {' x '.join(names)} = {self.dp * inside}",
+            hint=f"--ep {fitting}" + (", or leave --etp out" if self.whole_experts else ""),
+        )
 
     def _check_batch(self) -> None:
         share = self.dp * self.microbatch
@@ -175,9 +190,19 @@ class Degrees:
         return self.etp == 1 and self.tp > 1
 
     @property
+    def context_experts(self) -> bool:
+        """Whether context-parallel devices have different experts: wherever there are expert groups."""
+        return self.ep > 1 and self.cp > 1
+
+    @property
+    def _inside_experts(self) -> int:
+        """Context- and tensor-parallel devices of an expert group that have different experts."""
+        return self.cp * (self.tp if self.whole_experts else 1)
+
+    @property
     def expert_axis(self) -> int:
         """Data-parallel devices that have different experts."""
-        return max(1, self.ep // self.tp) if self.whole_experts else self.ep
+        return max(1, self.ep // self._inside_experts)
 
     @property
     def may_share_apart(self) -> bool:

@@ -218,10 +218,9 @@ def test_experts_over_tensor_parallel_devices_are_whole_or_refused_with_the_near
 
     whole = read(text + "--expert-tensor-parallel-size 1", gpus=256).degrees
     assert (whole.dp, whole.ep, whole.etp, whole.expert_axis) == (16, 32, 1, 16)
-    with pytest.raises(ExportError, match="does not divide the data-parallel degree 16") as raised:
+    with pytest.raises(ExportError, match="do not divide the 32 devices of a stage") as raised:
         read(text, gpus=256)
 
-    assert "64 devices of any kind in a group" in str(raised.value)
     assert "--expert-model-parallel-size 16 --expert-tensor-parallel-size 2 is the nearest" in str(raised.value)
     nearest = text.replace("size 32 ", "size 16 ") + "--expert-tensor-parallel-size 2"
     assert read(nearest, gpus=256).degrees.ep == 16

@@ -612,3 +612,20 @@ def test_a_mapping_pins_from_python() -> None:
     assert len(plan.stages) == 2
     with pytest.raises(PinError, match="'stage' is neither"):
         autopar.solve("zoo:mlp-xs", gpus=2, pins={"stage": 2})
+
+
+def test_many_meshes_are_listed_once_each_and_leave_samples_for_their_axes() -> None:
+    """120 meshes of a search for Megatron-LM, on which the space has 2,640 configurations, not 8,462 times 120."""
+    meshes = [{"dp": dp, "ep": ep, "tp": 256 // (dp * ep)} for dp in (2, 4, 8, 16, 32) for ep in (2, 4, 8)]
+    pins = pins_from({"pin": {"mesh": meshes}})
+    space = configurations(
+        gpus=256, devices_per_node=8, num_blocks=63, global_batch=1920, batch_of_model=None, mode="train"
+    )
+
+    found = pinned_space(space, pins, Frame(load_cluster("h100"), 256, 1920, None, 63))
+
+    assert len(found) == len(set(found))
+    assert {own.num_stages for own in found} == {1}
+    for own in found:
+        sizes = {axis.name: axis.size for axis in own.mesh.axes}
+        assert 1920 // own.num_microbatches % (sizes["dp"] * sizes["ep"]) == 0

@@ -100,7 +100,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
     callback=lambda _context, _option, value: value or "",
     help="How attention gets at positions of other devices; default: what the software stack runs.",
 )
-@_degree("ep", "Expert-parallel degree; divides dp, or with --etp 1 dp x tp.")
+@_degree("ep", "Expert-parallel degree, all of cp and with --etp 1 tp within; divides dp x cp (x tp).")
 @click.option(
     "--etp",
     type=positive_whole(),

@@ -47,6 +47,9 @@ _BY_SIZE = ("megatron", "deepspeed", "nemo", "maxtext")
 _STAGE_ORDERS = ("megatron", "nemo")
 """Frameworks that lay data parallelism around pipelines if they are told to."""
 
+_NEIGHBOURS = ("megatron", "nemo", "torchtitan")
+"""Frameworks whose groups of experts are neighbours: tensor- and context-parallel devices before data-parallel ones."""
+
 BY_PLACEMENTS: dict[str, Callable[[Plan, Folded], Exported]] = {"jax": jax.export, "pytorch": pytorch.export}
 """Frameworks that take placements of tensors."""
 
@@ -101,6 +104,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
                 else replace(facts, bucket=one_size(plan, folded, to))
             )
         _check_roles(facts, ABILITIES[to])
+        if to in _NEIGHBOURS:
+            _check_experts(facts, ABILITIES[to])
         written = BY_DEGREES[to](facts, "")
         return BY_DEGREES[to](facts, outcome_of(plan, to, written, facts, workload, cache_dir).sentence)
     if to in BY_PLACEMENTS:
@@ -131,6 +136,22 @@ def _check_roles(facts: Facts, ability: Abilities) -> None:
             f"the plan has {' and '.join(extra)}; {ability.name} runs none",
             hint="solve --for fsdp searches plans that it runs, or export --to megatron, torchtitan or pytorch",
         )
+
+
+def _check_experts(facts: Facts, ability: Abilities) -> None:
+    """Refuse groups of experts of a size that no group of neighbours has which can be predicted.
+
+    Raises:
+        ExportError: If the plan has such groups.
+    """
+    inside = facts.cp * (facts.tp if facts.etp else 1)
+    if facts.ep == 1 or (facts.ep % inside == 0 and facts.dp % (facts.ep // inside) == 0):
+        return
+    raise ExportError(
+        f"experts are dealt out over {facts.ep} devices beside context parallelism of {facts.cp}; {ability.name} deals "
+        "them out over neighbours, all context-parallel devices among them",
+        hint="solve --for megatron searches plans that it runs; export --to pytorch, jax or onnx takes placements",
+    )
 
 
 def _with_stage_order(facts: Facts, to: str) -> Facts:

@@ -203,7 +203,8 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         layers=_layers(facts, interleave, even=ability.even),
     )
     if zero and facts.zero and zero in ability.hybrid and 1 < facts.sharded < facts.dp and degrees.may_share_apart:
-        degrees = replace(degrees, shard=facts.sharded // facts.ep if facts.sharded % facts.ep == 0 else 0)
+        same = degrees.expert_axis
+        degrees = replace(degrees, shard=facts.sharded // same if facts.sharded % same == 0 else 0)
     return degrees, first
 
 

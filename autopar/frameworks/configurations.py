@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,14 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         global_batch=batch or dp * local,
         layers=layers if pp > 1 else (),
     )
-    if zero and replicas > 1 and shards % ep == 0 and degrees.may_share_apart:
-        degrees = replace(degrees, shard=shards // ep)
+    if (shards * cp * tp) % ep:
+        raise ExportError(
+            f"expert_parallel_degree {ep} does not divide data_parallel_shard_degree {shards} x cp {cp} x tp {tp}; "
+            "torchtitan refuses that",
+            hint=f"expert_parallel_degree = {gcd(ep, shards * cp * tp)}",
+        )
+    if zero and replicas > 1 and shards % degrees.expert_axis == 0 and degrees.may_share_apart:
+        degrees = replace(degrees, shard=shards // degrees.expert_axis)
     if model is None:
         raise ExportError("a torchtitan configuration does not state the sizes of its model", hint="give --model")
     if kv_heads := _key_value_heads(model):

@@ -129,7 +129,7 @@ def _changes(facts: Facts, read: Configuration, to: str) -> Iterator[str]:
     if runs.zero != facts.zero:
         yield f"ZeRO {runs.zero} in place of ZeRO {facts.zero}"
     groups = facts.sharded if 1 < facts.sharded < facts.dp else 0
-    if runs.zero and facts.zero and groups and runs.shard * facts.ep != groups:
+    if runs.zero and facts.zero and groups and runs.shard * runs.expert_axis != groups:
         yield f"ZeRO over all {facts.dp} data-parallel devices in place of groups of {groups}"
     if runs.sequence_parallel != facts.sequence_parallel:
         yield f"{'with' if runs.sequence_parallel else 'without'} sequence parallelism"

@@ -104,7 +104,8 @@ class Facts:
         cp: Context-parallel degree.
         cp_kinds: How attention gets at positions of other devices, per context-parallel axis from inside, without
             repetition.
-        ep: Expert-parallel degree.
+        ep: Expert-parallel degree: devices of any kind that have different experts.
+        ep_data: Data-parallel devices among these, which have different experts.
         etp: 1 if tensor-parallel devices have different experts, whole ones; else 0.
         zero: ZeRO level over the data-parallel devices, the highest of the axes.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
@@ -131,6 +132,7 @@ class Facts:
     pp: int
     cp: int
     ep: int
+    ep_data: int
     etp: int
     zero: int
     sequence_parallel: bool
@@ -251,9 +253,6 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     used = [found for found in axes if found.axis.size > 1]
     lost: list[str] = []
     dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "cp"))
-    dealt = [found for found in used if found.role == "ep" or (found.role in ("dp", "tp") and found.experts)]
-    ep = prod(found.axis.size for found in dealt)
-    whole = tp > 1 and prod(found.axis.size for found in dealt if found.role == "tp") == tp
     for found in used:
         name, size = found.axis.name, found.axis.size
         if found.role == "spatial":
@@ -268,7 +267,10 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
             )
         if found.role == "ep":
             dp *= size
-            lost.append(f"axis {name!r} (size {size}) splits experts only; it is counted as data parallel, too")
+            lost.append(
+                f"axis {name!r} (size {size}) splits experts only, its devices do all else alike; it is exported as "
+                "data parallel, too"
+            )
         if found.role == "tp" and found.in_part:
             lost.append(f"axis {name!r} is tensor parallel in part of the parameters only; the framework splits all")
     levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "cp", "ep")}
@@ -280,7 +282,9 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
     split_by_sequence = [found for found in used if found.role == "tp" and found.sequence_parallel]
     if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
-    lost += _order(used) + _against_roles(plan, folded, axes)
+    dealt = [found for found in used if _deals(found)]
+    whole = tp > 1 and prod(found.axis.size for found in dealt if found.role == "tp") == tp
+    lost += _order(used) + _expert_groups(used, whole=whole) + _against_roles(plan, folded, axes)
     if plan.model.trained:
         adapters = f", adapters of LoRA {plan.job.lora}" if plan.job.lora else ""
         lost.append(
@@ -305,7 +309,8 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         tp=tp,
         pp=groups,
         cp=cp,
-        ep=ep,
+        ep=prod(found.axis.size for found in dealt),
+        ep_data=prod(found.axis.size for found in dealt if found.role in ("dp", "ep")),
         etp=1 if whole else 0,
         zero=max(levels.values(), default=0),
         sequence_parallel=bool(split_by_sequence),
@@ -440,6 +445,31 @@ def _order(used: Sequence[AxisRole]) -> list[str]:
         return []
     order = " inside ".join(f"{found.axis.name} ({found.role})" for found in inner)
     return [f"devices are numbered {order}; frameworks put tensor parallel innermost, then context, then data"]
+
+
+def _deals(found: AxisRole) -> bool:
+    """Whether devices of an axis have different experts."""
+    return found.role == "ep" or (found.role in _FROM_INSIDE and found.experts)
+
+
+def _expert_groups(used: Sequence[AxisRole], *, whole: bool) -> list[str]:
+    """Return which experts are dealt out otherwise than to neighbours, as frameworks do, if they are.
+
+    Args:
+        used: Axes of more than one device.
+        whole: Whether all tensor-parallel devices have different experts.
+    """
+    dealt = [found for found in used if _deals(found)]
+    if not dealt:
+        return []
+    if not whole and any(found.role == "tp" for found in dealt):
+        return ["some of the tensor-parallel devices have different experts and some parts of the same"]
+    between = sorted((found for found in used if whole or found.role != "tp"), key=lambda found: found.axis.stride)
+    deals = [_deals(found) for found in between]
+    if deals == sorted(deals, reverse=True):
+        return []
+    order = " inside ".join(f"{found.axis.name} ({found.role}{', experts' * _deals(found)})" for found in between)
+    return [f"experts are not dealt out to neighbours: {order}; frameworks deal them out along the inner axes first"]
 
 
 def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list[str]:

@@ -47,7 +47,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     Raises:
         ExportError: If MaxText cannot cut the model into these stages.
     """
-    lost = [*facts.lost, *([] if facts.bucket is None else [facts.bucket.lost])]
+    lost = [*facts.lost, *([] if facts.bucket is None else [facts.bucket.lost]), *_lost_experts(facts)]
     fields: dict[str, object] = {
         "base_config": "base.yml",
         **_model(facts, lost),
@@ -130,13 +130,14 @@ def _batch(facts: Facts) -> dict[str, object]:
 
 def _mesh(facts: Facts) -> dict[str, object]:
     """Return the axes of the mesh: what of each lies within a node, and what between nodes."""
-    shared = facts.dp // facts.ep
+    experts = _experts(facts)
+    shared = facts.dp // experts
     tensor = "tensor_sequence" if facts.sequence_parallel else "tensor"
-    copies = shared // max(1, facts.sharded // facts.ep) if facts.zero else shared
+    copies = shared // max(1, facts.sharded // experts) if facts.zero else shared
     axes = {  # the innermost first
         tensor: facts.tp,
         "context": facts.cp,
-        "expert": facts.ep,
+        "expert": experts,
         "fsdp": shared // copies,
         "data": copies,
         "pipeline": facts.pp,
@@ -149,6 +150,22 @@ def _mesh(facts: Facts) -> dict[str, object]:
         fields[f"ici_{name}_parallelism"] = within
         fields[f"dcn_{name}_parallelism"] = size // within
     return fields
+
+
+def _experts(facts: Facts) -> int:
+    """Return the size of MaxText's axis for experts, which splits the batch, too: as many groups where dp allows."""
+    return facts.ep if facts.dp % facts.ep == 0 else facts.ep_data
+
+
+def _lost_experts(facts: Facts) -> list[str]:
+    """Return what the axis for experts does otherwise than the plan."""
+    inside = facts.ep // facts.ep_data
+    if inside == 1:
+        return []
+    return [
+        f"experts dealt out over {inside} context- or tensor-parallel devices, too: MaxText deals them out over its "
+        f"axis expert ({_experts(facts)}), which splits the batch"
+    ]
 
 
 def _pipeline(facts: Facts, lost: list[str]) -> dict[str, object]:

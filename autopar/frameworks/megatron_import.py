@@ -54,11 +54,11 @@ def read_arguments(text: str, gpus: int | None, model: str | None) -> Configurat
         gpus = per_node * (nodes or 1) if per_node else None
     dp = data_parallel_degree(gpus, shape)
     tp, pp, cp = shape["tp"], shape["pp"], shape["cp"]
-    ep, etp = _experts(arguments, dp, tp)
+    ep, etp = _experts(arguments, dp, cp, tp)
     layers, predictions, interleave = _stages(arguments, pp)
     recompute, first_layers = _recompute(arguments, layers, pp * interleave)
     zero = _zero(arguments)
-    shard = _sharing(arguments, zero, dp, ep)
+    shard = _sharing(arguments, zero, dp // max(1, ep // _inside(cp, tp, etp)))
     offload = _offload(arguments)
     microbatch = arguments.whole("--micro-batch-size")
     if microbatch is None:
@@ -186,10 +186,16 @@ def _written(name: str, value: str | bool) -> str:
     return name if value is True else f"{name} {value}"
 
 
-def _experts(arguments: Taken, dp: int, tp: int) -> tuple[int, int]:
+def _inside(cp: int, tp: int, etp: int) -> int:
+    """Return the devices of an expert group with different experts that have the same samples."""
+    return cp * (tp if etp == 1 else 1)
+
+
+def _experts(arguments: Taken, dp: int, cp: int, tp: int) -> tuple[int, int]:
     """Return the expert-parallel degree, and the devices that each expert is split over (0 for the tensor-parallel).
 
-    Megatron-LM deals experts out over groups of ep x etp devices, etp the tensor-parallel degree unless stated.
+    Megatron-LM deals experts out over groups of ep x etp neighbours, etp the tensor-parallel degree unless stated:
+    tensor-parallel devices first, then context-parallel, then data-parallel ones.
     """
     ep = arguments.whole("--expert-model-parallel-size") or 1
     split = arguments.whole("--expert-tensor-parallel-size") or tp
@@ -202,22 +208,31 @@ def _experts(arguments: Taken, dp: int, tp: int) -> tuple[int, int]:
             f"{count} experts are not divisible by --expert-model-parallel-size {ep}",
             hint=f"--expert-model-parallel-size {gcd(count, ep)}",
         )
-    if dp % ep == 0 and split == tp:
-        return ep, 0
-    if split == 1 and ep % tp == 0 and (dp * tp) % ep == 0:
-        return ep, 1
-    why = f"--expert-model-parallel-size {ep} does not divide the data-parallel degree {dp}"
-    if split != tp:
-        why = f"--expert-tensor-parallel-size {split} with --tensor-model-parallel-size {tp}" + (
-            f", and {why}" if dp % ep else ""
+    for etp in (0, 1):
+        inside = _inside(cp, tp, etp)
+        if split == (etp or tp) and ep % inside == 0 and dp % (ep // inside) == 0:
+            return ep, etp
+    stage, group = dp * cp * tp, ep * split
+    fits = [size * cp for size in range(1, dp + 1) if dp % size == 0 and count % (size * cp) == 0]
+    nearest = max((size for size in fits if size * tp <= group), default=0)
+    hint = (
+        f"--expert-model-parallel-size {nearest} --expert-tensor-parallel-size {tp} is the nearest: groups of "
+        f"{nearest * tp}"
+        if nearest
+        else f"choose a --context-parallel-size that divides {count} experts"
+    )
+    if stage % group:
+        raise ExportError(
+            f"groups of {group} devices (--expert-model-parallel-size {ep} x --expert-tensor-parallel-size {split}) do "
+            f"not divide the {stage} devices of a stage: Megatron-LM refuses that",
+            hint=hint,
         )
-    fits = [size for size in range(1, dp + 1) if dp % size == 0 and count % size == 0 and size * tp <= ep * split]
-    nearest = max(fits, default=1)
     raise ExportError(
-        f"{why}: Megatron-LM deals experts out over {ep * split} devices of any kind in a group; plans here over "
-        f"data-parallel devices, each expert split over the {tp} tensor-parallel ones, or, whole, over both kinds",
-        hint=f"--expert-model-parallel-size {nearest} --expert-tensor-parallel-size {tp} is the nearest here: groups "
-        f"of {nearest * tp}",
+        f"--expert-model-parallel-size {ep} with --expert-tensor-parallel-size {split}, tensor parallelism of {tp} and "
+        f"context parallelism of {cp}: Megatron-LM deals experts out over any {group} neighbours; plans here over all "
+        f"context-parallel devices and then data-parallel ones, each expert split over {tp} tensor-parallel ones or "
+        "whole",
+        hint=hint,
     )
 
 
@@ -238,17 +253,17 @@ def _zero(arguments: Taken) -> int:
     return _SHARDING[str(strategy)]
 
 
-def _sharing(arguments: Taken, zero: int, dp: int, ep: int) -> int:
-    """Return how many data-parallel devices share what ZeRO splits; 0 for all."""
+def _sharing(arguments: Taken, zero: int, data: int) -> int:
+    """Return how many of the data-parallel devices with the same experts share what ZeRO splits; 0 for all."""
     copies = arguments.whole("--num-distributed-optimizer-instances") or 1
     if copies == 1 or not zero:
         return 0
-    if (dp // ep) % copies:
+    if data % copies:
         raise ExportError(
-            f"{dp // ep} data-parallel devices are not divisible by --num-distributed-optimizer-instances {copies}",
-            hint=f"--num-distributed-optimizer-instances {gcd(dp // ep, copies)}",
+            f"{data} data-parallel devices are not divisible by --num-distributed-optimizer-instances {copies}",
+            hint=f"--num-distributed-optimizer-instances {gcd(data, copies)}",
         )
-    return dp // ep // copies
+    return data // copies
 
 
 def _recompute(arguments: Taken, layers: tuple[int, ...], stages: int) -> tuple[str, int]:

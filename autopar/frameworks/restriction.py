@@ -132,7 +132,10 @@ def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:
 def _meshes(
     devices: int, ability: Abilities, sizes: Sizes | None, cluster: Cluster, *, splits: bool, is_long: bool
 ) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Yield the meshes of a stage whose axes are data, expert, context and tensor parallel, the last one innermost."""
+    """Yield the meshes of a stage whose axes are data, expert, context and tensor parallel, the last one innermost.
+
+    Experts are dealt out to the axis `ep` and to `cp` beside it.
+    """
     widest = max(cluster.devices_per_node, _WIDEST)
     degrees = divisors(devices)
     tps = [own for own in degrees if own == 1 or (splits and own <= widest and _divides_heads(own, ability, sizes))]
@@ -140,7 +143,7 @@ def _meshes(
     experts = 0 if sizes is None else sizes.experts
     eps = [own for own in degrees if own == 1 or ("ep" in ability.roles and experts and experts % own == 0)]
     for tp, cp, ep in product(tps, cps, eps):
-        if devices % (tp * cp * ep) == 0:
+        if devices % (tp * cp * ep) == 0 and (ep == 1 or experts % (ep * cp) == 0):
             axes = {"dp": devices // (tp * cp * ep), "ep": ep, "cp": cp, "tp": tp}
             used = tuple((name, size) for name, size in axes.items() if size > 1)
             assert prod(size for _, size in used) == devices, "the axes are all devices"

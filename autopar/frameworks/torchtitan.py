@@ -137,9 +137,16 @@ def _training(facts: Facts, lost: list[str]) -> dict[str, object]:
 
 def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
     sharded = facts.sharded if facts.zero else 1
+    ep = expert_degree(facts)
+    if ep > 1 and sharded % facts.ep_data:  # groups of experts lie within shards
+        sharded *= facts.ep_data
+        lost.append(
+            f"data-parallel devices with different experts ({facts.ep_data}) that share no parameters: torchtitan has "
+            "groups of experts within those that share"
+        )
     fields: dict[str, object] = {
-        "data_parallel_replicate_degree": facts.dp // max(1, sharded),
-        "data_parallel_shard_degree": max(1, sharded),
+        "data_parallel_replicate_degree": facts.dp // sharded,
+        "data_parallel_shard_degree": sharded,
     }
     if facts.zero:
         fields["fsdp_reshard_after_forward"] = "always" if facts.zero == 3 else "never"
@@ -166,10 +173,31 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
         lost.append(
             f"context parallelism by {' inside of '.join(facts.cp_kinds)}: torchtitan 0.3 gathers keys and values"
         )
-    fields["expert_parallel_degree"] = facts.ep
-    if facts.ep > 1 and facts.tp > 1 and not facts.etp:
-        lost.append("experts split over tensor-parallel devices: torchtitan gives each device whole experts")
+    fields["expert_parallel_degree"] = ep
+    if ep != facts.ep:
+        lost.append(
+            f"experts split over tensor-parallel devices: torchtitan gives each device whole experts, {ep} devices "
+            "different ones"
+        )
     return {f"parallelism.{name}": value for name, value in fields.items()}
+
+
+def expert_degree(facts: Facts) -> int:
+    """Return the devices of a group of experts: neighbours, tensor-parallel ones first, each with whole experts.
+
+    Raises:
+        ExportError: If there are fewer experts than tensor-parallel devices of a group.
+    """
+    if facts.ep == 1 or facts.tp == 1 or facts.etp:
+        return facts.ep
+    wanted = facts.ep * facts.tp
+    experts = wanted if facts.sizes is None else facts.sizes.experts
+    if experts % wanted:
+        raise ExportError(
+            f"{experts} experts do not divide over ep {facts.ep} x tp {facts.tp} devices: torchtitan splits no expert",
+            hint="plan with a smaller tp or ep, or export --to megatron",
+        )
+    return wanted
 
 
 def _parts(layers: tuple[int, ...]) -> list[list[str]]:

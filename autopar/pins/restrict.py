@@ -203,6 +203,10 @@ class Pinned:
         self.followed &= bool(mask.any())
         name = self.mesh.axes[axis].name
         wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
+        if name == "ep" and name in self.named and name not in self.counted:
+            wishes.append(self._splits_batch(decision, kind, op, placed))
+        if "cp" in self.named and op is not None and name in ("dp", "cp"):
+            wishes.append(self._groups_experts(name, op, placed))
         wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
         if self.along is False and name != "cp" and decision is Decision.BOUNDARY:
             wishes.append(self._whole_sequence(placed))
@@ -215,13 +219,16 @@ class Pinned:
         """Return what of a decision does what a role asks."""
         match role:
             case "dp":
-                return matching_strategies(self.facts, DataParallelism(zero=None), decision, kind, op, placed)
+                return self._splits_batch(decision, kind, op, placed)
             case "tp":
                 return matching_strategies(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
             case "cp":
                 return self._splits_sequence(decision, placed)
             case _:
                 return self._splits_experts(op, placed)
+
+    def _splits_batch(self, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+        return matching_strategies(self.facts, DataParallelism(zero=None), decision, kind, op, placed)
 
     def _splits_sequence(self, decision: Decision, placed: Placed) -> Mask:
         mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
@@ -231,8 +238,24 @@ class Pinned:
                 mask &= digits != 2 + dim
                 if decision is Decision.BOUNDARY:
                     mask &= digits == 3 + dim
-            elif name in self.facts.parameters and decision is Decision.OP:
+            elif name in self.facts.parameters and decision is Decision.OP and name not in experts_of(self.folded):
                 mask &= digits == 0
+        return mask
+
+    def _groups_experts(self, axis: str, op: Op, placed: Placed) -> Mask:
+        """Return what keeps groups of experts neighbours beside context parallelism, as frameworks have them.
+
+        Its devices have different experts if those of an axis named `ep` have; data-parallel devices outside do not.
+        """
+        mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
+        if op.phase is not Phase.FORWARD:
+            return mask
+        for name, digits, is_output in placed:
+            if not is_output and name in experts_of(self.folded):
+                if axis == "dp":
+                    mask &= digits != 2
+                else:
+                    mask &= (digits == 2) if "ep" in self.named else (digits == 0) | (digits == 2)
         return mask
 
     def _whole_sequence(self, placed: Placed) -> Mask:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -103,12 +104,11 @@ def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> It
     sizes = {configuration.mesh.size for configuration in space}
     known = {role: pins.degrees(role, sizes) for role in ROLES}
     roles = {role: degrees for role, degrees in known.items() if degrees is not None}
+    if pins.pin.mesh:
+        yield from _on_pinned_meshes(space, pins.pin.mesh, frame)
+        return
     for configuration in space:
-        if pins.pin.mesh:
-            for axes in pins.pin.mesh:
-                if prod(size for _, size in axes) == configuration.mesh.size:
-                    yield from _on_mesh(configuration, as_mesh(axes), frame)
-        elif roles:
+        if roles:
             per_node = frame.cluster.devices_per_node
             samples = frame.global_batch // configuration.num_microbatches
             for mesh in _role_meshes(roles, configuration.mesh.size, per_node):
@@ -116,6 +116,29 @@ def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> It
                     yield from _on_mesh(configuration, mesh, frame)
         else:
             yield configuration
+
+
+def _on_pinned_meshes(space: Sequence[Configuration], pinned: Sequence[Axes], frame: Frame) -> Iterator[Configuration]:
+    """Yield the configurations of a space on pinned meshes of as many devices.
+
+    Axes named for the batch, `dp` and `ep`, divide the samples of a microbatch.
+    """
+    by_size: dict[int, list[tuple[Mesh, int]]] = {}
+    for axes in dict.fromkeys(pinned):
+        mesh = as_mesh(axes)
+        batch = prod(axis.size for axis in mesh.axes if axis.name in ("dp", "ep"))
+        by_size.setdefault(mesh.size, []).append((mesh, batch))
+    seen = set()
+    for configuration in space:  # one of those that differ in the mesh alone stands for all
+        size, inside = configuration.mesh.size, configuration.block > 0
+        key = replace(configuration, mesh=Mesh.of(inner=size), block=int(inside))
+        if key in seen:
+            continue
+        seen.add(key)
+        samples = frame.global_batch // configuration.num_microbatches
+        for mesh, batch in by_size.get(size, ()):
+            if samples % batch == 0:
+                yield from _on_mesh(configuration, mesh, frame)
 
 
 def _on_mesh(configuration: Configuration, mesh: Mesh, frame: Frame) -> Iterator[Configuration]:
@@ -181,7 +204,9 @@ def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, f
     if choices.stages:
         checks.append(configuration.num_stages in choices.stages)
     if choices.mesh:
-        checks.append(any(is_mesh(mesh.axes, own) for own in choices.mesh))
+        named, unnamed = _pinned_axes(choices.mesh)
+        own = tuple((axis.name, axis.size) for axis in mesh.axes)
+        checks.append(own in named or tuple(size for _, size in own) in unnamed)
     if choices.microbatches:
         checks.append(configuration.num_microbatches in choices.microbatches)
     if choices.microbatch_size:
@@ -205,6 +230,13 @@ def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, f
 def _starts(boundaries: Sequence[int], num_blocks: int, *, forbidden: bool) -> set[int]:
     inside = {block for block in boundaries if 0 < block < num_blocks}
     return set(range(1, num_blocks)) - inside if forbidden else inside
+
+
+@lru_cache(maxsize=16)
+def _pinned_axes(pinned: tuple[Axes, ...]) -> tuple[frozenset[Axes], frozenset[tuple[int, ...]]]:
+    """Return the meshes that are pinned with names, and the sizes of those without."""
+    named = frozenset(own for own in pinned if all(name for name, _ in own))
+    return named, frozenset(tuple(size for _, size in own) for own in pinned if own not in named)
 
 
 def is_mesh(axes: Sequence[Axis], pinned: Axes) -> bool:

@@ -30,12 +30,13 @@ SHARD = "shard"
 def mesh_by_degrees(degrees: Degrees) -> Mesh:
     """Return the mesh of a stage: data axes outside, the tensor axis inside a node; degrees of 1 have no axis.
 
+    Data-parallel devices that have different experts are an axis `ep` of their own next to the axis `cp`.
     Where fewer than all data-parallel devices share what ZeRO splits, these are neighbours on an axis of their own.
     """
     data = {"dp": degrees.data}
     if degrees.sharing < degrees.data:
         data = {"dp": degrees.data // degrees.sharing, SHARD: degrees.sharing}
-    sizes = {**data, "cp": degrees.cp, "ep": degrees.expert_axis, "tp": degrees.tp}
+    sizes = {**data, "ep": degrees.expert_axis, "cp": degrees.cp, "tp": degrees.tp}
     return Mesh.of(**({name: size for name, size in sizes.items() if size > 1} or {"dp": 1}))
 
 
@@ -92,15 +93,16 @@ def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
 def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     """Return the tactics that say where values lie, on the axes of `mesh_by_degrees`.
 
-    Experts are dealt out to the axis `ep`, on which all else is data parallel, and, where each is to stay whole, to the
-    tensor axis, too. The vocabulary is split as Megatron-LM
-    has it. ZeRO takes parameters of any number of dims, over all axes that would copy them but the tensor axis, and but
-    `dp` where fewer share.
+    Experts are dealt out to the axis `ep`, on which all else is data parallel, to the context axis, and, where each is
+    to stay whole, to the tensor axis, too. The vocabulary is split as Megatron-LM has it. ZeRO takes parameters of any
+    number of dims, over all axes that would copy them but the tensor axis, and but `dp` where fewer share.
     """
     copying = [axis.name for axis in mesh_by_degrees(degrees).axes if axis.name != "tp" and axis.size > 1]
     found: list[Tactic] = []
     if "ep" in copying:
         found.append(ExpertParallel("ep"))
+    if degrees.context_experts:
+        found.append(ExpertParallel("cp", batch=False))
     if degrees.whole_experts:
         found.append(ExpertParallel("tp", batch=False))
     context = ContextParallel("cp", degrees.cp_kind) if degrees.cp_kind else ContextParallel("cp")

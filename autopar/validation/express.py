@@ -298,8 +298,10 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
     dp = row.dp or row.n_gpus // (tp * pp * cp)
     if dp * tp * pp * cp != row.n_gpus:
         raise InexpressibleError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} are not {row.n_gpus} devices")
-    # More groups than data-parallel devices are only possible with whole experts.
-    whole = tp > 1 and ep % tp == 0 and (dp * tp) % ep == 0 and (row.etp == 1 or (row.etp is None and dp % ep > 0))
+    # More groups than data- and context-parallel devices are only possible with whole experts.
+    data = dp * cp
+    divides = tp > 1 and ep % (cp * tp) == 0 and (data * tp) % ep == 0
+    whole = divides and (row.etp == 1 or (row.etp is None and data % ep > 0))
     schedule = _schedule(row)
     recompute, lighter = _recompute(row, notes)
     zero, interleave = _zero(row), _interleave(row, pp, schedule, notes)
@@ -311,7 +313,7 @@ def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
                 tp=tp,
                 pp=pp,
                 cp=cp,
-                ep=ep if whole else min(ep, dp),
+                ep=ep if whole else min(ep, data),
                 etp=1 if whole else 0,
                 zero=zero,
                 shard=shard,

@@ -3,16 +3,20 @@
     python docs/benchmarks/large_jobs.py -o docs/benchmarks/large_jobs.json            all jobs that are not in the file
     python docs/benchmarks/large_jobs.py llama3-8b-8k -o large_jobs.json               some of them, anew
     python docs/benchmarks/large_jobs.py llama3-8b-8k --only megatron -o large_jobs.json    one search of a job
+    python docs/benchmarks/large_jobs.py --before FOLDER -o large_jobs.json            also by an older checkout
     python docs/benchmarks/large_jobs.py --show docs/benchmarks/large_jobs.json > docs/benchmarks/large_jobs.md
 
 Each search runs in a process of its own, one at a time, with nothing cached: first the whole space, whose plan is
 exported to every framework, then what each framework runs (`autopar solve --for NAME`), whose plan is exported to it.
+With `--before`, an older checkout searches its whole space in the same time, and its plan is simulated once more by
+this one, so that the two steps have the same prices.
 Limits of time count processor seconds of the process that searches, so that other work on the machine hardly changes
 what is found.
 """
 
 import argparse
 import json
+import os
 import platform
 import re
 import subprocess
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "nemo", "maxtext")
 WHOLE = "all"
 """Name of the search of the whole space."""
+BEFORE = "before"
+"""Name of that search by an older checkout."""
 SECONDS = 60.0
 TWO_FABRICS = "two-fabrics"
 """The preset h100 in two halls of 256 devices: four cards of 400 Gb/s per node from one to the other."""
@@ -100,6 +106,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
     from autopar.errors import AutoparError
 
     start = time.process_time()
+    kept = {} if framework in (WHOLE, BEFORE) else {"framework": framework}  # older checkouts have no such argument
     try:
         plan = solve(
             f"zoo:{job.model}",
@@ -109,7 +116,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
             dims=job.dims,
             time_limit=seconds,
             workers=1,
-            framework=None if framework == WHOLE else framework,
+            **kept,
         )
     except AutoparError as error:
         return {"error": str(error.args[0]), "cpu": time.process_time() - start}
@@ -120,22 +127,60 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
         "step": plan.simulated.step_seconds,
         "peak": max(stage.peak for stage in plan.simulated.stages),
         "gap": 1.0 - plan.search.bound / plan.search.least,
-        "ended": plan.search.termination,
+        "ended": str(plan.search.termination),
         "cpu": time.process_time() - start,
         "told": {},
     }
+    if framework == BEFORE:
+        return {**found, "file": plan.to_json()}
     for target in FRAMEWORKS if framework == WHOLE else (framework,):
         try:
-            found["told"][target] = plan.export(target).outcome
+            exported = plan.export(target)
+            found["told"][target] = exported.outcome
+            found.setdefault("lost", {})[target] = exported.lost
         except AutoparError as error:
             found["told"][target] = str(error.args[0])
     return found
 
 
-def run(name: str, framework: str, seconds: float) -> dict[str, Any]:
-    """Return what a search in a process of its own finds."""
-    command = [sys.executable, __file__, name, "--only", framework, "--time-limit", str(seconds), "--here"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+def simulated_again(file: str) -> dict[str, float]:
+    """Return what a plan of an older checkout comes to by the simulator of this one.
+
+    Args:
+        file: The plan as JSON.
+    """
+    from autopar.api import simulate_again
+    from autopar.plan import Plan
+
+    plan, timeline = simulate_again(Plan.from_json(file))
+    assert plan.simulated is not None, "it was simulated"
+    return {"again": timeline.step_seconds, "again_peak": max(stage.peak for stage in plan.simulated.stages)}
+
+
+def run(name: str, framework: str, seconds: float, before: Path | None) -> dict[str, Any]:
+    """Return what a search in a process of its own finds.
+
+    Args:
+        name: The job.
+        framework: As of `search`, or `BEFORE`.
+        seconds: Limit in processor seconds.
+        before: The older checkout.
+    """
+    environment = dict(os.environ)
+    if framework == BEFORE:
+        environment["PYTHONPATH"] = str(before)
+    found = _in_process([name, "--only", framework, "--time-limit", str(seconds), "--here"], environment)
+    if "file" in found:
+        file = found.pop("file")
+        found |= {key: own for key, own in _in_process(["--again"], None, file).items() if key != "error"}
+    return found
+
+
+def _in_process(
+    arguments: Sequence[str], environment: Mapping[str, str] | None, given: str | None = None
+) -> dict[str, Any]:
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, input=given, text=True, check=False)
     if done.returncode:
         return {"error": f"ended with exit code {done.returncode}"}
     found: dict[str, Any] = json.loads(done.stdout)
@@ -147,6 +192,10 @@ HEAD = """# Large jobs
 `python docs/benchmarks/large_jobs.py -o docs/benchmarks/large_jobs.json` on {machine}, Python {python}; `--show` prints this page from that file.
 Each search is one process with nothing cached and a limit of {seconds:.0f} processor seconds, so that other work on the machine does not count.
 Step times are the simulator's, on the fitted software stack nearest to the cluster (`autopar solve` without `--stack`), in bfloat16 with Adam.
+"""  # noqa: E501
+BEFORE_HEAD = """## Before and after
+
+The same search by the checkout before ring attention and the other additions to the space of plans; its plan is simulated by today's simulator.
 """  # noqa: E501
 _STEP = re.compile(r": (\d\S* \S+) a step")
 
@@ -167,8 +216,25 @@ def page(results: Mapping[str, Mapping[str, Any]], seconds: float) -> str:
                 f"| {name} | {where} | {job.batch} | {own['plan']} | {own['step']:.3f} s | {own['peak'] / 1e9:.1f} GB "
                 f"| {own['gap']:.1%} | {own['cpu']:.0f} |"
             )
-    lines += ["", *_by_framework(results)]
+    lines += ["", *_before_and_after(results), *_by_framework(results)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _before_and_after(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the table of what an older checkout finds; nothing without one."""
+    rows = {name: own for name, own in results.items() if BEFORE in own and WHOLE in own}
+    if not rows:
+        return []
+    found = [BEFORE_HEAD, "| job | before: plan | step | gap | CPU s | after: step | gap | CPU s |"]
+    found.append("|---|---|---|---|---|---|---|---|")
+    for name, own in rows.items():
+        old, new = own[BEFORE], own[WHOLE]
+        cells = [name, old.get("error") or old["plan"]]
+        cells.append("" if "error" in old else f"{old['again']:.3f} s" if "again" in old else f"({old['step']:.3f} s)")
+        cells += ["" if "gap" not in old else f"{old['gap']:.1%}", f"{old.get('cpu', 0.0):.0f}"]
+        cells += [f"{new['step']:.3f} s", f"{new['gap']:.1%}"] if "error" not in new else ["", ""]
+        found.append("| " + " | ".join([*cells, f"{new.get('cpu', 0.0):.0f}"]) + " |")
+    return [*found, ""]
 
 
 def _by_framework(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -220,14 +286,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("-o", dest="output", type=Path, help="JSON file of the results, added to")
-    parser.add_argument("--only", action="append", choices=(WHOLE, *FRAMEWORKS), help="some searches of the jobs")
+    parser.add_argument(
+        "--only", action="append", choices=(BEFORE, WHOLE, *FRAMEWORKS), help="some searches of the jobs"
+    )
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout, which searches its space")
     parser.add_argument("--time-limit", type=float, default=SECONDS, help="processor seconds of a search")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the page of a JSON file")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if unknown := [name for name in asked.jobs if name not in JOBS]:
         parser.error(f"no job is called {', '.join(unknown)}; there are {', '.join(JOBS)}")
-    wanted = asked.only or (WHOLE, *FRAMEWORKS)
+    if asked.again:
+        sys.stdout.write(json.dumps(simulated_again(sys.stdin.read())))
+        return 0
+    wanted = asked.only or (*((BEFORE,) if asked.before else ()), WHOLE, *FRAMEWORKS)
+    if BEFORE in wanted and not (asked.before or asked.here):
+        parser.error(f"--only {BEFORE} needs --before FOLDER")
     if asked.here:
         sys.stdout.write(json.dumps(search(JOBS[asked.jobs[0]], wanted[0], asked.time_limit)))
         return 0
@@ -245,7 +320,7 @@ def main() -> int:
             searches = known["jobs"].setdefault(name, {})
             if framework in searches and not asked.jobs:
                 continue
-            searches[framework] = run(name, framework, asked.time_limit)
+            searches[framework] = run(name, framework, asked.time_limit, asked.before)
             asked.output.write_text(json.dumps(known, indent=1) + "\n")
             own = searches[framework]
             sys.stderr.write(f"{name} {framework}: {own.get('plan', own.get('error'))}\n")

@@ -131,7 +131,9 @@ class DegreeSpace:
                 wanted = divisors(left) if self.model.context else [1]
                 return tuple(cp for cp in wanted if self._batches(left // cp))
             case "ep":
-                return tuple(divisors(gcd(self.data(partial), self.model.experts)))
+                cp, experts = whole(partial, "cp"), self.model.experts
+                dealt = divisors(gcd(self.data(partial), experts // cp)) if experts % cp == 0 else []
+                return tuple(dict.fromkeys((1, *(cp * own for own in dealt))))
             case "microbatch":
                 return self._batches(self.data(partial))
             case "flow":
