@@ -249,8 +249,27 @@ def found_candidates(
     constraints: Constraints = FREE,
 ) -> list[Candidate]:
     """Return what a search of one configuration finds."""
+    search = search_of(folded, rules, configuration, samples, limit, costs, constraints)
+    tables = search.tables((configuration,))
+    assert tables is not None, "constraints leave something"
+    return [
+        Candidate(own.configuration, tables, own.choice, own.split, own.time, own.draft)
+        for own in run_search([configuration], search).candidates
+    ]
+
+
+def search_of(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float,
+    costs: CostModel = COSTS,
+    constraints: Constraints = FREE,
+) -> SearchContext:
+    """Return the inputs of a search of one configuration."""
     batch = samples * configuration.num_microbatches
-    search = SearchContext(
+    return SearchContext(
         folded=lambda _: folded,
         rules=lambda _: rules,
         costs=costs,
@@ -265,12 +284,6 @@ def found_candidates(
         should_stop=never,
         constraints=constraints,
     )
-    tables = search.tables((configuration,))
-    assert tables is not None, "constraints leave something"
-    return [
-        Candidate(own.configuration, tables, own.choice, own.split, own.time, own.draft)
-        for own in run_search([configuration], search).candidates
-    ]
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:

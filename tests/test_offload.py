@@ -76,7 +76,7 @@ def test_slots_of_the_host_link_by_hand() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "offload"])
-@pytest.mark.parametrize("offload", [(), (True,), (True, False)])
+@pytest.mark.parametrize("offload", [(), (True,), (True, False)], ids=["", "optimizer", "part"])
 @pytest.mark.parametrize(("stages", "schedule"), [(1, "1f1b"), (2, "1f1b"), (2, "gpipe")])
 def test_the_formula_adds_what_the_simulator_adds(
     recompute: str, offload: tuple[bool, ...], stages: int, schedule: str, cache_dir: Path

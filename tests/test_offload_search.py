@@ -25,13 +25,14 @@ from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
+from autopar.search.host_restaging import restaged
 from autopar.search.node_solver import open_node
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.sizing.explain import Limits, explain_infeasible
 from autopar.sizing.records import Infeasibility
 from autopar.task import Effort, Task, pinned, prepare
-from tests.executions import COSTS, Execution, found_candidates, model_rules, written
+from tests.executions import COSTS, Execution, found_candidates, model_rules, search_of, written
 from tests.formulations import DIMS
 from tests.sizes import short_task
 
@@ -108,6 +109,30 @@ def test_host_memory_is_opened_in_need_only() -> None:
         line.startswith("CPU offload of activations and optimizer state was tried") for line in tight.search.space
     )
     assert tight.search.bound <= tight.objective
+
+
+@pytest.mark.slow
+def test_plans_that_recompute_are_tried_with_host_memory(cache_dir: Path) -> None:
+    """Where the host is near the same placements recompute less, in less time; where it is far they stay."""
+    execution, rules = Execution.of("gpt2", 4, 2), model_rules("gpt2", cache_dir)
+    configuration, host = Configuration(1, Mesh.of(inner=2), 2, "1f1b"), COSTS.cluster.known_host()
+    limit, candidates = 5e5, list[Candidate]()
+    while not candidates or set(candidates[0].split.flavours) == {Recompute.NONE}:
+        limit /= 1.1
+        candidates = found_candidates(execution.folded, rules, configuration, 4, limit)
+
+    def tried(speed: float) -> list[Candidate]:
+        near = replace(COSTS.cluster, host=replace(host, to_host=speed, to_device=speed, latency=0.0))
+        given = execution.folded, rules, configuration, 4, limit, replace(COSTS, cluster=near)
+        return restaged(search_of(*given, Constraints(hosted=ALL)), candidates, math.inf)
+
+    assert not tried(1e3)
+    found = min(tried(1e15), key=lambda candidate: candidate.objective)
+    assert found.objective < 0.99 * candidates[0].objective
+    plan = written(found, 8, True)
+    assert _hosted(plan)
+    assert simulate(execution.program(plan), COSTS).fits(limit)
+    execution.check(plan)
 
 
 def test_no_plan_with_host_memory_is_faster_than_the_report_says() -> None:

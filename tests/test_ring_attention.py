@@ -16,10 +16,11 @@ from autopar.cost import CostModel, Stack, rings
 from autopar.cost.attention import attention_work
 from autopar.describe.context_kinds import context_kinds
 from autopar.discover import discover
-from autopar.discover.rules import Strategy
+from autopar.discover.rules import Rules, Strategy
 from autopar.errors import TacticError
 from autopar.execute import Executor
 from autopar.execute.rings import run_ring
+from autopar.folding.fold import Folded
 from autopar.formulate.building import build_tables
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.formulate.op_strategies import options
@@ -27,7 +28,7 @@ from autopar.formulate.tables import Memory, Tables
 from autopar.ir.graph import Attr, Graph, Op, Value
 from autopar.ir.rings import RINGS
 from autopar.plan import Job, ModelInfo, Plan
-from autopar.program.records import Compute, Operand, SegmentPhase, Start
+from autopar.program.records import Compute, Operand, Program, SegmentPhase, Start
 from autopar.ranks.compiled_models import Engine
 from autopar.ranks.rings import ring_model
 from autopar.ranks.rings import run_ring as run_ranks
@@ -37,8 +38,9 @@ from autopar.simulate.liveness import lifetimes
 from autopar.tactics import ContextParallel, DataParallel, Megatron, Pipeline, Recompute, Tactic
 from autopar.tactics.draft import Draft
 from autopar.tactics.reading import tactics_of
-from tests.executions import COSTS, Execution, model_graph, model_rules
+from tests.executions import COSTS, Execution, model_graph, model_rules, random_feeds
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
+from tests.test_causal_attention import decoder
 from tests.test_discover_windows import compare_runtimes
 
 Array = NDArray[Any]
@@ -387,32 +389,64 @@ def attention_nodes(tables: Tables) -> dict[str, int]:
     return {op.kind: index for index, op in reversed(named)}
 
 
+SLOW_LINK = replace(COSTS, cluster=replace(COSTS.cluster, intra=Link("slow", 1e6, 1e-3)))
+
+
 def test_solver_and_simulator_price_a_ring_alike(cache_dir: Path) -> None:
     """Kernels, transfers that show, and the blocks of other devices a device holds meanwhile."""
-    folded, mesh, link = execution("gpt2").folded, Mesh.of(c=4), Link("slow", 1e6, 1e-3)
-    costs = replace(COSTS, cluster=replace(COSTS.cluster, intra=link))
-    tables = build_tables(folded, model_rules("gpt2", cache_dir), mesh, costs)
-    plan = planned("gpt2", mesh, (ContextParallel("c"),), cache_dir)
-    program = execution("gpt2").program(plan)
-    kind = next(kind.id for kind in folded.kinds if any(op.kind == "Attention" for op in kind.ops))
+    mesh = Mesh.of(c=4)
+    program = execution("gpt2").program(planned("gpt2", mesh, (ContextParallel("c"),), cache_dir))
 
-    for phase, attention in ((SegmentPhase.FORWARD, "Attention"), (SegmentPhase.BACKWARD, "autopar::AttentionGrad")):
-        segment = program.table()[kind, phase]
-        compute = next(each for each in segment.instructions if isinstance(each, Compute) and each.ring is not None)
-        only = replace(segment, instructions=(compute,))
-        layout, live = lay_out(only, costs), lifetimes(only)
-        node = attention_nodes(tables)[attention]
-        chosen = tables.nodes[node].options
-        assert chosen is not None
-        (row,) = [row for row in range(chosen.count) if (local := chosen.by_axis(row)[0].local) and local.kind in RINGS]
-        held = [
-            each.amounts[row]
-            for each in tables.bytes
-            if each.node == node and each.memory is Memory.TRANSIENT and each.start == each.end - 1
-        ]
+    check_prices(execution("gpt2").folded, model_rules("gpt2", cache_dir), program, mesh, {"Attention": 2})
 
-        assert tables.nodes[node].seconds[row] == pytest.approx(layout.compute_seconds + layout.collective_seconds)
-        assert layout.collective_seconds > 0
-        assert [span.resource for span in layout.spans] == [Resource.COMPUTE, Resource.INTRA]
-        assert dict(live.steps[0][1])[f"{compute.op.name}|ring"] == pytest.approx(2 * compute.passed_bytes)
-        assert 2 * compute.passed_bytes in [pytest.approx(amount) for amount in held]
+
+@pytest.mark.slow
+def test_solver_and_simulator_price_rings_that_end_early_alike(cache_dir: Path) -> None:
+    """Tokens of four devices, one each: a window of 2 with sinks takes one transfer, chunks of 3 take two."""
+    data, states = random_feeds(graph := decoder(4), 2, {})
+    own, rules, mesh = Execution.of_graph(graph, data, states), discover(decoder(10), cache_dir=cache_dir), Mesh.of(c=4)
+    draft = Draft(
+        own.folded, rules, mesh, COSTS, model=ModelInfo("tiny", "tiny", "", 1), job=Job("train", 4, 8, 75e9, {}),
+        batch=batch_dims(graph.values, decoder(8).values), num_microbatches=2,
+    )  # fmt: skip
+    draft.apply(ContextParallel("c"))
+
+    steps = {"autopar::SinkAttention": 1, "autopar::CausalAttention": 2}
+    check_prices(own.folded, rules, own.program(draft.plan()), mesh, steps)
+
+
+def check_prices(folded: Folded, rules: Rules, program: Program, mesh: Mesh, blocks: Mapping[str, int]) -> None:
+    """Compare what the tables say of rings with what the simulator makes of them.
+
+    Args:
+        folded: The graph.
+        rules: Its rules.
+        program: Its program on the mesh.
+        mesh: One axis.
+        blocks: How many blocks of other devices a device holds while it runs a kind of attention.
+    """
+    tables = build_tables(folded, rules, mesh, SLOW_LINK)
+    for attention, count in blocks.items():
+        kind = next(kind.id for kind in folded.kinds if any(op.kind == attention for op in kind.ops))
+        gradient = f"autopar::{attention.removeprefix('autopar::')}Grad"
+        for phase, name in ((SegmentPhase.FORWARD, attention), (SegmentPhase.BACKWARD, gradient)):
+            segment = program.table()[kind, phase]
+            compute = next(each for each in segment.instructions if isinstance(each, Compute) and each.ring is not None)
+            only = replace(segment, instructions=(compute,))
+            layout, live = lay_out(only, SLOW_LINK), lifetimes(only)
+            node = attention_nodes(tables)[name]
+            chosen = tables.nodes[node].options
+            assert chosen is not None
+            rows = range(chosen.count)
+            (row,) = [row for row in rows if (local := chosen.by_axis(row)[0].local) and local.kind in RINGS]
+            held = [
+                each.amounts[row]
+                for each in tables.bytes
+                if each.node == node and each.memory is Memory.TRANSIENT and each.start == each.end - 1
+            ]
+
+            assert tables.nodes[node].seconds[row] == pytest.approx(layout.compute_seconds + layout.collective_seconds)
+            assert layout.collective_seconds > 0
+            assert [span.resource for span in layout.spans] == [Resource.COMPUTE, Resource.INTRA]
+            assert dict(live.steps[0][1])[f"{compute.op.name}|ring"] == pytest.approx(count * compute.passed_bytes)
+            assert count * compute.passed_bytes in [pytest.approx(amount) for amount in held]

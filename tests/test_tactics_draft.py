@@ -86,7 +86,7 @@ def _draft(cache_dir: Path, mesh: Mesh = MESH) -> Draft:
         (MESH, Offload("parameters"), "offload 'parameters'"),
         (MESH, Offload("optimizer", (3,)), "there is no stage 3"),
         (MESH, Offload("optimizer=0"), "offload 'optimizer=0'"),
-        (MESH, Offload("optimizer*2 none*1", (0,)), "offload 'optimizer\*2 none\*1' is for fewer blocks than the 6"),
+        (MESH, Offload("optimizer*2 none*1", (0,)), "offload 'optimizer*2 none*1' is for fewer blocks than the 6"),
         (MESH, Automatic(("b",), "memory"), "objective 'memory'"),
         (MESH, Automatic(("b",), method="guess"), "there is no solver 'guess'"),
     ],
