@@ -8,54 +8,104 @@ import grp
 import os
 import pwd
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numba
-from numba.core.caching import FunctionCache
-
 from autopar.errors import JobError
 
-KERNELS: dict[str, Any] = {}
-"""Kernels that are imported, as numba's dispatchers, by `module:function`."""
+KERNELS: dict[str, "Kernel"] = {}
+"""Kernels whose modules are imported, by `module:function`."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LOCK = threading.RLock()
+"""Held while a function is given to numba."""
 
 
-class _Kept(FunctionCache):  # type: ignore[misc]
-    """Machine code on disk; a disk that is full or read-only costs no more than compiling again."""
+class Kernel:
+    """A function that numba compiles on its first call; numba is imported then, which takes a third of a second.
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep the machine code of one signature."""
-        with suppress(OSError):
-            super().save_overload(sig, data)
+    Whatever else is asked of it is asked of numba's dispatcher.
+
+    Args:
+        function: The function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._dispatcher: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the machine code."""
+        return self.dispatcher(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the dispatcher."""
+        return getattr(self.dispatcher, name)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether there is a folder that its machine code can be kept in."""
+        return hasattr(self.dispatcher._cache, "_cache_file")
+
+    @property
+    def dispatcher(self) -> Any:
+        """What numba makes of the function.
+
+        Raises:
+            JobError: If others may write to the folder of the cache.
+        """
+        with _LOCK:
+            if self._dispatcher is None:
+                self._dispatcher = _dispatcher(self.function)
+                names = self.function.__globals__
+                for name, other in list(names.items()):  # numba calls other kernels as dispatchers only
+                    if isinstance(other, Kernel):
+                        names[name] = other.dispatcher
+            return self._dispatcher
 
 
 def compiled(function: F) -> F:
     """Return `function` compiled on its first call; later processes find the machine code in a cache.
 
-    Raises:
-        JobError: If others may write to the folder of the cache.
+    Its first call raises a `JobError` if others may write to the folder of the cache.
     """
-    kernel: Any = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
-    try:
-        kept = _Kept(function)
-    except RuntimeError:  # neither the folder of the source nor one of the user can be written to
-        return kernel  # type: ignore[no-any-return]
-    folder = Path(kept.cache_path)
-    if folder != Path(function.__code__.co_filename).parent / "__pycache__":
-        _check_private(folder)
-    kernel._cache = kept
+    kernel: Any = Kernel(function)
     KERNELS[f"{function.__module__}:{function.__qualname__}"] = kernel
     return kernel  # type: ignore[no-any-return]
 
 
+def _dispatcher(function: Callable[..., Any]) -> Any:
+    """Return numba's dispatcher of a function, with its machine code kept where nobody else can write."""
+    import numba
+    from numba.core.caching import FunctionCache
+
+    class Kept(FunctionCache):  # type: ignore[misc]
+        """Machine code on disk; a disk that is full or read-only costs no more than compiling again."""
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            """Keep the machine code of one signature."""
+            with suppress(OSError):
+                super().save_overload(sig, data)
+
+    kernel: Any = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
+    try:
+        kept = Kept(function)
+    except RuntimeError:  # neither the folder of the source nor one of the user can be written to
+        return kernel
+    folder = Path(kept.cache_path)
+    if folder != Path(function.__code__.co_filename).parent / "__pycache__":
+        _check_private(folder)
+    kernel._cache = kept
+    return kernel
+
+
 def is_kept(kernel: Any, signature: tuple[Any, ...]) -> bool:
     """Whether machine code of a kernel for arguments of some numba types is on disk, from this process or another."""
-    kept: _Kept = kernel._cache
+    kept = kernel._cache
     target = kernel.targetctx.codegen()
     return kept._index_key(signature, target) in kept._cache_file._load_index()
 

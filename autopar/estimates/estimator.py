@@ -32,7 +32,7 @@ from autopar.estimates.table import Table, schedule_of
 from autopar.events import Profile
 from autopar.formulate.scheduled_step import scheduled_step
 from autopar.formulate.step_time import Pipeline, time_of
-from autopar.prediction import Predictor, in_context, kernels
+from autopar.prediction import Predictor, check_work, in_context, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
@@ -94,6 +94,16 @@ class Estimator:
         """
         settled = self.predictor.settled(degrees)
         return self.table(settled).peaks(settled)
+
+    def check(self, degrees: Degrees) -> None:
+        """Refuse a plan whose tensor- or expert-parallel devices would do the same work.
+
+        Raises:
+            JobError, TacticError: If they would, or the model cannot be placed so.
+        """
+        settled = self.predictor.settled(degrees)
+        table = self.table(settled)
+        check_work(table.plan, table.folded, settled)
 
     def floor(self, degrees: Degrees) -> float:
         """Return a lower bound on the step time of plans that differ in ZeRO, recompute, schedule and stages only.
@@ -177,7 +187,7 @@ class Estimator:
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
         costs = priced(CostModel(machine, self.policy, self.stack), self.profile)
         costs = costs.overlapped() if schedule.hides_dispatch else costs
-        return Table(folded, kinds, costs, degrees.zero, sharing)
+        return Table(plan, folded, kinds, costs, degrees.zero, sharing)
 
     def _reference(self, degrees: Degrees, machine: Cluster) -> tuple[int, int]:
         """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.

@@ -12,7 +12,7 @@ from autopar.errors import JobError, TacticError
 from autopar.estimates.estimator import Estimator
 from autopar.estimates.layouts import Layout, usual_layouts
 from autopar.formulate.step_time import model_flops
-from autopar.prediction import Setting, check_work
+from autopar.prediction import Setting
 from autopar.progress import StopCallback, never
 from autopar.recompute import Recompute
 from autopar.task import check_request, job_machine
@@ -133,7 +133,7 @@ def fit_layouts(
         try:
             sized = replace(layout.degrees, microbatch=samples)
             if (sized.tp, sized.ep) not in checked:  # the other degrees do not change what they split
-                asked.check(setting, sized)
+                estimator.check(sized)
                 checked.add((sized.tp, sized.ep))
             found = asked.least_recompute(Layout(layout.name, sized))
             layouts.append(replace(found, largest_microbatch=asked.largest(sized)) if max_batch else found)
@@ -161,17 +161,6 @@ class _Asked:
     flops: float
     peak_flops: float
     trains: bool
-
-    def check(self, setting: Setting, degrees: Degrees) -> None:
-        """Refuse a layout whose tensor- or expert-parallel devices would do the same work.
-
-        Raises:
-            JobError, TacticError: If they would, or the model cannot be placed so.
-        """
-        predictor, data = setting.predictor, degrees.expert_axis
-        small = replace(degrees, dp=data, pp=1, zero=0, shard=0, global_batch=data * degrees.microbatch)
-        plan = predictor.planned(small, self.machine, setting.stack, policy=setting.policy)
-        check_work(plan, predictor.workload.folded(small.samples), small)
 
     def least_recompute(self, layout: Layout) -> LayoutFit:
         """Return what a layout comes to with the least recompute with which it fits, else with the most."""

@@ -20,6 +20,7 @@ from autopar.formulate.offload_costs import HostLinks, with_host
 from autopar.formulate.scheduled_step import StageWork, link_jobs
 from autopar.formulate.step_time import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
+from autopar.plan import Plan
 from autopar.program.block import LoweredKind
 from autopar.program.lower import copies
 from autopar.program.records import HOST_PHASES, OPTIMIZER_STATE, Category, Collective, Segment, SegmentPhase
@@ -50,13 +51,15 @@ class Table:
     """What plans of equal tensor and context degrees, ZeRO, sequence parallelism and samples share.
 
     Attributes:
-        folded: The graph on the reference devices.
+        plan: The plan on the reference devices.
+        folded: The graph of one of its microbatches.
         kinds: Its blocks, lowered.
         costs: Of the cluster.
         zero: ZeRO stage.
         reference: Devices that share what ZeRO splits in what was lowered.
     """
 
+    plan: Plan
     folded: Folded
     kinds: Mapping[int, LoweredKind]
     costs: CostModel

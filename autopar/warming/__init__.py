@@ -133,7 +133,7 @@ def _versions(module: str) -> list[tuple[Any, tuple[types.Type, ...]]]:
         (KERNELS[f"{module}:{function}"], tuple(map(_numba_type, signature)))
         for function, signatures in listed()[module].items()
         for signature in signatures
-        if f"{module}:{function}" in KERNELS
+        if KERNELS[f"{module}:{function}"].has_place
     ]
 
 
