@@ -73,10 +73,14 @@ def test_a_limit_is_not_filled_with_fractions() -> None:
     assert dual.bound <= 10.0
 
 
-def test_the_dual_ends_with_knapsacks() -> None:
-    """The Lagrangian dual passes its bound on the same two nodes, joined by an edge, once its prices have converged."""
+@pytest.mark.parametrize("free", [0, 1])
+def test_the_dual_ends_with_knapsacks(free: int) -> None:
+    """The Lagrangian dual passes its bound on the same two nodes, joined by an edge, once its prices have converged.
+
+    Prices rise from 0 even if the bound without limits is 0.
+    """
     usages = [Usage(node, 0, 1, np.array([0, 2])) for node in range(2)]
-    problem = Problem.build([[11, 1]] * 2, [(0, 1, [[0, 1], [0, 0]])], usages=usages, limit=3)
+    problem = Problem.build([[10 + free, free]] * 2, [(0, 1, [[0, 1], [0, 0]])], usages=usages, limit=3)
     contraction = reduced(problem)
     flat = FlatField.of(contraction.field.softened())
     dual = LagrangianDual(flat, FlatMemory.of(contraction.memory, flat.offsets))
@@ -84,6 +88,6 @@ def test_the_dual_ends_with_knapsacks() -> None:
     while not dual.finished:
         dual.run_round()
 
-    assert dual.bound == pytest.approx(12.0, rel=1e-6)
-    assert dual.information().bound == pytest.approx(12.0, rel=1e-6)
+    assert dual.bound == pytest.approx(10.0 + 2 * free, rel=1e-6)
+    assert dual.information().bound == pytest.approx(10.0 + 2 * free, rel=1e-6)
     assert math.isfinite(float(dual.information().reduced_costs.max()))
