@@ -358,7 +358,7 @@ class Table:
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
-        shared = self.reference / degrees.sharing
+        shared, is_away = self.reference / degrees.sharing, self._is_away(degrees)
         for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
             most: dict[int, float] = {}
             for block, size in copy.readers:
@@ -368,6 +368,7 @@ class Table:
                 held[group] += sum(
                     amount * (shared if self.zero >= _SHARED_FROM[category] else 1.0)
                     for category, amount in ((Category.PARAMETERS, most[group]), *copy.state)
+                    if not (category in OPTIMIZER_STATE and is_away[group_of == group].all())
                 )
         return np.asarray(held)
 

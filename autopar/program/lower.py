@@ -92,7 +92,8 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
             size = copy.on(range(*stage.blocks))
             if size and not owned:
                 for category, amount in ((Category.PARAMETERS, size), *copy.state):
-                    totals[category] = totals.get(category, 0.0) + amount
+                    there = hosted if all(away) and category in OPTIMIZER_STATE else totals
+                    there[category] = there.get(category, 0.0) + amount
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
