@@ -240,6 +240,43 @@ def test_kernels_of_experts_are_known_by_version(
     assert (stack.experts, stack.graphs, stack.hides_dispatch) == expected
 
 
+_BRIDGE_26_04 = "Megatron-Bridge (26.04 NeMo Container) pretrain"
+
+
+@pytest.mark.parametrize(
+    ("fields", "dispatch", "modules"),
+    [
+        ({"framework": "Megatron-Core 0.15"}, "per-node", ()),
+        ({"source": "NVIDIA/dgxc-benchmarking v25.04.02:grok1/README.md", "framework": None}, "all-to-all", ()),
+        ({"source": "NVIDIA/NeMo performance_summary, 25.07", "framework": None}, "all-to-all", ()),
+        ({"framework": _BRIDGE_26_04, "model": "DeepSeek-V3"}, "per-node", ("mla_up_proj", "mlp")),
+        ({"framework": _BRIDGE_26_04, "model": "Qwen3-30B-A3B"}, "per-node", ()),
+        ({"framework": _BRIDGE_26_04, "model": "Qwen3-235B-A22B"}, "all-to-all", ()),
+        ({"framework": _BRIDGE_26_04, "model": "Mixtral"}, "all-to-all", ()),
+        ({"framework": _BRIDGE_26_04, "model": "GPT-OSS-120B"}, "all-to-all", ("layernorm", "moe_act")),
+        (
+            {"framework": _BRIDGE_26_04, "model": "Nemotron_3_Nano", "precision": "FP8", "n_gpus": 16, "dp": 16},
+            "per-node",
+            ("core_attn", "layernorm", "moe_act", "moe"),
+        ),
+    ],
+)
+def test_dispatchers_and_recomputed_modules_are_known_by_recipe(
+    fields: dict[str, Any], dispatch: str, modules: tuple[str, ...]
+) -> None:
+    """Stacks of Megatron-Core send once per node unless a recipe names all-to-all, as older ones did."""
+    given: dict[str, Any] = {
+        "gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": 8, "tp": 1, "dp": 8, "pp": 1, "global_batch": 16,
+        "micro_batch": 1, "precision": "BF16",
+    }  # fmt: skip
+    if fields.get("model", "Mixtral") != "Mixtral":  # its published sizes
+        given |= dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
+
+    stack = express(_row(**{**given, **fields})).stack
+
+    assert (stack.dispatch, stack.recompute_modules) == (dispatch, modules)
+
+
 @pytest.mark.parametrize(
     ("fields", "hides"),
     [

@@ -543,6 +543,14 @@ RECIPES: tuple[Recipe, ...] = (
         fills={"recompute": "none"},
     ),
     Recipe(
+        "Megatron-Bridge DeepSeek-V3 on H100",
+        f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: recompute_modules mla_up_proj and mlp",
+        framework="Megatron-Bridge",
+        model="DeepSeek-?V3",
+        gpu="H100",
+        fills={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")},
+    ),
+    Recipe(
         "Megatron-Bridge DeepSeek-V3",
         f"{_BRIDGE}/deepseek/deepseek_workload_base_configs.py: recompute_modules mla_up_proj, mlp or moe_act",
         framework="Megatron-Bridge",
