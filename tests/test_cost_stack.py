@@ -210,5 +210,8 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "selective",
         "recompute_modules",
         "recompute_among",
+        "dropout",
+        "gaps",
+        "outside",
     }
     assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from autopar.cluster import load_cluster
-from autopar.cost import MIXED, Stack
+from autopar.cost import MIXED, Stack, load_policy
 from autopar.degrees import Degrees
 from autopar.errors import ClusterError, JobError, TacticError
 from autopar.estimates import Estimator
 from autopar.estimates.microbatch import choose_microbatch
 from autopar.prediction import Predictor, Setting
+from autopar.program.records import Category
 from autopar.workload import open_workload
 
 CLUSTER = load_cluster("a100")
@@ -78,6 +79,20 @@ def test_a_part_of_a_node_is_estimated_as_such(dp: int, tp: int, pp: int) -> Non
     degrees = Degrees(dp=dp, tp=tp, pp=pp, zero=1 if dp > 1 else 0, microbatch=4, global_batch=48 * dp)
 
     _check(degrees, STACK, CLOSE, SAME)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_the_update_makes_is_not_there_in_passes(zero: int) -> None:
+    """Float32 gradients of parameters in float16: the formula leaves them out of passes as the simulator does."""
+    degrees = Degrees(dp=2, pp=2, zero=zero, microbatch=4, global_batch=64)
+    policy = load_policy("fp16")
+
+    found = Estimator(_predictor(), CLUSTER, policy=policy).estimate([degrees])
+
+    timeline = _predictor().predict(degrees, CLUSTER, policy=policy).timeline
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SAME)
+    sizes = {category: size for category, size in timeline.stages[0].memory.breakdown}
+    assert sizes[Category.UPDATE] == 0
 
 
 @pytest.mark.parametrize(("dp", "tp", "microbatches"), [(1, 1, 8), (1, 4, 16), (4, 2, 8), (8, 1, 16)])

@@ -156,6 +156,18 @@ def test_parts_of_a_fused_matrix_share_their_half() -> None:
     assert graph.num_trained == 2 * (6 + 18)
 
 
+def test_products_of_one_value_share_their_half_if_told_so() -> None:
+    """As on the fused matrices of Megatron-LM: one A for queries, keys and values, another one for what follows."""
+    forward = load(models.build("llama3-8b", **TINY["llama3-8b"]), batch=2)
+
+    graph = add_adapters(forward, Lora(2, targets=("attention",), shared=True))
+
+    verify(graph)
+    first = [name for name in trained(graph) if name.startswith("layers.0.")]
+    assert sum("lora_A" in name for name in first) == 2
+    assert sum("lora_B" in name for name in first) == 4
+
+
 def test_matrices_per_expert_get_an_adapter_each() -> None:
     """A and B have the experts in front."""
     forward = load(models.build("mixtral-8x7b", **TINY["mixtral-8x7b"]), batch=2)
@@ -175,6 +187,7 @@ def test_matrices_per_expert_get_an_adapter_each() -> None:
         ("rank=16,targets=q:v", Lora(16, targets=("q", "v"))),
         ("alpha=32, targets=attention", Lora(8, 32.0, ("attention",))),
         ("rank=4,rslora=true,base=nf4", Lora(4, 8.0, ("all",), True, "nf4")),
+        ("rank=4,shared=true", Lora(4, shared=True)),
     ],
 )
 def test_adapters_read_as_they_are_written(text: str, lora: Lora) -> None:

@@ -45,7 +45,7 @@ def test_a_figure_is_of_the_rank_that_logs_it(fields: dict[str, Any], rank: Memo
 
 
 def test_functional_tests_of_megatron_run_as_their_configurations_say() -> None:
-    """Unfused attention and dropout by default; two layers per interleaved stage, as the note says, are three stages."""
+    """Unfused attention, dropout by default; two layers per interleaved stage, as a note says, are three stages."""
     row, _ = complete(
         _row(source=TESTS, model="bert_mcore_tp1_pp4_vp2", layers=24, pp=4, notes="deterministic; vpp layers/stage=2")
     )

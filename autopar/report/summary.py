@@ -214,8 +214,8 @@ def occupied(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
         names = {0: "first", len(stages) - 1: "last"}
         names[number] = f"{names[number]} and fullest" if number in names else f"fullest ({number})"
         ranks = (
-            f"{name} {format_bytes(stages[index].peak)} allocated, {format_bytes(reserved(stages[index].peak))} reserved"
-            for index, name in sorted(names.items())
+            f"{name} {format_bytes(peak)} allocated, {format_bytes(reserved(peak))} reserved"
+            for name, peak in ((names[index], stages[index].peak) for index in sorted(names))
         )
         entries.append(("by rank", f"{'; '.join(ranks)}; limit {format_bytes(limit)}"))
     return entries

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel, DtypePolicy, Prices, Stack
+from autopar.cost import CostModel, DtypePolicy, Prices, Stack, bundled_stacks
 from autopar.cost.stack import SCALARS, Fit, FitSource, Range
 from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
@@ -167,11 +167,18 @@ def calibrate(
         for calibrates in (True, False)
     )
     shared = None
+    start = _start(known)
     if known.relatives and for_fit:
         calibrating = [row for row in rows if row.calibrates]
         together = prepare(calibrating, name, cache_dir, progress, known.relatives)
-        shared = fit_prepared(together, (), known.unfitted, scalars, progress).stack
-    return fit_prepared(for_fit, held_out, known.unfitted, scalars, progress, shared)
+        shared = fit_prepared(together, (), start, scalars, progress).stack
+    return fit_prepared(for_fit, held_out, start, scalars, progress, shared)
+
+
+def _start(known: Known) -> Stack:
+    """Return the stack to fit: its kernels, nothing fitted, and the reserve that was fitted to measured memory."""
+    bundled = bundled_stacks().get(known.name, known.unfitted)
+    return replace(known.unfitted, gaps=bundled.gaps, outside=bundled.outside)
 
 
 def _known(name: str) -> Known:

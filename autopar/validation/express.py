@@ -420,6 +420,8 @@ def _sequence_parallel(row: Row, tp: int) -> bool:
 
 def _recompute(row: Row, notes: _Notes) -> tuple[str, tuple[str, ...]]:
     text = (row.recompute or "").lower()
+    if row.offload:
+        return "offload", ()
     if not text:
         notes.assume("the least recompute that fits")
         return "none", ("selective", "full")

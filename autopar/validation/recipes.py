@@ -308,6 +308,14 @@ RECIPES: tuple[Recipe, ...] = (
         where={"num_experts": None},
         fills=_USER_BUFFERS,
     ),
+    # Papers and tests.
+    Recipe(
+        "Alpa by hand",
+        "alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py: prefer_reduce_scatter, by which data-parallel devices "
+        "share gradients and the optimizer's state",
+        framework="Alpa manual",
+        fills={"zero": 2},
+    ),
     Recipe(
         "zero-bubble pipelines",
         "sail-sg/zero-bubble-pipeline-parallelism, examples/pretrain_zero_bubble.sh and pretrain_zbh1.sh: --fp16; "
@@ -315,7 +323,14 @@ RECIPES: tuple[Recipe, ...] = (
         framework="zero-bubble",
         fills={"precision": "fp16", "dropout": "layers"},
     ),
-    # Functional tests of Megatron-Core.
+    Recipe(
+        "functional tests that offload activations",
+        "NVIDIA/Megatron-LM, tests/functional_tests/test_cases/moe/gpt3_*_fine_grained_offloading/model_config.yaml: "
+        "offload-modules expert_fc1 moe_act attn_norm mlp_norm qkv_linear core_attn attn_proj",
+        origin=_CI,
+        model="fine_grained_offloading",
+        fills={"offload": True},
+    ),
     Recipe(
         "functional tests with MLA and experts",
         "NVIDIA/Megatron-LM, tests/functional_tests/test_cases/moe/gpt3_*_tp2_pp2_ep4_etp1_*/model_config.yaml: 32 "

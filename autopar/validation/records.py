@@ -97,6 +97,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         precision: Numbers of matrix products.
         attention: Kernels of attention, in words.
         dropout: What dropout leaves masks of, as of `Stack.dropout`.
+        offload: Whether what layers save is copied to host memory, whatever they recompute besides.
         recompute_modules: Modules that selective recompute runs again, as of `Stack.recompute_modules`.
         schedule: Order of microbatches, in words.
         etp: Devices that each expert is split over.
@@ -163,6 +164,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     precision: str | None = None
     attention: str | None = None
     dropout: str | None = None
+    offload: bool | None = None
     recompute_modules: tuple[str, ...] | None = None
     schedule: str | None = None
     etp: int | None = None
