@@ -28,6 +28,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, never, silent
+from autopar.recompute_apart import plan_apart
 from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
@@ -148,11 +149,13 @@ def solve(
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.start_workers()
     end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
+    kinds: tuple[Pins, ...] = ()
     if framework is not None:
         from autopar.frameworks import restriction  # frameworks take long to import, and most jobs ask for none
 
         pins = restriction.kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
         stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules)
+        kinds = restriction.kinds_of_recompute(framework, pins) if mode == "train" and dump_problem is None else ()
     request = JobRequest(
         model,
         gpus=gpus,
@@ -182,7 +185,12 @@ def solve(
             asked += warming.finish(progress, should_stop, meanwhile)
     if plan is None:
         left = effort.after(time.monotonic() - asked)
-        plan = plan_task(task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)
+        if kinds:
+            plan = plan_apart(task, kinds, left, progress=progress, should_stop=should_stop, engine=crew)
+        else:
+            plan = plan_task(
+                task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew
+            )
         _keep(plan, cache, progress)
     if rival is None or task.pins or should_stop():
         return plan

@@ -30,10 +30,11 @@ from autopar.frameworks.assumptions import (
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.python_file import apply_function, read_fields
-from autopar.frameworks.restriction import RESTRICTED, kept_to
+from autopar.frameworks.restriction import RESTRICTED, kept_to, kinds_of_recompute
 from autopar.pins import Choices, Pins
 from autopar.plan import Plan
 from autopar.workload import open_plan
+from tests.executions import TINY
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"
 SIZES = {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "seq": 64, "vocab": 256}
@@ -214,3 +215,35 @@ def test_layers_that_no_stage_has_are_refused() -> None:
     heads = "def apply(config):\n    config.parallelism.tensor_parallel_degree = 8\n    return config\n"
     with pytest.raises(ExportError, match="4 key-value heads do not divide over tensor_parallel_degree 8"):
         parse_configuration(heads, "torchtitan", gpus=8, model="zoo:qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize(("framework", "kinds"), [("megatron", 3), ("torchtitan", 3), ("fsdp", 2), ("deepspeed", 0)])
+def test_layers_recompute_alike_where_a_configuration_says_so(framework: str, kinds: int) -> None:
+    """One search per kind, the one that needs the least memory first; DeepSpeed's layers do it in code."""
+    pins = kept_to(framework, Pins(), model="zoo:llama3-8b", gpus=8, cluster="h100")
+
+    apart = kinds_of_recompute(framework, pins)
+
+    assert len(apart) == kinds
+    flavours = [own.pin.recompute[0].flavours for own in apart]
+    assert flavours == [own for own in (("full",), ("selective",), ("none",)) if own in flavours]
+    assert all(own.forbid == pins.forbid and own.pin.mesh == pins.pin.mesh for own in apart)
+    assert kinds_of_recompute(framework, Pins(Choices(tp=(2,)))) == ()
+
+
+@pytest.mark.slow
+def test_a_plan_for_megatron_has_layers_that_recompute_alike(cache_dir: Path) -> None:
+    """Where some layers have to recompute, all do, and the arguments say all of the plan."""
+    dims = {**TINY["llama3-8b"], "num_layers": 4, "seq": 64}
+
+    found = autopar.solve(
+        "zoo:llama3-8b", gpus=4, global_batch=8, dims=dims, framework="megatron", memory_limit=260e3, top_k=1,
+        cache_dir=cache_dir,
+    )  # fmt: skip
+
+    assert found.simulated is not None
+    assert found.search is not None
+    assert found.search.bound <= found.search.objective
+    kept = {flavour for stage in found.stages for flavour in stage.flavours[1:-1]}
+    assert len(kept) == 1
+    assert found.export("megatron", cache_dir=cache_dir).lost == ()

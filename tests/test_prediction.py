@@ -288,7 +288,7 @@ def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expect
 
     assert found.sharing == expected
     assert predictor.settled(replace(found, zero=0, shard=0)).shard == 0
-    assert predictor.settled(replace(found, shard=0, cp=2, ep=2, tp=2, dp=24, global_batch=24)).shard == 0
+    assert predictor.settled(replace(found, shard=0, cp=2, ep=4, tp=2, dp=24, global_batch=24)).shard == 0
     assert predictor.settled(replace(found, shard=1)).shard == 1
 
 
@@ -297,7 +297,7 @@ def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expect
     [
         ({"zero": 0, "shard": 2}, "without ZeRO"),
         ({"shard": 4}, "do not divide 6 data-parallel devices"),
-        ({"shard": 2, "dp": 12, "ep": 2, "cp": 2, "tp": 2}, "a mesh of five axes"),
+        ({"shard": 2, "dp": 12, "ep": 4, "cp": 2, "tp": 2}, "a mesh of five axes"),
     ],
 )
 def test_devices_that_cannot_share_are_refused(wrong: dict[str, int], words: str) -> None:

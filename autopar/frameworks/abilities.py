@@ -31,6 +31,7 @@ class Abilities:
         selective: What its selective recompute runs again whatever a plan says, as of `Stack.selective`; None where
             modules or the code of the model say it.
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
+        recomputes_alike: Whether all layers of a search for it recompute the same, so that its configuration says all.
         hosted: What may lie in host memory.
         hosted_shares: ZeRO levels with which a share of the optimizer's state may lie there, and not only all of it.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
@@ -57,6 +58,7 @@ class Abilities:
     recompute_modules: tuple[str, ...] = ()
     selective: Selective | None = None
     hosted_shares: frozenset[int] = frozenset()
+    recomputes_alike: bool = True
 
     def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
         """Return a stack whose selective recompute runs again what the framework runs again.
@@ -121,6 +123,7 @@ ABILITIES: Mapping[str, Abilities] = {
         zero_in_pipeline=frozenset({0, 1}),
         recompute=_ON_DEVICE,
         recomputes_by_stage=True,
+        recomputes_alike=False,  # its layers are checkpointed in the model's code
         hosted=frozenset({Hosted.OPTIMIZER}),
         roles=frozenset({"tp", "ep"}),
         sequence_parallel=frozenset({False}),

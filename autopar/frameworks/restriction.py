@@ -90,6 +90,21 @@ def kept_to(
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
 
 
+def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
+    """Return pins with one kind of recompute each where a framework has all layers do the same; none elsewhere.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        pins: As of `kept_to`.
+    """
+    items = pins.pin.recompute
+    if not ABILITIES[framework].recomputes_alike or len(items) != 1 or items[0].blocks is not None:
+        return ()
+    flavours = sorted(items[0].flavours, key=list(map(str, BY_SECONDS)).index, reverse=True)
+    kinds = [replace(pins.pin, recompute=(BlockRecompute((own,)),)) for own in flavours]
+    return tuple(Pins(own, pins.forbid) for own in kinds) if len(kinds) > 1 else ()
+
+
 def stack_kept_to(
     framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster, modules: Sequence[str] = ()
 ) -> Stack:

@@ -51,11 +51,11 @@ def constrain(
         for key in ("zero", "recompute", "offload"):
             if getattr(choices, key) and not trains:
                 raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
+    _check_experts(pins, folded(frame.fixed_batch or frame.global_batch))
     found = pinned_space(space, pins, frame)
     counts = [each.num_microbatches for each in found] or list(frame.unequal.microbatches if frame.unequal else ())
     graph = folded(frame.global_batch // counts[0])
     found = _following_sequence(pins, found, graph, batch)
-    _check_experts(pins, graph)
     _check_context(pins, graph, batch)
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
     for name in (*pins.pin.within_node, *pins.forbid.within_node):

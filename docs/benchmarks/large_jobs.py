@@ -116,6 +116,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
             dims=job.dims,
             time_limit=seconds,
             workers=1,
+            top_k=1,
             **kept,
         )
     except AutoparError as error:
