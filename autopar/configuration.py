@@ -448,7 +448,7 @@ def hosted_words(
         needed: What may lie there since nothing was found that fits without.
         reserve: What may not, since something was.
         floor: Seconds that a plan with that takes at least.
-        restaged: Whether it makes the placements of the best plans faster, on which alone it was tried then.
+        restaged: Whether it was tried on the placements of the best plans.
     """
     found = []
     if needed:

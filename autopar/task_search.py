@@ -22,7 +22,7 @@ from autopar.search.backends import HERE, Engine
 from autopar.search.branch_and_bound import search
 from autopar.search.candidate import Candidate
 from autopar.search.context import SearchContext
-from autopar.search.host_restaging import restaged
+from autopar.search.host_restaging import may_gain, restaged
 from autopar.search.outcome import Outcome
 from autopar.search.tasks import Finding
 from autopar.task import Effort, Task
@@ -86,10 +86,10 @@ def search_plans(
         return outcome
     if outcome.candidates:
         outcome.reserve, outcome.reserve_bound = reserve, min(map(context.least, zip(task.space)), default=0.0)
-        opened = replace(context, constraints=task.opened.constraints)
-        for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
-            outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
-            outcome.restaged = True
+        if may_gain(outcome.candidates):
+            outcome.restaged, opened = True, replace(context, constraints=task.opened.constraints)
+            for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
+                outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
         return outcome
     if outcome.stopped and known is None:  # something might fit all the same
         return outcome

@@ -500,7 +500,7 @@ def test_what_frameworks_keep_on_devices_is_lost(to: str, cache_dir: Path) -> No
     [
         ("--optimizer-cpu-offload --optimizer-offload-fraction 1.5", "--optimizer-offload-fraction 1.5"),
         ("--optimizer-cpu-offload --optimizer-offload-fraction most", "--optimizer-offload-fraction most"),
-        ("--num-layers 8 --cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2"),
+        ("--num-layers 8 --cpu-offloading-num-layers 8", "--cpu-offloading-num-layers 8 of 8"),
     ],
 )
 def test_parts_that_are_offloaded_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:

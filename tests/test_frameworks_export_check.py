@@ -194,15 +194,21 @@ def test_placements_are_not_predicted_again(pipeline: Plan, cache_dir: Path) -> 
         assert "Not predicted as written" in plain(pipeline.export(to, cache_dir=cache_dir))
 
 
-def test_a_configuration_that_cannot_be_predicted_says_why(cache_dir: Path) -> None:
-    """Megatron-LM offloads any number of layers; only all but the last can be predicted."""
+def test_the_first_layers_are_offloaded_as_megatron_offloads_them(cache_dir: Path) -> None:
+    """Two of four; of other layers as many are told, and which is said."""
     plan = planned(cache_dir, dp=2, recompute="offload")
     (stage,) = plan.stages
-    partly = replace(plan, stages=(replace(stage, recompute="none*1 offload*2 none*3"),))
+    first, others = (
+        replace(plan, stages=(replace(stage, recompute=own),))
+        for own in ("none*1 offload*2 none*3", "none*1 offload*1 none*1 offload*1 none*2")
+    )
 
-    exported = partly.export("megatron", cache_dir=cache_dir)
+    exported = first.export("megatron", cache_dir=cache_dir)
 
-    assert exported.outcome.startswith("Not predicted as written: --cpu-offloading-num-layers 2: only all layers but")
+    assert "--cpu-offloading-num-layers 2" in exported.text
+    assert exported.outcome.startswith("Predicted as written")
+    assert not any("which layers" in lost for lost in exported.lost)
+    assert any("which layers are offloaded" in lost for lost in others.export("megatron").lost)
 
 
 @pytest.mark.slow

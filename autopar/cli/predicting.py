@@ -126,6 +126,12 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 )
 @_degree("recompute-every", "Recompute only every N-th layer of a stage.")
 @click.option(
+    "--recompute-layers",
+    type=positive_whole(),
+    metavar="N",
+    help="Recompute, or offload, only the first N layers of every stage.",
+)
+@click.option(
     "--offload",
     callback=lambda _context, _option, value: value or "",
     metavar="optimizer[=SHARE]",
@@ -196,6 +202,12 @@ def predict(
     from autopar.errors import JobError
 
     chosen, limit = request["microbatch"] is not None, request.pop("memory_limit")
+    first_layers = request.pop("recompute_layers") or 0
+    if first_layers and not chosen:
+        raise JobError(
+            f"--recompute-layers {first_layers} without a microbatch: the formula that chooses one knows nothing of it",
+            hint="add --microbatch N",
+        )
     request["microbatch"] = request["microbatch"] or 1
     request |= _stages_of(request.pop("layout"), request)
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
@@ -213,7 +225,9 @@ def predict(
     from autopar.report.prediction import format_prediction
 
     setting = prediction.open_setting(model, cache_dir=cache, **request)
-    found = setting.predict(degrees if chosen else _with_microbatch(setting, degrees, limit), memory_limit=limit)
+    found = setting.predict(
+        degrees if chosen else _with_microbatch(setting, degrees, limit), memory_limit=limit, first_layers=first_layers
+    )
     if found.whole > _SOME or (found.degrees.sharing < found.degrees.data and not degrees.shard):
         share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims are too short"
         over = f"ZeRO over {found.degrees.sharing} of {found.degrees.data} data-parallel devices"

@@ -220,7 +220,7 @@ def _offload(facts: Facts, ability: Abilities, zero: int) -> str:
 def nearest_recompute(facts: Facts, ability: Abilities) -> tuple[str, int]:
     """Return what all layers recompute, or the first ones of every stage and how many those are (0 for all)."""
     if any(facts.offloaded) and Recompute.OFFLOAD in ability.recompute and facts.pp == 1:
-        return "offload", 0
+        return "offload", facts.offloaded[0] if facts.offloaded[0] < facts.layers[0] - 1 else 0
     flavours = facts.flavours
     full = max(sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute)
     if ability.recomputes_by_stage and full:

@@ -114,6 +114,7 @@ class Facts:
         layers: Layers of every stage in the order of the chain.
         recompute: What the layers of every stage run again; nothing where their values lie in host memory.
         offloaded: Layers of every stage whose values lie in host memory.
+        offloads_first: Whether these are the first layers of their stages.
         hosted: Stages whose optimizer state lies in host memory, or a part of it.
         hosted_shares: How much of the optimizer's state of each of these lies there.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
@@ -141,6 +142,7 @@ class Facts:
     layers: tuple[int, ...]
     recompute: tuple[tuple[Recompute, ...], ...]
     offloaded: tuple[int, ...]
+    offloads_first: bool
     hosted: tuple[int, ...]
     hosted_shares: tuple[float, ...]
     sizes: Sizes | None
@@ -319,6 +321,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         layers=tuple(len(stage) for stage in layers),
         recompute=tuple(tuple(_RERUN.get(flavour, flavour) for flavour in stage) for stage in flavours),
         offloaded=tuple(stage.count(Recompute.OFFLOAD) for stage in flavours),
+        offloads_first=all(set(stage[: stage.count(Recompute.OFFLOAD)]) <= {Recompute.OFFLOAD} for stage in flavours),
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
         hosted_shares=_hosted_shares(plan, folded),
         sizes=_sizes(plan, model),

@@ -249,6 +249,8 @@ def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         else:
             # It keeps the last layer on the device.
             yield "--cpu-offloading-num-layers", min(facts.offloaded[0], facts.layers[0] - 1)
+            if not facts.offloads_first:
+                lost.append("which layers are offloaded: Megatron-LM offloads the first ones")
     if facts.hosted:
         if not facts.zero:
             yield "--use-distributed-optimizer", True

@@ -269,12 +269,13 @@ def _sharing(arguments: Taken, zero: int, data: int) -> int:
 def _recompute(arguments: Taken, layers: tuple[int, ...], stages: int) -> tuple[str, int]:
     """Return what layers recompute, and how many of every stage do; 0 for all."""
     if offloaded := arguments.whole("--cpu-offloading-num-layers"):
-        if offloaded != (arguments.whole("--num-layers") or 0) - 1:  # of L layers Megatron-LM offloads L - 1 at most
+        most = (arguments.whole("--num-layers") or 0) - 1
+        if most > 0 and offloaded > most:
             raise ExportError(
-                f"--cpu-offloading-num-layers {offloaded}: only all layers but the last can be predicted",
-                hint="write one less than --num-layers, or leave it out",
+                f"--cpu-offloading-num-layers {offloaded} of {most + 1}: Megatron-LM keeps the last one on the device",
+                hint=f"write {most} at most",
             )
-        return "offload", 0
+        return "offload", 0 if offloaded == most else offloaded
     granularity = arguments.text("--recompute-granularity")
     if granularity not in (None, "full", "selective"):
         raise ExportError(f"--recompute-granularity {granularity} is not known", hint="write full or selective")

@@ -121,8 +121,8 @@ def _attention(name: str, *, limited: bool, sinks: bool = False) -> dict[str, Ri
     forward = RingPass(
         f"{DOMAIN}::Ring{name}", reads, (Carried(0.0, rows=0, width=2), Carried(float("-inf"), rows=0, width=None))
     )
-    gradients = (Carried(0.0, 0, 0), Carried(0.0, 1, 1, travels=True), Carried(0.0, 2, 2, travels=True))
-    gradients += (Carried(0.0, 3, 3),) if sinks else ()
+    sums = (Carried(0.0, 0, 0), Carried(0.0, 1, 1, travels=True), Carried(0.0, 2, 2, travels=True))
+    gradients = (*sums, Carried(0.0, 3, 3)) if sinks else sums
     backward = RingPass(f"{DOMAIN}::Ring{name}Grad", reads + 1, gradients)
     without = () if limited else ("window", "chunk")
     return {

@@ -230,19 +230,21 @@ def fitting_stages(
         if constraints.hosts_optimizer:
             chosen, is_there = _unbeaten(own, ends, options)
         else:
-            chosen, is_there = np.stack([own.argmin(axis=1), ends.argmin(axis=1)], axis=1), fits.any(axis=1)[:, None]
+            chosen, is_there = (
+                np.stack([own.argmin(axis=1), ends.argmin(axis=1)], axis=1),
+                np.asarray(fits.any(axis=1))[:, None],
+            )
         taken[rows], boundary[rows] = chosen, until[every, chosen]
         seconds[rows], tails[rows] = np.where(is_there, own[every, chosen], np.inf), tail[every, chosen]
     used = max(2, int(np.isfinite(seconds).any(axis=(0, 1)).sum()))
-    taken, boundary, seconds, tails = (each[..., :used] for each in (taken, boundary, seconds, tails))
     return FittingStages(
         at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
-        seconds=seconds,
-        tails=tails,
-        slow=mixed.slow[every[None], taken],
-        taken=taken,
-        boundary=boundary,
+        seconds=seconds[..., :used],
+        tails=tails[..., :used],
+        slow=mixed.slow[every[None], taken[..., :used]],
+        taken=taken[..., :used],
+        boundary=boundary[..., :used],
         places=places,
         before=np.concatenate([[0.0], np.cumsum(totals[np.asarray(memory.chain), Slot.FORWARD])]),
         trains=bool(totals[:, Slot.BACKWARD].any()),
@@ -255,11 +257,14 @@ def _least_hosted(
 ) -> tuple[IntArray, Mask]:
     """Return the least boundary of hosted optimizer state with which each mixture fits, and whether it fits with it."""
     start, stop = found.start[:, None], found.stop[:, None]
+    if not any(places.may):
+        fits = (mixed.peaks(in_flight) <= limit) & (mixed.host_bytes(in_flight) <= host_room)
+        return np.broadcast_to(start, fits.shape), np.asarray(fits)
     needed = needed_state(mixed.fixed.resident[:, None], mixed.passes(in_flight), mixed.fixed.update[:, None], limit)
     boundary = np.minimum(places.least(start, stop, needed), stop)
     hosted = places.bytes(start, stop, boundary)
-    fits = mixed.peaks(in_flight, hosted) <= limit
-    return boundary, np.asarray(fits & (mixed.host_bytes(in_flight, hosted) <= host_room))
+    fits = (mixed.peaks(in_flight, hosted) <= limit) & (mixed.host_bytes(in_flight, hosted) <= host_room)
+    return boundary, np.asarray(fits)
 
 
 def _unbeaten(seconds: FloatArray, ends: FloatArray, most: int) -> tuple[IntArray, Mask]:

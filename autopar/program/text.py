@@ -443,8 +443,8 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
         line.expect(":")
         found.append(Resident(category, line.size()))
         if found is hosted and line.accept("blocks="):
-            away = line.sequence(lambda own=line: own.integer(0))
-            if not 0 < len(away) < len(blocks) or max(away) >= len(blocks):
+            away = line.sequence(line.integer)
+            if not 0 < len(away) < len(blocks) or not 0 <= min(away) <= max(away) < len(blocks):
                 raise line.fail("some of the blocks of the stage, by position, but not all,")
         line.end()
     each = tuple(block in away for block in range(len(blocks))) if away else ()

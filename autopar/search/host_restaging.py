@@ -25,15 +25,13 @@ LEAST_GAIN = 0.01
 def restaged(context: SearchContext, candidates: Sequence[Candidate], end: float) -> list[Candidate]:
     """Return plans with host memory that are faster than the best plan without, on placements of the best plans.
 
-    Heuristic: tried after a search whose best plan recomputes; others have nothing to gain on their placements.
+    Heuristic: tried after a search whose best plan recomputes (`may_gain`).
 
     Args:
         context: Inputs of a search with host memory opened.
         candidates: Plans without host memory, best first.
         end: When to stop, on the monotonic clock.
     """
-    if not candidates or not _recomputes(candidates[0]):
-        return []
     cutoff, found = candidates[0].objective * (1 - LEAST_GAIN), list[Candidate]()
     for candidate in [own for own in candidates if _recomputes(own)][:MOST_RESTAGED]:
         if time.monotonic() > end:
@@ -42,6 +40,11 @@ def restaged(context: SearchContext, candidates: Sequence[Candidate], end: float
         if other is not None and other.objective < cutoff:
             found.append(other)
     return found
+
+
+def may_gain(candidates: Sequence[Candidate]) -> bool:
+    """Whether the best plan of a search recomputes; others have nothing to gain on their placements."""
+    return bool(candidates) and _recomputes(candidates[0])
 
 
 def _recomputes(candidate: Candidate) -> bool:

@@ -75,7 +75,7 @@ class Outcome:
         needed: What of it was opened only because no plan without it fits.
         reserve: What else could lie in host memory and was not opened: such plans are not part of the space.
         reserve_bound: Lower bound on such plans, in seconds.
-        restaged: Whether placements of the best plans are faster with it.
+        restaged: Whether the placements of the best plans were tried with it.
         unequal: Result of pipelines with unequal stages; None if the job has none.
         workers_bytes: Sum of the peak memory of the workers, in bytes, without this process.
         settings: Constants of the search.
