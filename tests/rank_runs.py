@@ -1,6 +1,6 @@
 """Tiny plans in float32, to be run by ranks: threads of one process, or real processes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,13 @@ def _recipe_plan(
     return Plan.from_json(assemble(candidate, workload.info(), job).to_json())
 
 
-def run_local(lowered: Lowered, steps: list[list[dict[str, Array]]], states: Mapping[str, Array]) -> list[Rank]:
-    """Run steps on threads and return the ranks as they are then."""
+def run_local(
+    lowered: Lowered,
+    steps: list[list[dict[str, Array]]],
+    states: Mapping[str, Array],
+    clock: Callable[[], Clock] = Clock,
+) -> list[Rank]:
+    """Run steps on threads, each rank and step with a clock of its own, and return the ranks as they are then."""
     memory = NumpyMemory()
     engine = Engine(memory)
 
@@ -109,7 +114,7 @@ def run_local(lowered: Lowered, steps: list[list[dict[str, Array]]], states: Map
         rank = Rank(lowered, communicator, memory, engine)
         rank.load(lambda name: states[name])
         for microbatches in steps:
-            rank.step(microbatches, Clock())
+            rank.step(microbatches, clock())
         return rank
 
     found: list[Rank] = LocalWorld(lowered.program.num_devices).run(work)

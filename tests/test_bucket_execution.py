@@ -1,5 +1,6 @@
 """Executors reduce gradients by the buckets of the plan, in the simulated order, and compute the same."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +25,16 @@ from autopar.ranks.collect import put_together, state_items
 from autopar.ranks.collectives import begin_together
 from autopar.ranks.launch import run_plan
 from autopar.ranks.lowered import Lowered
+from autopar.ranks.predict import predict as predict_phases
 from autopar.ranks.records import RunRequest
 from autopar.ranks.step_data import Batches, Weights
+from autopar.ranks.stopwatch import Clock
+from autopar.recompute import Recompute
 from autopar.runtime import StepResult, run_step
 from autopar.runtime.blocks import move, move_together, scatter
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
+from autopar.simulate import simulate
 from autopar.simulate.engine import run_step as simulate_step
 from tests.executions import COSTS, TINY, interleave, random_feeds, run_unpartitioned
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
@@ -276,6 +281,38 @@ def test_blocks_of_several_tensors_are_gathered_in_one_collective() -> None:
         assert calls == 2
         for own, whole in zip(found, wholes, strict=True):
             np.testing.assert_array_equal(own, whole)
+
+
+def test_ranks_are_predicted_with_the_buckets_they_use(cache_dir: Path) -> None:
+    """The predicted step is the simulated one with buckets, which is another than with every gradient alone."""
+    program = _lowered(_plan(("mlp-xs", replace(DATA, zero=1), ""), cache_dir)).program
+
+    timeline, (stage,) = predict_phases(program, COSTS)
+
+    assert timeline.step_seconds == simulate(program, COSTS).step_seconds
+    assert timeline.step_seconds != simulate(program, COSTS, bucket=0.0).step_seconds
+    assert stage["gather"] > 0
+
+
+def test_forwards_that_run_again_count_as_backward(cache_dir: Path) -> None:
+    """The clock of a rank enters the forward as often with full recompute as without it."""
+    pytest.importorskip("onnxruntime", reason='ranks compute with it: pip install "autopar[run]"')
+    counts = []
+    for recompute in (Recompute.NONE, Recompute.FULL):
+        lowered = _lowered(tiny_plan("mlp-xs", Configuration(1, PAIR, 2, "1f1b"), cache_dir, recompute=recompute))
+        data, states = _feeds(_plan(("mlp-xs", DATA, ""), cache_dir), lowered)
+        entered: list[str] = []
+
+        class Recorder(Clock):
+            def __call__(self, phase: str) -> Any:
+                entered.append(phase)  # noqa: B023
+                return super().__call__(phase)
+
+        run_local(lowered, [data], states, Recorder)
+        counts.append(Counter(entered))
+
+    assert counts[0]["forward"] == counts[1]["forward"] > 0
+    assert counts[0]["backward"] < counts[1]["backward"]
 
 
 def test_uniform_buckets_are_executed_too(cache_dir: Path) -> None:

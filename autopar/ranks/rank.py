@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any, TypeGuard, assert_never
 
 from numpy.typing import NDArray
 
@@ -541,19 +541,18 @@ class Rank:
         """Take steps in order; gathers of parameters that start one after the other are one collective per axis."""
         for is_start, own in groupby(steps, lambda step: isinstance(step, Start)):
             left = list(own)
-            gathers = [step.instruction for step in left if isinstance(step, Start) and self._gathers(activity, step)]
+            gathers = [
+                step.instruction
+                for step in left
+                if isinstance(step, Start)
+                and not self._travels(activity, step.instruction, backward)
+                and _gathers(activity, step.instruction)
+            ]
             if is_start and len(gathers) > 1:
                 self._gather_together(activity, gathers)
                 left = [step for step in left if not (isinstance(step, Start) and step.instruction in gathers)]
             for step in left:
                 self._take_step(activity, step, backward, late=late)
-
-    def _gathers(self, activity: _Activity, step: Start) -> bool:
-        """Return whether a collective gathers a parameter: one that is there before the pass, or an updated one."""
-        instruction, segment = step.instruction, activity.compiled.segment
-        if not isinstance(instruction, Collective) or instruction.kind is not Kind.ALL_GATHER:
-            return False
-        return activity.phase is SegmentPhase.UPDATE or instruction.operand in segment.external
 
     def _gather_together(self, activity: _Activity, gathers: Sequence[Collective]) -> None:
         """Start gathers of a segment, one collective per mesh axis and element type."""
@@ -655,6 +654,13 @@ class Rank:
                 group = self._groups[axis.name]
                 tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
         return tensor
+
+
+def _gathers(activity: _Activity, instruction: Communication) -> TypeGuard[Collective]:
+    """Return whether a collective gathers a parameter: one that is there before the pass, or an updated one."""
+    if not isinstance(instruction, Collective) or instruction.kind is not Kind.ALL_GATHER:
+        return False
+    return activity.phase is SegmentPhase.UPDATE or instruction.operand in activity.compiled.segment.external
 
 
 def _starts_more(activity: _Activity) -> bool:

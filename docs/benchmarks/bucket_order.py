@@ -1,6 +1,6 @@
 """Train a small model on two gloo ranks of this machine with several buckets of gradients, and compare predictions.
 
-    python docs/benchmarks/bucket_order.py                a table: predicted and measured seconds of a step
+    python docs/benchmarks/bucket_order.py                a page: predicted and measured seconds of a step
     python docs/benchmarks/bucket_order.py --rounds 3     fewer rounds
 
 Needs torch. First the ranks measure when each gradient is there in a backward without communication, and what
@@ -12,6 +12,7 @@ Then they train with PyTorch's DistributedDataParallel at several `bucket_cap_mb
 import argparse
 import copy
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from autopar.fusion.rules import MIB, SizeRule  # noqa: E402
+from autopar.profile.measure import processor  # noqa: E402
 from autopar.solvers.batching import cut_batches  # noqa: E402
 
 RANKS = 2
@@ -39,6 +41,8 @@ CAPS = (0.05, 1.0, 4.0, 25.0, 1000.0)
 """`bucket_cap_mb` that are tried: nearly every gradient alone, to all of them in one."""
 SIZES = (4 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 """Bytes of the all-reduces that are measured."""
+IN_FLIGHT = 8
+"""All-reduces that are started one after the other before the first is waited for, as buckets are."""
 OURS = "ours"
 CLEAR = 0.05
 """Pairs of ways count if their predictions differ by more."""
@@ -113,13 +117,14 @@ def rank(number: int, store: Path, rounds: int, out: Path) -> None:
     sizes = [float(parameters[own].numel() * 4) for own in order]
     times = []
     for nbytes in SIZES:
-        tensor = torch.zeros(nbytes // 4)
+        tensors = [torch.zeros(nbytes // 4) for _ in range(IN_FLIGHT)]
         samples = []
-        for _ in range(3 * rounds):
+        for _ in range(rounds):
             dist.barrier()
             start = time.perf_counter()
-            dist.all_reduce(tensor)
-            samples.append(time.perf_counter() - start)
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+            samples.append((time.perf_counter() - start) / IN_FLIGHT)
         times.append(median(samples))
     slope, latency = np.polyfit(SIZES, shared(times), 1)
     latency, slope = max(1e-5, float(latency)), max(1e-12, float(slope))
@@ -203,6 +208,13 @@ def agreeing(found: Found) -> tuple[int, int]:
     return sum((steps[one] < steps[two]) == (found.steps[one] < found.steps[two]) for one, two in clear), len(clear)
 
 
+def _priority() -> str:
+    """Return that the ranks go before other work on the machine, if they do (`autogroup` of sched(7))."""
+    path = Path("/proc/self/autogroup")
+    nice = int(path.read_text().split()[-1]) if path.exists() else 0
+    return f", ranks before other work (autogroup nice {nice})" if nice < 0 else ""
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,8 +225,16 @@ def main() -> None:
     if args.rank is not None:
         rank(args.rank, args.folder / "store", args.rounds, args.folder / "found.json")
         return
+    load = os.getloadavg()[0]
     found = measure(args.rounds)
     lines = [
+        "# Buckets of gradients on two ranks\n",
+        f"Printed by `python docs/benchmarks/bucket_order.py --rounds {args.rounds}` on {processor()}, "
+        f"{os.cpu_count()} cores; load before: {load:.1f}{_priority()}.",
+        f"A chain of {DEPTH} linear layers of width {WIDTH} trains on {BATCH} samples per rank, with PyTorch's "
+        "DistributedDataParallel over gloo,",
+        "at several `bucket_cap_mb` and with our cuts as `bucket_cap_mb_list`; ways take turns.",
+        "*predicted*: from gradients timed one by one without communication, and all-reduces timed without compute.\n",
         f"{len(found.sizes)} gradients of {sum(found.sizes) / MIB:.1f} MiB, {found.compute * 1e3:.1f} ms of compute; "
         f"an all-reduce takes {found.latency * 1e3:.2f} ms and {found.per_byte * MIB * 1e3:.2f} ms per MiB.\n",
         "| buckets | number | predicted | measured |",
