@@ -70,7 +70,9 @@ GUIDE_SECONDS = 2.0
 GUIDE_GAP = 0.8
 """Factor by which the gap must fall for reduced costs to be published at once."""
 IDLE_SECONDS = 0.05
-"""Seconds between two looks of the proving thread for a core problem."""
+"""Seconds between two looks of the proving thread for new reduced costs or a better incumbent."""
+RETRY_SECONDS = 1.0
+"""Seconds after which it looks for a core problem even if there are none."""
 QUICK_SECONDS, QUICK_SHARE = 0.5, 0.02
 """Time for an incumbent before the exact method: seconds, and share of the remaining time, whichever is less."""
 OFFER_SECONDS = 1.0
@@ -150,11 +152,13 @@ class _Proof:
     def run(self) -> None:
         """Solve core problems until the budget is spent or somebody ends this thread."""
         seen: tuple[DualInformation | None, float] | None = None
+        looked = -math.inf
         while not (self._over.is_set() or self._budget.spent()):
             guide, cost = self._guide, self._budget.upper
             core = None
-            if guide is not None and (guide, cost) != seen:
+            if guide is not None and ((guide, cost) != seen or time.monotonic() - looked >= RETRY_SECONDS):
                 core = self._prover.core(guide, BESIDE_SHARE * self._budget.remaining)
+                looked = time.monotonic()
             if guide is None or core is None:
                 seen = (guide, cost)
                 self._over.wait(IDLE_SECONDS)
@@ -169,10 +173,10 @@ class _Proof:
 
             self.is_active = True
             try:
-                done = self._prover.solve(core, is_outdated)
+                self._prover.solve(core, is_outdated)
             finally:
                 self.is_active = False
-            seen = None if done or is_outdated() else (guide, self._budget.upper)
+            seen = None
 
     def end(self) -> None:
         """End the thread soon."""
@@ -299,8 +303,9 @@ class _PortfolioRun:
         while not self._budget.spent():
             left = end - time.monotonic() if math.isfinite(self._budget.remaining) else seconds
             core = prover.core(guide, left) if left > 0 else None
-            if core is None or not prover.solve(core):
+            if core is None:
                 return
+            prover.solve(core)
 
     def _find_quick_incumbent(self, contraction: Contraction) -> None:
         """Search briefly for an incumbent: the exact method may find none for long, and prunes by its cost."""

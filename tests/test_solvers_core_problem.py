@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import assume, given, reject, settings
 from autopar.problem import Problem, Usage
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.lagrangian_dual import DualInformation, LagrangianDual
-from autopar.solvers.exact.core_problem import CoreProver
+from autopar.solvers.exact import core_problem
+from autopar.solvers.exact.core_problem import Core, CoreProver
 from autopar.solvers.model.csr import FlatField, FlatMemory
 from autopar.solvers.model.graphical_model import prepare
 from autopar.solvers.model.memory_rows import Memory
@@ -93,6 +95,36 @@ def test_the_core_follows_the_seconds() -> None:
     assert short.entries < long.entries
     assert short.ceiling < long.ceiling <= budget.cost
     assert prover.core(guide, 1e-9) is None
+
+
+def test_cores_that_were_given_up_get_longer_once_the_search_stagnates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each core is given up after 4 seconds: the largest again, with 12, 12 seconds after the last better incumbent."""
+    clock = 0.0
+
+    def give_up(_prover: CoreProver, _core: Core, _budget: Budget) -> bool:
+        nonlocal clock
+        clock += 4.0
+        return True
+
+    problem = Problem.build([[0, 40]] * 10, [(i, i + 1, np.array([[0, 1], [1, 0]])) for i in range(9)])
+    budget = Budget(problem, math.inf, [1] * 10, math.inf, 0.0, None)
+    prover, guide = prover_of(problem, budget, 40)
+    monkeypatch.setattr(core_problem, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(CoreProver, "_minimise", give_up)
+
+    tried = []
+    while (core := prover.core(guide, 1e3)) is not None and len(tried) < 10:
+        tried.append((clock, core.entries, core.most_seconds))
+        assert not prover.solve(core)
+    clock = 12.0
+    again = prover.core(guide, 1e3)
+
+    assert [entries for _, entries, _ in tried] == sorted({entries for _, entries, _ in tried}, reverse=True)
+    assert clock - tried[-1][0] > 4.0, "the search had time left when no core was"
+    assert again is not None
+    assert again.entries == tried[0][1]
+    assert tried[0][2] < 4.0
+    assert again.most_seconds == 12.0
 
 
 @given(problem=problems(limited=True))

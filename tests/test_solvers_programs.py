@@ -1,4 +1,4 @@
-"""Linear programs: cover cuts, reduced-cost fixing, and warm starts."""
+"""Linear programs: cuts of the limits, reduced-cost fixing, and warm starts."""
 
 import math
 from typing import Any
@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from autopar import solvers
 from autopar.problem import Problem, Termination, Usage
 from autopar.solvers.backends import highs, lazy_rows
-from autopar.solvers.backends.lazy_rows import MipSolver
+from autopar.solvers.backends.lazy_rows import MipSolver, Outcome
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.cover_cuts import covers
-from autopar.solvers.bounds.local_polytope import linear_program, scale_of
+from autopar.solvers.bounds.local_polytope import Basis, LinearProgram, linear_program, scale_of
+from autopar.solvers.bounds.rounding_cuts import rounding_cuts
+from autopar.solvers.model.csr import indicator
 from autopar.solvers.model.graphical_model import prepare
 from autopar.solvers.model.memory_rows import Memory
 from tests.checks import check_solution, choices, close
@@ -56,19 +58,47 @@ def test_covers_raise_the_bound_of_the_relaxation() -> None:
 
 @given(problem=problems(limited=True), data=st.data())
 @settings(max_examples=200)
-def test_feasible_choices_satisfy_every_cover(problem: Problem, data: st.DataObject) -> None:
-    """For any point of the relaxation at which covers are separated."""
+def test_feasible_choices_satisfy_every_cut(problem: Problem, data: st.DataObject) -> None:
+    """For any point of the relaxation at which cuts are separated, which violates them."""
     memory = Memory.of(problem, [np.arange(size) for size in problem.num_strategies])
     offsets = np.concatenate([[0], np.cumsum(problem.num_strategies)])
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     solution = np.concatenate([random.dirichlet(np.full(size, 0.3)) for size in problem.num_strategies])
 
-    for cover in covers(memory, offsets, range(memory.num_rows), solution):
-        assert solution[cover.columns].sum() > cover.most
+    rows = range(memory.num_rows)
+    for cut in (*covers(memory, offsets, rows, solution), *rounding_cuts(memory, offsets, rows, solution)):
+        assert float(cut.values @ solution[cut.columns]) > cut.most
         for choice in choices(problem):
             if problem.fits(choice):
-                taken = {int(offsets[node]) + strategy for node, strategy in enumerate(choice)}
-                assert len(taken & set(cover.columns.tolist())) <= cover.most
+                taken = indicator(offsets, choice)
+                assert float(cut.values @ taken[cut.columns]) <= cut.most
+
+
+def test_rounding_closes_a_gap_that_covers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four nodes use 0, 2 or 3 of 7 for 10, 4 or 0: one must pay 10 and two 4, covers prove 16 2/3.
+
+    From the second round on, the program starts from the basis of the one before.
+    """
+    usages = [Usage(node, 0, 1, np.array([0, 2, 3])) for node in range(4)]
+    problem = Problem.build([[10, 4, 0]] * 4, usages=usages, limit=7)
+    prepared = prepare(problem)
+    assert prepared is not None
+    memory = Memory.of(problem, prepared.labels)
+    bases: list[Basis | None] = []
+
+    def run(program: LinearProgram, integer: bool, limits: Budget) -> Outcome:
+        bases.append(program.basis)
+        return highs.run(program, integer, limits)
+
+    rounded = lazy_rows.relaxation(prepared.field, memory, budget(problem), run, set()).outcome.bound
+    monkeypatch.setattr(lazy_rows, "rounding_cuts", lambda *_: [])
+    covered = lazy_rows.relaxation(prepared.field, memory, budget(problem), highs.run, set()).outcome.bound
+
+    assert covered == pytest.approx(16 + 2 / 3)
+    assert rounded == pytest.approx(18)
+    assert min(problem.cost(c) for c in choices(problem) if problem.fits(c)) == 18
+    assert bases[0] is None
+    assert all(basis is not None for basis in bases[1:])
 
 
 @given(problem=problems())
@@ -123,7 +153,7 @@ def test_back_ends_receive_the_warm_start(name: str, monkeypatch: pytest.MonkeyP
 
 def test_reduced_cost_fixing_shrinks_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given the optimum, HiGHS branches on fewer labels and proves the optimum."""
-    problem = k_tree(60, width=2, tightness=0.95, seed=1)
+    problem = k_tree(60, width=2, tightness=0.97, seed=1)
     best = solvers.load("auto").solve(problem)
     assert best.choice is not None
     sizes: list[int] = []

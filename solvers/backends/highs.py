@@ -10,7 +10,7 @@ from autopar.errors import SolverError
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.backends.lazy_rows import MipSolver, Outcome
 from autopar.solvers.base import Budget
-from autopar.solvers.bounds.local_polytope import LinearProgram
+from autopar.solvers.bounds.local_polytope import Basis, LinearProgram
 
 STEP_BASE = 10_000
 """Fixed work of a step, in nonzeros."""
@@ -84,6 +84,12 @@ def run(
         model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
     if highs.passModel(model) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the linear program")
+    if not integer and program.basis is not None:
+        start_basis = highspy.HighsBasis()
+        start_basis.col_status = program.basis.columns
+        basic = highspy.HighsBasisStatus.kBasic
+        start_basis.row_status = [basic if row is None else row for row in program.basis.rows]
+        highs.setBasis(start_basis)
     if integer and program.start is not None:
         start = highspy.HighsSolution()
         start.col_value = program.start.tolist()
@@ -96,7 +102,7 @@ def run(
 
         def ask(call: Any, units: float = units) -> None:
             budget.work.spend(units)
-            call.interrupt(budget.stopped() or budget.work.left == 0.0)
+            call.interrupt(budget.stopped() or budget.work.left == 0.0 or budget.remaining == 0.0)
 
         event.subscribe(ask)
     highs.run()
@@ -115,4 +121,6 @@ def run(
     if not finished:
         return Outcome(False, None, -math.inf)
     duals = np.array(solution.row_dual)
-    return Outcome(True, np.array(solution.col_value), program.dual_bound(duals), duals)
+    last = highs.getBasis()
+    basis = Basis(tuple(last.col_status), tuple(last.row_status)) if last.valid else None
+    return Outcome(True, np.array(solution.col_value), program.dual_bound(duals), duals, basis)

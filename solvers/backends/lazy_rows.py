@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -12,7 +12,8 @@ import numpy as np
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.bounds.cover_cuts import covers
-from autopar.solvers.bounds.local_polytope import LinearProgram, linear_program, scale_of
+from autopar.solvers.bounds.local_polytope import Basis, LinearProgram, linear_program, scale_of
+from autopar.solvers.bounds.rounding_cuts import rounding_cuts
 from autopar.solvers.model.graphical_model import Field, Floats, Ints, prepare
 from autopar.solvers.model.memory_rows import Memory
 
@@ -26,12 +27,14 @@ class Outcome:
         solution: Value per column, None if none was found.
         bound: Lower bound in problem units; infinity if the program is infeasible.
         duals: Multiplier per row of a relaxation; None if the back end gives none.
+        basis: Optimal basis of a relaxation; None if the back end gives none.
     """
 
     finished: bool
     solution: Floats | None
     bound: float
     duals: Floats | None = None
+    basis: Basis | None = None
 
 
 COVER_ROUNDS = 10
@@ -200,33 +203,42 @@ def relaxation(
     """Solve the LP relaxation until its solution violates no limit, and no cover is separated; see `minimise`.
 
     Relaxes: labels to fractions, limits not violated so far. Valid when: always. Costs: an LP per round. Sources:
-    `autopar.solvers.bounds.local_polytope`, `autopar.solvers.bounds.cover_cuts`.
+    `local_polytope`, `cover_cuts` and `rounding_cuts` of `autopar.solvers.bounds`.
     """
     report = report or budget.raise_bound
     base = linear_program(field, scale_of(field))
     rows = _rows_at(memory, violated_times)
     first: tuple[LinearProgram, Outcome] | None = None
     uncovered = -math.inf  # the bound before the last round of covers
+    basis: Basis | None = None
     while True:
-        program = base.with_rows(memory, rows)
+        program = replace(base.with_rows(memory, rows), basis=basis)
         outcome = solve_program(program, False, budget)
         if outcome.bound > -math.inf:
             report(outcome.bound)
         if outcome.solution is None or not outcome.finished or budget.spent():
             break
         broken = [t for t in memory.peaks(_fractional_profile(base, memory, outcome.solution), 8) if t not in rows]
+        size, last = len(base.row_lower), len(program.row_lower)
         if broken:
+            basis = None if outcome.basis is None else outcome.basis.with_rows_at(last, len(broken))
             rows += broken
             violated_times |= set(memory.times[broken].tolist())
             continue
         first = first or (program, outcome)
         useful = outcome.bound - uncovered > LEAST_GAIN * abs(outcome.bound)
-        found = covers(memory, base.offsets, rows, outcome.solution) if cover_rounds and useful else []
+        found = []
+        if cover_rounds and useful:
+            found = [
+                *covers(memory, base.offsets, rows, outcome.solution),
+                *rounding_cuts(memory, base.offsets, rows, outcome.solution),
+            ]
         if not found:
             break
         cover_rounds -= 1
         uncovered = outcome.bound
-        base = base.with_covers(found)
+        base = base.with_cuts(found)
+        basis = None if outcome.basis is None else outcome.basis.with_rows_at(size, len(found))
     return RelaxationResult(program, outcome, *(first or (program, outcome)))
 
 

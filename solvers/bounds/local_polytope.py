@@ -1,4 +1,4 @@
-"""The local polytope of a field as a linear program, with rows for limits and cover cuts.
+"""The local polytope of a field as a linear program, with rows for limits and their cuts.
 
     x[i, s] >= 0            label s of node i;           sum_s x[i, s] = 1
     y[e, p, q] >= 0         pair of label classes of e;  sum_q y[e, p, q] = sum_{s in p} x[a, s],
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.bounds.cover_cuts import CoverInequality
+from autopar.solvers.bounds.cover_cuts import Cut
 from autopar.solvers.model.graphical_model import Field, Floats, Ints
 from autopar.solvers.model.memory_rows import Memory
 
@@ -41,6 +41,23 @@ class PairColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """A simplex basis, in the back end's own words.
+
+    Attributes:
+        columns: Status of each column.
+        rows: Status of each row; None for a row that was added since, which is basic.
+    """
+
+    columns: tuple[object, ...]
+    rows: tuple[object | None, ...]
+
+    def with_rows_at(self, place: int, count: int) -> "Basis":
+        """Return the basis after `count` rows were inserted before row `place`."""
+        return Basis(self.columns, (*self.rows[:place], *([None] * count), *self.rows[place:]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
     """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= upper; the first `num_labels` columns integer.
 
@@ -59,6 +76,7 @@ class LinearProgram:
         limits: Segments of the memory rows, which are the last rows.
         start: Value per column of a warm start; None if there is none. It may break limits.
         upper: Upper bound per column; None for 1 everywhere.
+        basis: Basis to start the relaxation from; None for none.
     """
 
     cost: Floats
@@ -75,6 +93,7 @@ class LinearProgram:
     limits: tuple[int, ...] = ()
     start: Floats | None = None
     upper: Floats | None = None
+    basis: Basis | None = None
 
     def with_start(self, labels: Sequence[int]) -> "LinearProgram":
         """Return the program with the choice `labels` as warm start."""
@@ -149,11 +168,10 @@ class LinearProgram:
         upper = [float(memory.limits[t] / memory.scales[t]) for t in rows]
         return replace(self._with_upper_rows(added, upper), limits=(*self.limits, *rows))
 
-    def with_covers(self, covers: Sequence[CoverInequality]) -> "LinearProgram":
-        """Return the program with a row per cover added; must be called before `with_rows`."""
+    def with_cuts(self, cuts: Sequence[Cut]) -> "LinearProgram":
+        """Return the program with a row per cut added; must be called before `with_rows`."""
         assert not self.limits, "the memory rows are the last ones"
-        added = [(cover.columns, np.ones(len(cover.columns))) for cover in covers]
-        return self._with_upper_rows(added, [float(cover.most) for cover in covers])
+        return self._with_upper_rows([(cut.columns, cut.values) for cut in cuts], [cut.most for cut in cuts])
 
     def _with_upper_rows(
         self, rows: Sequence[tuple[NDArray[np.int32], Floats]], upper: Sequence[float]

@@ -8,7 +8,8 @@ choice that costs at most bound + r, it is optimal; else the bound rises to boun
 gap, the core holds every choice that is cheaper than the incumbent.
 
 Which core is solved next follows its size and the seconds that a core of this size is predicted to take: a power law,
-corrected by the cores solved before; after one that was given up, only much smaller ones are tried.
+corrected by the cores solved before. After one that was given up, only much smaller ones are tried; if none of them is
+worth it, large ones again, with several times the seconds, once the search has found nothing for that long.
 """
 
 import math
@@ -53,7 +54,10 @@ GROWTH = 3.0
 """Factor on the predicted seconds from one core to the next, so that all cores together take at most half as long again
 as the last."""
 FEWER = 0.6
-"""Most entries of the next core relative to one that was given up."""
+"""Entries relative to a core that was given up, below which those of the next one must be."""
+PATIENCE = 3.0
+"""Factor on the seconds of the longest core that was given up, for cores of any size to be tried again: all of them
+together then waste at most half of what the last one takes."""
 OVERRUN = 3.0
 """Factor on its predicted seconds, plus one second, after which a core is given up."""
 
@@ -68,6 +72,7 @@ class Core:
         kept: Labels of each node.
         entries: Entries of its tables.
         seconds: Predicted seconds.
+        most_seconds: Seconds after which it is given up.
     """
 
     guide: DualInformation
@@ -75,6 +80,7 @@ class Core:
     kept: tuple[Ints, ...]
     entries: int
     seconds: float
+    most_seconds: float
 
 
 class CoreProver:
@@ -104,11 +110,26 @@ class CoreProver:
         self._factor = 1.0
         self._last_seconds = 0.0
         self._too_many = math.inf
+        self._given_up_seconds = 0.0
+        self._allowed_seconds = 0.0
+        self._improved = (math.inf, time.monotonic())
         self._violated_times: set[int] = set()
         self._magnitude = float(np.abs(flat.tables).max(initial=0.0))
 
     def core(self, guide: DualInformation, seconds: float) -> Core | None:
         """Return the next core to solve in `seconds`; None if every core that could raise the bound takes longer."""
+        cost, now = self._budget.upper, time.monotonic()
+        if cost < self._improved[0]:
+            self._improved = (cost, now)
+        found = self._next_core(guide, seconds)
+        longer = PATIENCE * self._given_up_seconds
+        if found is None and math.isfinite(self._too_many) and longer <= min(seconds, now - self._improved[1]):
+            self._too_many, self._allowed_seconds = math.inf, longer
+            found = self._next_core(guide, seconds)
+        return found
+
+    def _next_core(self, guide: DualInformation, seconds: float) -> Core | None:
+        """Return the core that is predicted to take the right share of `seconds`; None if there is none."""
         cost, known = self._budget.upper, self._budget.bound
         if math.isinf(cost):
             cost = guide.bound + max(float(guide.reduced_costs.max(initial=0.0)), abs(guide.bound))
@@ -123,7 +144,7 @@ class CoreProver:
             kept = guide.reduced_costs <= room + slack
             entries = self._entries(kept)
             predicted = self._factor * BASE_SECONDS * (entries / BASE_ENTRIES) ** POWER
-            if predicted > seconds or entries > self._too_many:
+            if predicted > seconds or entries >= self._too_many:
                 continue
             if found is not None and predicted < smallest:
                 break  # the one before is the smallest that takes at least this long
@@ -135,7 +156,8 @@ class CoreProver:
         room, kept, entries, predicted = found
         offsets = self._flat.offsets.tolist()
         labels = tuple(np.flatnonzero(kept[first:last]) for first, last in pairwise(offsets))
-        return Core(guide, min(guide.bound + room, self._budget.upper), labels, entries, predicted)
+        most = max(OVERRUN * predicted + 1.0, self._allowed_seconds)
+        return Core(guide, min(guide.bound + room, self._budget.upper), labels, entries, predicted, most)
 
     def solve(self, core: Core, should_stop: Callable[[], bool] | None = None) -> bool:
         """Solve a core; return whether the bound has reached its ceiling or the problem is solved.
@@ -147,7 +169,7 @@ class CoreProver:
             core: The core.
             should_stop: Polled; a core that is stopped says nothing about the seconds of the next one.
         """
-        budget = self._budget.limited_to(OVERRUN * core.seconds + 1.0)
+        budget = self._budget.limited_to(core.most_seconds)
         if should_stop is not None:
             budget = budget.stopped_by(should_stop)
         began = time.monotonic()
@@ -163,6 +185,7 @@ class CoreProver:
                 self._factor = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
         elif should_stop is None or not should_stop():
             self._too_many = FEWER * core.entries
+            self._given_up_seconds = max(self._given_up_seconds, spent)
         return done
 
     def _minimise(self, core: Core, budget: Budget) -> bool:
