@@ -1,4 +1,4 @@
-"""Cut LP: lower bounds on the step of pipelines without a closed form."""
+"""Cut LP: lower bounds on the step of pipelines under a memory limit."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,15 @@ from autopar.bounds.task_lp import SparseLP
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.describe.block_decisions import assemble_blocks
 from autopar.discover import discover
+from autopar.formulate.block_memory import ChainBytes, FloatArray
 from autopar.formulate.building import build_tables
 from autopar.formulate.linear_weights import kind_weights, problem, weights
 from autopar.formulate.manual_recipes import recipes, restrict
 from autopar.formulate.scheduled_step import StageWork, pass_seconds, scheduled_step
-from autopar.formulate.step_time import Pipeline, Split
+from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
 from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
+from autopar.pipeline_partition.stage_cuts import best_split
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
@@ -42,7 +44,7 @@ from tests.shares import one_in
 TOLERANCE = 2e-6
 """Relative: the linear program is solved to 1e-7 in units of about a step time."""
 
-OTHERS = [("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
+OTHERS = [("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
 NOTHING = np.zeros((0, 3))
 
 
@@ -171,6 +173,22 @@ def _raised(
     return bound, value
 
 
+def _seconds(passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split) -> float:
+    """Seconds of a split as the planner times it: in closed form under 1F1B."""
+    if pipeline.schedule == "1f1b":
+        return step_time(totals, chain, pipeline, split, 0.0).seconds
+    return grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
+
+
+def _best_plan(
+    passes: FloatArray, totals: FloatArray, memory: ChainBytes, pipeline: Pipeline, limit: float
+) -> tuple[Split, StepTime] | None:
+    """Best split that fits; None if none does."""
+    if pipeline.schedule == "1f1b":
+        return best_split(totals, memory, pipeline, limit, 0.0)
+    return RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()
+
+
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: int, stack: str) -> None:
@@ -192,7 +210,7 @@ def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: in
                 tuple(ON_DEVICE[own] for own in rng.integers(3, size=stop - start)) for start, stop in every[number]
             ]
             split = Split(every[number], tuple(flavours))
-            seconds = grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
+            seconds = _seconds(passes, totals, chain, pipeline, split)
             assert max(bound, alone) <= seconds * (1 + TOLERANCE)
 
 
@@ -213,7 +231,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
         memory = chain_bytes(lowered, found.folded, trains=True)
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 1e9
-        while (plan := RecomputeChooser(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
+        while (plan := _best_plan(passes, totals, memory, pipeline, limit)) is not None:
             remaining = _remaining(found, pipeline, limit)
             alone = _cut_generator(found, pipeline, limit, [choice]).solve_inner(order, remaining).value
             bound, _ = _raised(_cut_generator(found, pipeline, limit, [choice]), order, remaining)

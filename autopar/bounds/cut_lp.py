@@ -1,6 +1,6 @@
 """Cut LP: lower bound on the step time if repeated blocks are distributed over the stages of a pipeline.
 
-Look here for the bound on pipelines without a closed form under a memory limit, where a mean stage says too little.
+Look here for the bound on pipelines under a memory limit, where a mean stage says too little.
 Stage s has n_s repeated blocks, which together need the vector Y_s (`Component`): seconds of passes, bytes kept per
 microbatch, resident bytes, link seconds. The set of possible vectors of a block is approximated from two sides:
 
@@ -23,6 +23,15 @@ min T   such that   start_v >= start_u + duration_u (+ hop)                     
                     sum n = blocks,   sum rest_s >= rest,   sum rest_s + sum plain_s >= whole,   sum others_g = others
 ```
 
+The closed form of 1F1B takes the place of the first four rows:
+
+```text
+                    t_s >= forward_s + backward_s,   t_s >= link_s,   pace >= t_s
+                    T >= sum t + (m - 1) pace - sum_(q<s) backward_q + update_s + hops
+                    T >= sum_(q/=s) t_q + (m - 1) pace - sum_(q<s) backward_q + forward_s
+                         + gradients_s + reductions_s + update_s + hops           link of stage s after its last forward
+```
+
 A linear program divides blocks. Two cases restore some integrality, with w = ceil(blocks / groups): no group has more
 than w blocks, or some group has at least w + 1.
 
@@ -37,7 +46,7 @@ The duals of Y_s in the inner program price the next cut.
 - *Relaxes*: integrality of placements, as stages hold convex combinations of choices; other blocks are known by lower
   bounds only.
 - *Valid when*: cuts and `RemainingCosts` are lower bounds, and repeated blocks have one choice of placements. It is
-  used where memory is limited, the schedule has no closed form, and there are at most `MOST_CUT_STAGES` stages.
+  used where memory is limited, and there are at most `MOST_CUT_STAGES` stages.
 - *Cost*: linear programs, warm started; cuts are shared by all schedules of a mesh and microbatch size.
 - *Source*: outer linearisation, Kelley, 1960, with cuts from a priced subproblem as in Benders, 1962; inner
   linearisation, Dantzig and Wolfe, 1960.
@@ -54,6 +63,7 @@ from numpy.typing import NDArray
 
 from autopar.bounds.task_graph import Excerpt, excerpt
 from autopar.bounds.task_lp import SLACK, Basis, Row, SparseLP, add_precedences, durations_of
+from autopar.schedule import SCHEDULES
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.holding import some_fullest
 
@@ -149,6 +159,12 @@ class TaskOrder:
         """The stages of each group."""
         return chunks_of(self.schedule.groups(self.num_groups, self.num_chunks))
 
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether plans are timed by the closed form of `step_time.py`: those of GPipe by the longest path, too."""
+        fills = self.num_chunks == 1 and not self.schedule.steps_overlap
+        return fills and self.schedule is not SCHEDULES["gpipe"]
+
     def least_of_fullest(self, blocks: int) -> int:
         """Lower bound on the number of whole blocks of the fullest group."""
         return math.ceil(blocks / self.num_groups)
@@ -225,6 +241,11 @@ class OuterSolution(NamedTuple):
     is_binding: Mask
 
 
+def _negative(row: Row) -> Row:
+    """Return a row with all signs changed."""
+    return {number: -factor for number, factor in row.items()}
+
+
 class CutLP:
     """The linear program that distributes repeated blocks over stages.
 
@@ -248,8 +269,9 @@ class CutLP:
         self._order, self._remaining = order, remaining
         self._most, self._is_most = order.least_of_fullest(remaining.blocks) if most is None else most, is_most
         self._cap = self._most if is_most else remaining.blocks if cap is None else max(cap, self._most)
-        graph, num_stages = order.excerpt, order.num_stages
-        self._first_stage = len(graph.stage) + len(graph.aggregates)
+        num_stages, graph = order.num_stages, None if order.has_closed_form else order.excerpt
+        # First come the starts of tasks, or with a closed form the stages' seconds of a microbatch and the pace.
+        self._first_stage = num_stages + 1 if graph is None else len(graph.stage) + len(graph.aggregates)
         self._num_passes = len(order.schedule.passes)
         self._num_halves = 2 if order.schedule.splits else 0
         self._stage_width = 1 + len(Component) + self._num_halves + self._num_passes
@@ -346,20 +368,24 @@ class CutLP:
         """Number of the variable of the other seconds of a stage in one of its passes."""
         return self._first_stage + (stage + 1) * self._stage_width - self._num_passes + number
 
-    def _write(self, graph: Excerpt) -> None:
+    def _write(self, graph: Excerpt | None) -> None:
         """Write all rows that do not depend on points or cuts: as many in every case, so that bases carry over."""
         order, remaining, program = self._order, self._remaining, self._program
         stages = range(order.num_stages)
-        durations = durations_of(graph, [self._pass_seconds(stage) for stage in stages])
         updates: list[Row] = [
             {self._amount(stage, Component.UPDATE): 1.0 for stage in group_stages} for group_stages in order.stages_of
         ]
-        overlap = order.schedule.steps_overlap
-        add_precedences(
-            program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=remaining.hop
-        )
+        if graph is None:
+            self._write_closed_form()
+        else:
+            durations = durations_of(graph, [self._pass_seconds(stage) for stage in stages])
+            overlap = order.schedule.steps_overlap
+            add_precedences(
+                program, graph, durations, self._step_seconds, overlap=overlap, after=updates, hop=remaining.hop
+            )
         for group, group_stages in enumerate(order.stages_of):
-            self._write_link(graph, group, group_stages, updates[group])
+            if graph is not None:
+                self._write_link(graph, group, group_stages, updates[group])
             self._write_memory(group, group_stages)
         for stage in stages if self._num_halves else ():
             halves = [self._half_pass(stage, number) for number in range(2)]
@@ -386,6 +412,31 @@ class CutLP:
             {**others, **{self._amount(stage, Component.PLAIN): 1.0 for stage in stages}}, least=remaining.whole
         )
         program.fix_sum(range(self._other_bytes, self._step_seconds), remaining.resident)
+
+    def _write_closed_form(self) -> None:
+        """Write the closed form: the first microbatch passes all stages, the others follow at the pace of the slowest.
+
+        Stage s ends after the backwards of the stages before it; then its update and what its link still carries. The
+        gradients of its last microbatch and the reductions of the step travel after its last forward.
+        """
+        order, hop, program = self._order, self._remaining.hop, self._program
+        num_stages = order.num_stages
+        stages, pace = range(num_stages), num_stages  # numbers of the seconds of stages, and of the pace
+        earlier: dict[int, float] = {}
+        for stage in stages:
+            forward, backward = self._pass_seconds(stage)
+            link = self._amount(stage, Component.LINK)
+            program.add({stage: 1.0, **_negative(forward), **_negative(backward)}, least=0.0)
+            program.add({stage: 1.0, link: -1.0}, least=0.0)
+            program.add({pace: 1.0, stage: -1.0}, least=0.0)
+            follow = {self._step_seconds: 1.0, pace: 1.0 - order.num_microbatches}
+            end = {**follow, **earlier, self._amount(stage, Component.UPDATE): -1.0}
+            hops = (2.0 * (num_stages - 1) - stage) * hop
+            program.add({**end, **dict.fromkeys(stages, -1.0)}, least=hops)
+            others = dict.fromkeys((other for other in stages if other != stage), -1.0)
+            traffic = {self._amount(stage, own): -1.0 for own in (Component.GRADIENT, Component.LINK_ONCE)}
+            program.add({**end, **others, **_negative(forward), **traffic}, least=hops)
+            earlier.update(backward)
 
     def _write_whole_blocks(self) -> None:
         """Write integrality of blocks: those of the fullest group, upper bounds, and one per inner stage."""

@@ -181,12 +181,11 @@ class MemoryBounds:
         return self._step_seconds(configuration, block * least_scheduled_step(*order, load, passes.tolist()))
 
     def cut_lp_applies(self, configuration: Configuration) -> bool:
-        """Whether the cut LP applies: limited memory, training, no closed form, at most `MOST_CUT_STAGES` stages."""
-        has_closed_form = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
+        """Whether the cut LP applies: a pipeline that trains, limited memory, at most `MOST_CUT_STAGES` stages."""
         is_limited = math.isfinite(self._limit) and bool(self._flavours)
         num_stages = configuration.num_stages * configuration.num_chunks
         return (
-            not has_closed_form
+            configuration.num_stages > 1
             and is_limited
             and SCHEDULES[configuration.schedule].trains
             and num_stages <= MOST_CUT_STAGES

@@ -1,4 +1,4 @@
-"""Lower bounds on pipelines without a closed form, by alternating the cut LP with pricing of single blocks.
+"""Lower bounds on pipelines under a memory limit, by alternating the cut LP with pricing of single blocks.
 
 Look here for the loop between the two linear programs of `cut_lp.py`, and for the first cuts of a mesh. The inner
 program over known choices has duals; at these prices a placement problem per recompute flavour bounds what a block
