@@ -153,16 +153,24 @@ EXPERTS = {
     "experts": 16, "top_k": 4, "expert_ffn": 512,
 }  # fmt: skip
 """Experts whose tokens cost less to move than their weights to reduce, if a token is sent once."""
+CLIPPED = {**{name: size for name, size in EXPERTS.items() if name != "expert_ffn"}, "ffn": 512}
 
 
 @pytest.mark.parametrize(
-    "stack",
-    [ONCE, replace(ONCE, hides_dispatch=True), replace(ONCE, experts="each")],
-    ids=["waited for", "hidden", "a kernel per expert"],
+    ("stack", "model", "dims"),
+    [
+        (ONCE, "qwen3-30b-a3b", EXPERTS),
+        (replace(ONCE, hides_dispatch=True), "qwen3-30b-a3b", EXPERTS),
+        (replace(ONCE, experts="each"), "qwen3-30b-a3b", EXPERTS),
+        pytest.param(replace(ONCE, experts="each"), "gpt-oss-20b", CLIPPED, marks=pytest.mark.slow),
+    ],
+    ids=["waited for", "hidden", "a kernel per expert", "clipped and biased"],
 )
-def test_the_formula_agrees_where_tokens_travel_to_experts(stack: Stack, cache_dir: Path) -> None:
+def test_the_formula_agrees_where_tokens_travel_to_experts(
+    stack: Stack, model: str, dims: dict[str, int], cache_dir: Path
+) -> None:
     """In line with compute, or beside it."""
-    workload = open_workload("zoo:qwen3-30b-a3b", dims=EXPERTS)
+    workload = open_workload(f"zoo:{model}", dims=dims)
     folded, mesh, costs = workload.folded(SAMPLES), Mesh.of(inner=2), replace(COSTS, stack=stack)
     tables = build_tables(folded, rules_for(folded, workload.rules(cache_dir=cache_dir)), mesh, costs)
     pipeline, split = Pipeline(1, 1, "1f1b"), Split.uniform(((0, folded.num_blocks),), (Recompute.NONE,))

@@ -236,7 +236,8 @@ class CostModel:
         if self.stack.experts != "each" or self.stack.graphs == "full" or op.kind not in GROUPED_KINDS or rows is None:
             return 1.0
         device = self.cluster.device
-        return 1.0 + (rows[:, 0] - 1.0) * max(1.0, device.host_launch / device.launch)
+        slower = max(1.0, device.host_launch / device.launch)
+        return 1.0 + (rows[:, 0].astype(np.float64) - 1.0) * slower
 
     def _numbers(self, op: Op) -> str:
         """Return the class of numbers that the products of an op run in."""
