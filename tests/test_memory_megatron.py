@@ -81,7 +81,7 @@ def test_activations_of_a_layer(tp: int, cache_dir: Path) -> None:
 
     Of the 34, 2 are the result of attention, which runs again here with its scores.
     """
-    sizes = {"tp": tp, "global_batch": SAMPLES}
+    sizes: dict[str, Any] = {"tp": tp, "global_batch": SAMPLES}
     parallel = predicted(cache_dir, **sizes, sequence_parallel=tp > 1, recompute="selective")
     plain = predicted(cache_dir, **sizes)
 
