@@ -84,17 +84,24 @@ class SharedBytes:
 
     Attributes:
         owner: The block that owns the parameter.
-        readers: (block, bytes of a copy under the placement at which the block reads it) per reading block.
+        readers: (block, bytes of a copy under the placement at which the block reads it, with the gradient and the
+            optimizer state of the copy) per reading block.
+        state: The optimizer state among them, which can be offloaded to host memory.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
+    state: float = 0.0
 
     def on(self, start: int, stop: int) -> float:
         """Return the bytes of the copy that a range of blocks holds; 0 if it owns the parameter or does not read it."""
         if start <= self.owner < stop:
             return 0.0
         return max((size for reader, size in self.readers if start <= reader < stop), default=0.0)
+
+    def state_on(self, start: int, stop: int) -> float:
+        """Return the optimizer state of the copy that a range of blocks holds; 0 if it holds none."""
+        return self.state if self.on(start, stop) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +204,7 @@ class ChainBytes:
         kept, running = self.stage(start, stop, flavours)
         passes = (in_flight - 1) * kept + running + self.communication_bytes(start, stop, flavours)
         kinds = list(self.chain[start:stop])
-        state = float(self.state[kinds].sum()) if offload else 0.0
+        state = self._state(start, stop) if offload else 0.0
         update = float(self.update[kinds].max()) + float(state_buffers(state))
         return self.resident_bytes(start, stop) - state + max(passes, update)
 
@@ -205,10 +212,15 @@ class ChainBytes:
         self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
     ) -> float:
         """Return the bytes of host memory that a range of blocks uses per device; arguments as in `peak`."""
-        state = float(self.state[list(self.chain[start:stop])].sum()) if offload else 0.0
+        state = self._state(start, stop) if offload else 0.0
         return state + in_flight * sum(
             float(self.hosted[kind]) for kind in self._offloaded_kinds(start, stop, flavours)
         )
+
+    def _state(self, start: int, stop: int) -> float:
+        """Return the bytes of optimizer state of a range of blocks, copies of shared parameters included."""
+        copies = sum(shared.state_on(start, stop) for shared in self.shared)
+        return float(self.state[list(self.chain[start:stop])].sum()) + copies
 
     def _offloaded_kinds(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
         """Yield the kinds of the blocks with flavour `OFFLOAD`."""

@@ -63,7 +63,11 @@ def chain_bytes(
         state=each({kind: sum(own.resident.get(part, 0.0) for part in _STATE) for kind, own in lowered.items()}),
         buffers=folded.buffer_bytes,
         shared=tuple(
-            SharedBytes(copy.owner, tuple((block, size + copy.state_bytes) for block, size in copy.readers))
+            SharedBytes(
+                copy.owner,
+                tuple((block, size + copy.state_bytes) for block, size in copy.readers),
+                sum(amount for category, amount in copy.state if category in _STATE),
+            )
             for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
         host_room=host_room,
