@@ -13,8 +13,9 @@ from autopar.errors import StackError
 from autopar.ir.graph import Op, Phase
 from autopar.validation.completion import complete
 from autopar.validation.records import MemoryKind, MemoryRank, Row
+from autopar.validation.report import memory_rows
 from autopar.validation.reserve_fit import Held, fitted_reserve
-from autopar.validation.run import shown_bytes
+from autopar.validation.run import Outcome, shown_bytes
 from autopar.validation.stacks import stack_for
 
 A100 = load_cluster("a100").device
@@ -118,3 +119,16 @@ def test_dropout_of_layers_is_where_they_add_to_their_input() -> None:
     assert dropout_bytes(op, [wide, bias], {}, "layers") is None
     assert dropout_bytes(gradient, [wide, wide], {}, "layers") is None
     assert dropout_bytes(op, [wide, wide], {}, "scores") is None
+
+
+def test_rows_held_out_have_a_line_of_their_own() -> None:
+    """After those of all; which they are is decided by what was run."""
+    rows = [_row(seq=1024 * number) for number in range(1, 9)]
+    outcomes = [Outcome(row, "", 1.0, 1.0, shown_bytes=11e9) for row in rows]
+
+    lines = {line[0]: line[1:] for line in memory_rows(outcomes)}
+
+    held_out = sum(not row.calibrates for row in rows)
+    assert 0 < held_out < 8
+    assert lines["all"] == ("8", "10.0", "10.0", "0 %", "+10.0")
+    assert lines["held out"][0] == str(held_out)

@@ -85,17 +85,24 @@ class SharedBytes:
 
     Attributes:
         owner: The block that owns the parameter.
-        readers: (block, bytes of a copy under the placement at which the block reads it) per reading block.
+        readers: (block, bytes of a copy under the placement at which the block reads it, with the gradient and the
+            optimizer state of the copy) per reading block.
+        state: The optimizer state among them, which can be offloaded to host memory.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
+    state: float = 0.0
 
     def on(self, start: int, stop: int) -> float:
         """Return the bytes of the copy that a range of blocks holds; 0 if it owns the parameter or does not read it."""
         if start <= self.owner < stop:
             return 0.0
         return max((size for reader, size in self.readers if start <= reader < stop), default=0.0)
+
+    def state_on(self, start: int, stop: int) -> float:
+        """Return the optimizer state of the copy that a range of blocks holds; 0 if it holds none."""
+        return self.state if self.on(start, stop) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,9 +216,10 @@ class ChainBytes:
         return self._hosted_state(start, stop, away) + in_flight * copied
 
     def _hosted_state(self, start: int, stop: int, away: Sequence[bool]) -> float:
-        """Return the bytes of optimizer state of the blocks whose state is in host memory."""
+        """Return the bytes of optimizer state in host memory: of blocks, and of copies where that of all blocks is."""
         each = zip(self.chain[start:stop], away, strict=True) if away else ()
-        return fsum(float(self.state[kind]) for kind, is_away in each if is_away)
+        copies = (shared.state_on(start, stop) for shared in self.shared) if away and all(away) else ()
+        return fsum(float(self.state[kind]) for kind, is_away in each if is_away) + fsum(copies)
 
     def _offloaded_kinds(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
         """Yield the kinds of the blocks with flavour `OFFLOAD`."""

@@ -62,7 +62,11 @@ def chain_bytes(
         ),
         buffers=folded.buffer_bytes,
         shared=tuple(
-            SharedBytes(copy.owner, tuple((block, size + copy.state_bytes) for block, size in copy.readers))
+            SharedBytes(
+                copy.owner,
+                tuple((block, size + copy.state_bytes) for block, size in copy.readers),
+                sum(amount for category, amount in copy.state if category in OPTIMIZER_STATE),
+            )
             for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
         host_room=host_room,

@@ -101,7 +101,8 @@ def ranking_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def memory_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a line per source whose rows state memory and one for all: source, rows, errors in percent."""
+    """Return a line per source whose rows state memory, one for all and one for those held out: errors in percent."""
+    held_out = [outcome for outcome in outcomes if not outcome.row.calibrates]
     return [
         (
             source,
@@ -111,7 +112,7 @@ def memory_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
             f"{100 * found.too_low:.0f} %",
             _percent(found.bias, "+"),
         )
-        for source, members in [*by_source(outcomes).items(), ("all", list(outcomes))]
+        for source, members in [*by_source(outcomes).items(), ("all", list(outcomes)), ("held out", held_out)]
         if (found := memory_errors(members)) is not None
     ]
 
@@ -369,6 +370,7 @@ def to_dicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "stack": outcome.stack,
             "assumptions": outcome.assumptions,
             "peak_bytes": outcome.peak_bytes,
+            "shown_bytes": outcome.shown_bytes,
             "memory_bytes": outcome.row.memory_bytes,
             "claimed_s": outcome.row.claimed_seconds,
             "claimed_bytes": outcome.row.claimed_bytes,
