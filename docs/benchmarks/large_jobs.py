@@ -117,6 +117,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
             time_limit=seconds,
             workers=1,
             top_k=1,
+            fusion="off",
             **kept,
         )
     except AutoparError as error:
