@@ -165,6 +165,7 @@ def test_estimates_of_experts_are_close(dp: int, ep: int, tp: int, pp: int, zero
     assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
 
 
+@pytest.mark.slow
 def test_estimates_of_experts_over_context_are_close() -> None:
     """A group of 8 devices, of which 4 are data parallel, twice."""
     dims = {"num_layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "experts": 16, "seq": 128, "vocab": 1024}
