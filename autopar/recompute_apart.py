@@ -39,7 +39,8 @@ def plan_apart(
 
     Args:
         task: The job.
-        kinds: Pins of each kind, the one that needs the least memory first.
+        kinds: Pins of each kind, the fastest first: where that does not fit, its search ends early, and leaves its time
+            to the others.
         effort: How hard to look, for all kinds together.
         progress: Told how far the searches are.
         should_stop: Polled; once true the best plan so far is returned.
@@ -57,11 +58,11 @@ def plan_apart(
         if not math.isinf(end):
             own = replace(effort, time_limit=max(LEAST_SECONDS, (end - time.monotonic()) / (len(kinds) - number)))
         until = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
-        clock = PhaseClock(progress, task.phases if number == 0 else ())
+        clock = PhaseClock(progress, task.phases)
         with clock("search"):
             outcome = search_plans(one, searching(own, one), progress=progress, should_stop=should_stop, engine=engine)
         outcomes.append((one, outcome))
-        is_last = number == len(kinds) - 1
+        is_last = number == len(kinds) - 1 or outcome.stopped == "interrupted"
         if outcome.candidates or (is_last and not plans and outcome.stopped):
             try:
                 plans.append(conclude(outcome, one, own.solver, own.top_k, clock, until, should_stop, own.fusion))
@@ -70,7 +71,7 @@ def plan_apart(
         if outcome.stopped == "interrupted":
             break
     if not plans:
-        one, outcome = outcomes[0]
+        one, outcome = outcomes[-1]
         raise explain_infeasible(one, effort, outcome, end=end, progress=progress, should_stop=should_stop)
     bound = min(outcome.bound for _, outcome in outcomes)
     stopped = next((outcome.stopped for _, outcome in reversed(outcomes) if outcome.stopped), "")

@@ -183,6 +183,20 @@ def test_estimates_of_experts_are_close(dp: int, ep: int, tp: int, pp: int, zero
     assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
 
 
+@pytest.mark.slow
+def test_estimates_of_experts_over_context_are_close() -> None:
+    """A group of 8 devices, of which 4 are data parallel, twice."""
+    dims = {"num_layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "experts": 16, "seq": 128, "vocab": 1024}
+    predictor = Predictor(open_workload("zoo:qwen3-30b-a3b", dims=dims))
+    degrees = Degrees(dp=8, cp=2, ep=8, zero=1, microbatch=2, global_batch=64)
+
+    found = Estimator(predictor, CLUSTER, STACK).estimate([degrees])
+
+    timeline = predictor.predict(degrees, CLUSTER, STACK).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=EXPERTS)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
+
+
 @pytest.mark.parametrize(("dp", "tp", "pp"), [(4, 1, 1), (1, 2, 1), (2, 2, 4)])
 def test_estimates_of_inference_are_close(dp: int, tp: int, pp: int) -> None:
     """There is nothing to run again, and nothing comes back."""

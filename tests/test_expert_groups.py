@@ -18,6 +18,7 @@ from autopar.plan import Plan
 from autopar.tactics import ContextParallel, ExpertParallel
 from autopar.workload import open_plan
 from tests.executions import TINY
+from tests.shares import one_in
 from tests.test_prediction import plan_of
 
 SIZES = {**TINY["qwen3-30b-a3b"], "seq": 16}
@@ -40,7 +41,7 @@ def step(plan: Plan) -> float:
     return plan.simulated.step_seconds
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", one_in(2, GROUPS))
 def test_groups_of_experts_compute_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and new parameters are those of the unpartitioned model; `ep` devices have different experts."""
     degrees = GROUPS[name]
@@ -75,7 +76,7 @@ def test_groups_hold_all_context_parallel_devices(wrong: dict[str, int], message
     assert Degrees(**{"global_batch": 4, **wrong, "ep": suggested}).ep == suggested  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", one_in(4, GROUPS))
 def test_megatron_is_told_the_group_and_reads_it_back(name: str, cache_dir: Path) -> None:
     """Nothing is lost, and what is read back is the plan: the same degrees, and the same step."""
     plan = planned(cache_dir, GROUPS[name])
@@ -115,6 +116,7 @@ def test_torchtitan_is_told_the_group_and_reads_it_back(cache_dir: Path) -> None
         parse_configuration(wrong, "torchtitan", gpus=8, model="zoo:qwen3-30b-a3b")
 
 
+@pytest.mark.slow
 def test_torchtitan_splits_no_expert(cache_dir: Path) -> None:
     """Tensor-parallel devices have different experts there: as many experts on each as in the plan."""
     plan = planned(cache_dir, Degrees(dp=2, tp=2, ep=2, zero=2, sequence_parallel=True, global_batch=4))
@@ -125,7 +127,7 @@ def test_torchtitan_splits_no_expert(cache_dir: Path) -> None:
     assert any("torchtitan gives each device whole experts, 4 devices" in sentence for sentence in exported.lost)
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", one_in(4, GROUPS))
 def test_the_mesh_of_maxtext_has_the_devices(name: str, cache_dir: Path) -> None:
     """Its axis for experts splits the batch: context- and tensor-parallel devices have copies."""
     plan = planned(cache_dir, GROUPS[name])
@@ -155,6 +157,7 @@ def _dealt_over_data(cache_dir: Path) -> Plan:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "degree"), [({"ep": 2, "cp": 2}, 4), ({"dp": 2, "cp": 2}, 1)], ids=["beside ep", "without ep"]
 )

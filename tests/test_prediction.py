@@ -344,10 +344,10 @@ def test_what_zero_leaves_whole_is_told(
 
 
 def test_the_tensor_axis_is_innermost() -> None:
-    """Devices of a tensor group are neighbours, those of a data group are furthest apart."""
-    mesh = mesh_by_degrees(Degrees(dp=8, ep=2, cp=2, tp=4, global_batch=8))
+    """Devices of a tensor group are neighbours, those of a data group furthest apart, experts around context."""
+    mesh = mesh_by_degrees(Degrees(dp=8, ep=4, cp=2, tp=4, global_batch=8))
 
-    assert str(mesh) == "dp=4×cp=2×ep=2×tp=4"
+    assert str(mesh) == "dp=4×ep=2×cp=2×tp=4"
     assert [axis.stride for axis in mesh.axes] == [16, 8, 4, 1]
 
 

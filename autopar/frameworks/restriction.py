@@ -91,7 +91,9 @@ def kept_to(
 
 
 def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
-    """Return pins with one kind of recompute each where a framework has all layers do the same; none elsewhere.
+    """Return pins with one kind of recompute each where a framework has all layers do the same, the fastest kind first.
+
+    There are none where layers may differ, or one kind only is left.
 
     Args:
         framework: One of `RESTRICTED`.
@@ -100,7 +102,7 @@ def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
     items = pins.pin.recompute
     if not ABILITIES[framework].recomputes_alike or len(items) != 1 or items[0].blocks is not None:
         return ()
-    flavours = sorted(items[0].flavours, key=list(map(str, BY_SECONDS)).index, reverse=True)
+    flavours = sorted(items[0].flavours, key=list(map(str, BY_SECONDS)).index)
     kinds = [replace(pins.pin, recompute=(BlockRecompute((own,)),)) for own in flavours]
     return tuple(Pins(own, pins.forbid) for own in kinds) if len(kinds) > 1 else ()
 

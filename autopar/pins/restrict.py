@@ -203,9 +203,9 @@ class Pinned:
         self.followed &= bool(mask.any())
         name = self.mesh.axes[axis].name
         wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
-        if name == "ep" and name in self.named and name not in self.counted:
+        if name == "ep" and not self.counted:  # where degrees are pinned, other axes are free to split the batch
             wishes.append(self._splits_batch(decision, kind, op, placed))
-        if "cp" in self.named and op is not None and name in ("dp", "cp"):
+        if "cp" in self.named and not self.counted and op is not None and name in ("dp", "cp"):
             wishes.append(self._groups_experts(name, op, placed))
         wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
         if self.along is False and name != "cp" and decision is Decision.BOUNDARY:

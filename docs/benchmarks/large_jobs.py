@@ -117,6 +117,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
             time_limit=seconds,
             workers=1,
             top_k=1,
+            fusion="off",
             **kept,
         )
     except AutoparError as error:
@@ -192,7 +193,7 @@ HEAD = """# Large jobs
 
 `python docs/benchmarks/large_jobs.py -o docs/benchmarks/large_jobs.json` on {machine}, Python {python}; `--show` prints this page from that file.
 Each search is one process with nothing cached and a limit of {seconds:.0f} processor seconds, so that other work on the machine does not count.
-Step times are the simulator's, on the fitted software stack nearest to the cluster (`autopar solve` without `--stack`), in bfloat16 with Adam.
+Step times are the simulator's, on the fitted software stack nearest to the cluster (`autopar solve` without `--stack`), in bfloat16 with Adam, with gradients in the buckets of the stack.
 """  # noqa: E501
 BEFORE_HEAD = """## Before and after
 
@@ -203,6 +204,7 @@ _STEP = re.compile(r": (\d\S* \S+) a step")
 
 def page(results: Mapping[str, Mapping[str, Any]], seconds: float) -> str:
     """Return the page of some results."""
+    results = {name: results[name] for name in JOBS if name in results}
     lines = [HEAD.format(machine=platform.machine(), python=platform.python_version(), seconds=seconds)]
     lines += ["| job | GPUs | samples a step | plan | step | peak | gap | CPU s |", "|---|---|---|---|---|---|---|---|"]
     for name, job in JOBS.items():
@@ -217,6 +219,8 @@ def page(results: Mapping[str, Mapping[str, Any]], seconds: float) -> str:
                 f"| {name} | {where} | {job.batch} | {own['plan']} | {own['step']:.3f} s | {own['peak'] / 1e9:.1f} GB "
                 f"| {own['gap']:.1%} | {own['cpu']:.0f} |"
             )
+    if missing := [name for name in JOBS if WHOLE not in results.get(name, {})]:
+        lines += ["", f"Not searched yet: {', '.join(missing)}."]
     lines += ["", *_before_and_after(results), *_by_framework(results)]
     return "\n".join(lines).rstrip() + "\n"
 
