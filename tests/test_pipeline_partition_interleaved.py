@@ -1,5 +1,6 @@
 """Schedules without a closed form: objective and memory agree with the simulator, and bounds are below."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,9 @@ def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
     sizes[:, 0] = sizes[:, 2] = sizes[:, 3] = kept
     nothing = np.zeros(count)
     numbers = np.arange(count)
-    return _Stage(0, 0, numbers, sizes, np.array(again), nothing, nothing, *[0.0] * 5, np.zeros(2), np.zeros(2))
+    return _Stage(
+        0, 0, numbers, sizes, np.array(again), nothing, nothing, 0.0, 0.0, 0.0, 0.0, 0.0, np.zeros(2), np.zeros(2)
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -161,8 +164,7 @@ def test_one_of_two_ways_has_the_least_recompute(seed: int) -> None:
 def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
     """Two mixtures of equal seconds are each too large at another moment; a third one fits."""
     sizes = np.array([[5.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 5.0, 5.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]])
-    again, nothing = np.array([0.0, 0.0, 1.0]), np.zeros(3)
-    stage = _Stage(0, 0, np.arange(3), sizes, again, nothing, nothing, *[0.0] * 5, np.zeros(2), np.zeros(2))
+    stage = replace(_single((1.0,) * 3, (0.0, 0.0, 1.0)), sizes=sizes)
     rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
     assert _fastest_mixtures([stage], rows, 4.0, 0.0, (0,)) == ([2], [2])
