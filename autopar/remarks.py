@@ -13,6 +13,7 @@ from autopar.cost.collectives import widest_tier
 from autopar.cost.nearest import is_for
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.describe.context_kinds import limited_rings
 from autopar.describe.device_groups import group_word
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
@@ -71,6 +72,7 @@ def remarks(
         _guessed(folded, costs),
         _branches(folded),
         _idle(plan, folded, costs.cluster),
+        _rings(plan, folded),
         _measured(measured, costs) if measured is not None else _calibration(plan.job.gpus, costs.cluster, costs.stack),
     )
     return tuple(Remark(kind, text) for kind, text in checks if text)
@@ -103,6 +105,17 @@ def is_tight(plan: Plan) -> bool:
     """Whether a stage of a simulated plan leaves little of the memory it may use."""
     stages = plan.simulated.stages if plan.simulated is not None else ()
     return any(stage.peak >= NEAR_LIMIT * limit for stage, limit in zip(stages, plan.stage_limits, strict=True))
+
+
+def _rings(plan: Plan, folded: Folded) -> tuple[str, str]:
+    """Return a remark on rings that no framework runs."""
+    layers = limited_rings(plan.blocks, folded)
+    return "rings", (
+        f"keys and values go round in {layers} layers with a window, chunks or sinks, until no query sees them; "
+        "Transformer Engine has rings for full attention only"
+        if layers
+        else ""
+    )
 
 
 def _memory(peaks: Sequence[float], limits: Sequence[float], stages: int) -> tuple[str, str]:

@@ -221,7 +221,9 @@ def _in_ring(
     def run(kind: str, arrays: Sequence[Array], num_outputs: int) -> tuple[Array, ...]:
         return executor.run_kind(kind, attrs, arrays, num_outputs, opset)
 
-    parts = run_ring(RINGS[local.kind], blocks, starts, run)
+    ring = RINGS[local.kind]
+    steps = ring.steps(op.attrs, rows[0], size) if len(set(rows)) == 1 else size
+    parts = run_ring(ring, blocks, starts, run, steps)
     assert parts is not None, "the executor raises"
     return parts
 

@@ -13,6 +13,7 @@ from autopar import models
 from autopar.cluster import load_cluster
 from autopar.configuration import Configuration
 from autopar.cost import CostModel, Stack
+from autopar.describe.context_kinds import limited_rings
 from autopar.discover import discover
 from autopar.execute import Executor
 from autopar.folding.fold import fold
@@ -236,6 +237,7 @@ def test_tactics_train_like_the_model(tactics: tuple[Tactic, ...], devices: int,
     assert {parse_placements(core.inputs[0])[1] for core in cores} == {Shard(dim)}
     rings = {core.local.kind for core in cores if core.local is not None and core.local.kind in RINGS}
     assert rings == ({"autopar::RingCausalAttention", "autopar::RingSinkAttention"} if dim == 2 else set())
+    assert limited_rings(plan.blocks, execution.folded) == len(rings)
 
 
 def test_selective_recompute_drops_the_scores_of_unfused_attention() -> None:

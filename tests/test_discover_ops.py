@@ -171,16 +171,18 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3,
         1,
         {"scale": 0.3, "window": 12},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::CausalAttentionPart from #0 dim 2; R,R,P->P",
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e]->[a,b,c|d,e]; c: runs autopar::RingCausalAttention from #0 dim 2; "
+        "d: runs autopar::CausalAttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "autopar::CausalAttentionGrad",  # grouped queries: 4 query heads to each key head
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K), floats(2, 16, S, K)],
         3,
         {"scale": 0.3, "chunk": 4, "softcap": 20.0},
-        "[a,b|c,d,.],[a,b,.,.],[a,b,.,e],[a,b|c,d,e]->[a,b|c,d,.],[a,b,.,.],[a,b,.,e]; "
+        "[a,b|c,d|e,.],[a,b,d,.],[a,b,d,f],[a,b|c,d|e,f]->[a,b|c,d|e,.],[a,b,d,.],[a,b,d,f]; "
         "c: sum, runs autopar::CausalAttentionGradHeadsPart from #0 dim 1; "
-        "d: sum, runs autopar::CausalAttentionGradPart from #0 dim 2; e: sum; R,R,P,R->P,P,R; R,R,R,P->P,P,P",
+        "d: runs autopar::RingCausalAttentionGrad from #0 dim 2; "
+        "e: sum, runs autopar::CausalAttentionGradPart from #0 dim 2; f: sum; R,R,P,R->P,P,R; R,R,R,P->P,P,P",
     ),
     (
         "autopar::CachedLatentAttention",  # all heads read one cache
@@ -194,15 +196,18 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3 + [floats(H)],
         1,
         {"scale": 0.3, "window": 12},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[b]->[a,b,c,d]; c: runs autopar::SinkAttentionPart from #0 dim 2; R,R,P,R->P",
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e],[b]->[a,b,c|d,e]; c: runs autopar::RingSinkAttention from #0 dim 2; "
+        "d: runs autopar::SinkAttentionPart from #0 dim 2; R,R,P,R->P",
     ),
     (
         "autopar::SinkAttentionGrad",
         [floats(B, H, S, K)] * 3 + [floats(H), floats(B, H, S, K)],
         4,
         {"scale": 0.3},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[b],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d],[b]; a: sum; "
-        "c: sum, runs autopar::SinkAttentionGradPart from #0 dim 2; d: sum; R,R,P,R,R->P,P,R,P; R,R,R,R,P->P,P,P,P",
+        "[a,b,c|d,.],[a,b,c,.],[a,b,c,e],[b],[a,b,c|d,e]->[a,b,c|d,.],[a,b,c,.],[a,b,c,e],[b]; a: sum; "
+        "c: sum, runs autopar::RingSinkAttentionGrad from #0 dim 2; "
+        "d: sum, runs autopar::SinkAttentionGradPart from #0 dim 2; e: sum; "
+        "R,R,P,R,R->P,P,R,P; R,R,R,R,P->P,P,P,P",
     ),
     (
         "RotaryEmbedding",

@@ -1,5 +1,6 @@
 """Schedules without a closed form: objective and memory agree with the simulator, and bounds are below."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,9 @@ def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
     sizes[:, 0] = sizes[:, 2] = sizes[:, 3] = kept
     nothing = np.zeros(count)
     numbers = np.arange(count)
-    return _Stage(0, numbers, sizes, np.array(again), nothing, nothing, *[0.0] * 7)
+    return _Stage(
+        0, 0, numbers, sizes, np.array(again), nothing, nothing, 0.0, 0.0, 0.0, 0.0, 0.0, np.zeros(2), np.zeros(2)
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -128,7 +131,7 @@ def test_recompute_is_reduced_where_it_saves_most(seed: int) -> None:
 
     all_selective = bytes_of((1, 1, 1, 1))
     limit = all_selective - float(rng.uniform(0.01, 0.9)) * float(counts[..., 0].max())
-    ways = _fastest_mixtures(stages, rows, limit, 0.0, (False,) * 4)
+    ways = _fastest_mixtures(stages, rows, limit, 0.0, (0,) * 4)
 
     best = min(sum(again[own] for own in every) for every in product(range(3), repeat=4) if bytes_of(every) <= limit)
     assert len(ways) == 2
@@ -151,7 +154,7 @@ def test_one_of_two_ways_has_the_least_recompute(seed: int) -> None:
 
     every = list(product(range(3), repeat=6))
     limit = float(rng.uniform(bytes_of((2,) * 6), bytes_of((1,) * 6)))
-    ways = _fastest_mixtures(stages, rows, limit, 0.0, (False,) * 6)
+    ways = _fastest_mixtures(stages, rows, limit, 0.0, (0,) * 6)
 
     best = min(sum(again[own] for own in taken) for taken in every if bytes_of(taken) <= limit)
     assert all(bytes_of(tuple(taken)) <= limit for taken in ways)
@@ -161,11 +164,10 @@ def test_one_of_two_ways_has_the_least_recompute(seed: int) -> None:
 def test_adding_recompute_terminates_if_mixtures_alternate() -> None:
     """Two mixtures of equal seconds are each too large at another moment; a third one fits."""
     sizes = np.array([[5.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 5.0, 5.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]])
-    again, nothing = np.array([0.0, 0.0, 1.0]), np.zeros(3)
-    stage = _Stage(0, np.arange(3), sizes, again, nothing, nothing, *[0.0] * 7)
+    stage = replace(_single((1.0,) * 3, (0.0, 0.0, 1.0)), sizes=sizes)
     rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
-    assert _fastest_mixtures([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])
+    assert _fastest_mixtures([stage], rows, 4.0, 0.0, (0,)) == ([2], [2])
 
 
 def test_data_parallelism_around_pipelines_is_listed_where_stages_get_other_devices() -> None:

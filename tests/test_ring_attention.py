@@ -1,6 +1,6 @@
 """Ring attention: its steps, the rule that is found, what plans with it compute, and what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,12 @@ def in_ring(kind: str, attrs: Mapping[str, Attr], inputs: list[Array], devices: 
     ring = RINGS[f"autopar::{kind}"]
     made = run_ring(ring, blocks, starts, run, ring.steps(given, S // devices, devices))
     assert made is not None
-    return [np.concatenate(parts, axis=2) if parts[0].ndim > 1 else sum(parts) for parts in zip(*made, strict=True)]
+    return [together(parts) for parts in zip(*made, strict=True)]
+
+
+def together(parts: Sequence[Array]) -> Array:
+    """Return the tensor of which devices have blocks of tokens, or terms if it has no tokens."""
+    return np.concatenate(parts, axis=2) if parts[0].ndim > 1 else np.sum(parts, axis=0)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
@@ -158,9 +163,9 @@ def on_ranks(
         return Operand(name, shape, 4.0 * float(np.prod(shape)))
 
     names = [f"x{index}" for index in range(len(inputs))], [f"y{index}" for index in range(len(like))]
-    ends = [tuple(map(operand, own, arrays)) for own, arrays in zip(names, (inputs, like), strict=True)]
+    given, made_here = (tuple(map(operand, own, arrays)) for own, arrays in zip(names, (inputs, like), strict=True))
     op = Op("core", kind, tuple(names[0]), tuple(names[1]), attrs)
-    instruction = Compute(op, *ends, start=Start((Axis("c", size, 1),), S // size))
+    instruction = Compute(op, given, made_here, start=Start((Axis("c", size, 1),), S // size))
     memory = NumpyMemory()
     engine = Engine(memory)
     compiled = ring_model(instruction, "float32", OPSET).compile(engine)
@@ -171,8 +176,7 @@ def on_ranks(
         return run_ranks(compiled, values, tuple(range(size)), communicator, memory, engine)
 
     made = LocalWorld(size).run(work)
-    parts = [[np.asarray(own[name]) for own in made] for name in names[1]]
-    return [np.concatenate(own, axis=2) if own[0].ndim > 1 else sum(own) for own in parts]
+    return [together([np.asarray(own[name]) for own in made]) for name in names[1]]
 
 
 def test_onnxruntime_runs_the_steps_as_we_do() -> None:

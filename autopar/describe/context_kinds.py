@@ -31,6 +31,17 @@ def context_kinds(mesh: Iterable[Axis], blocks: Iterable[BlockPlan], folded: Fol
     return found
 
 
+def limited_rings(blocks: Iterable[BlockPlan], folded: Folded) -> int:
+    """Return how many attention ops of the forward pass run in rings though windows, chunks or sinks limit them."""
+    count = 0
+    for block in blocks:
+        for op, placed in zip(folded.kinds[block.kind].ops, block.ops, strict=True):
+            if op.phase is Phase.FORWARD and placed.local is not None and placed.local.kind in RINGS:
+                is_limited = "Sink" in op.kind or any(op.attr(name, 0) for name in ("window", "chunk"))
+                count += is_limited * len(block.instances)
+    return count
+
+
 def _kind(op: Op, placed: OpPlacement, axis: str, position: int, folded: Folded) -> ContextKind | None:
     split = parse_placements(placed.inputs[0])[position]
     if not isinstance(split, Shard):

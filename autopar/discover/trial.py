@@ -131,7 +131,8 @@ class Trial:
             return run_sketch(other, arrays, self._executor)
 
         blocks, ring = list(zip(*local, strict=True)), RINGS[kind.kind]
-        steps = ring.steps(sketch.attrs, blocks[0][kind.input].shape[kind.dim], len(blocks))
+        rows = {block[kind.input].shape[kind.dim] for block in blocks}
+        steps = ring.steps(sketch.attrs, min(rows), len(blocks)) if len(rows) == 1 else len(blocks)
         return run_ring(ring, blocks, _starts(local, kind), run, steps)
 
     def sharded_sizes(self, strategy: Strategy) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
-from autopar.describe.context_kinds import context_kinds
+from autopar.describe.context_kinds import context_kinds, limited_rings
 from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.folding.graph_facts import layer_kinds
@@ -26,7 +26,6 @@ from autopar.folding.selective_recompute import modules_of
 from autopar.frameworks.buckets import OneSize, Units
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
-from autopar.ir.rings import RINGS
 from autopar.models.decoder_config import Attention, DecoderConfig, Experts, LatentAttention, Mlp
 from autopar.models.decoder_settings import predicting
 from autopar.models.gpt import GptConfig
@@ -420,24 +419,13 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
             lost.append(f"context parallelism differs by layer ({told} over axis {own.axis.name!r})")
         if own.context is not None:
             found[own.context] = None
-    limited = _limited_rings(plan, folded)
+    limited = limited_rings(plan.blocks, folded)
     if limited:
         lost.append(
             f"attention with windows, chunks or sinks in rings ({limited} layers): Transformer Engine passes keys and "
             "values round for full attention only"
         )
     return tuple(found)
-
-
-def _limited_rings(plan: Plan, folded: Folded) -> int:
-    """Return how many attention ops of the forward pass run in rings though windows, chunks or sinks limit them."""
-    count = 0
-    for block in plan.blocks:
-        for op, placed in zip(folded.kinds[block.kind].ops, block.ops, strict=True):
-            if op.phase is Phase.FORWARD and placed.local is not None and placed.local.kind in RINGS:
-                is_limited = "Sink" in op.kind or any(op.attr(name, 0) for name in ("window", "chunk"))
-                count += is_limited * len(block.instances)
-    return count
 
 
 def _order(used: Sequence[AxisRole]) -> list[str]:

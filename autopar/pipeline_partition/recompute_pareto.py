@@ -266,20 +266,19 @@ def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Wind
     chain = np.asarray(memory.chain)
     own = _WindowSums(found, chain).all(memory.resident[chain]) + memory.buffers
     state = _WindowSums(found, chain).all(memory.state[chain])
-    resident, least_state = own.copy(), state
+    resident = own.copy()
     for shared in memory.shared:
         owned = (found.start <= shared.owner) & (shared.owner < found.stop)
         size = np.zeros(len(owned))
         for reader, amount in shared.readers:
             size = np.where((found.start <= reader) & (reader < found.stop), np.maximum(size, amount), size)
         resident += size * ~owned
-        state = state + np.where(~owned & (size > 0), shared.state, 0.0)
     first, last = chain[found.start], chain[found.stop - 1]
     gathered, reducing, update = memory.gathered[last], memory.reducing[last], memory.update[last]
     pairs, reducing, update = fullest(found.parent, gathered, reducing, update)
     received = np.where(found.start > 0, memory.arriving[first], 0.0)
     received = received + np.where(found.stop < len(chain), memory.returning[last], 0.0)
-    least = own + pairs + reducing - (least_state if hosts_optimizer else 0.0)
+    least = own + pairs + reducing - (state if hosts_optimizer else 0.0)
     return WindowBytes(resident, pairs, reducing, received, update, state, least)
 
 

@@ -240,8 +240,8 @@ def fitting_stages(
     return FittingStages(
         at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
-        seconds=seconds[..., :used],
-        tails=tails[..., :used],
+        seconds=np.ascontiguousarray(seconds[..., :used]),  # compiled loops take no others
+        tails=np.ascontiguousarray(tails[..., :used]),
         slow=mixed.slow[every[None], taken[..., :used]],
         taken=taken[..., :used],
         boundary=boundary[..., :used],

@@ -43,8 +43,8 @@ class Remark:
     """What the reader of a prediction should know before believing it.
 
     Attributes:
-        kind: "fit" (it does not), "memory", "mfu", "cost" (ops of guessed cost), "idle", "calibration", "choice" (among
-            plans that are equally fast as far as can be told), "adopted" (found beside the search)
+        kind: "fit" (it does not), "memory", "mfu", "cost" (ops of guessed cost), "idle", "rings", "calibration",
+            "choice" (among plans that are equally fast as far as can be told), "adopted" (found beside the search)
             or "request" (an option without effect).
         text: A sentence.
     """
