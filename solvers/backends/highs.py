@@ -21,8 +21,8 @@ FEASIBILITY, LP_FEASIBILITY = 1e-6, 1e-7
 """Row tolerances of HiGHS's branch and bound and of its LP solver; its defaults."""
 
 _ROOT_HEURISTICS = ("mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
-"""Sub-programs that HiGHS solves at the root to find solutions. Where a ceiling near the optimum is known and branch and
-bound ends, they take most of the time: without, proofs of GPT-2 on 8 devices take 0.3 and 0.4 s in place of 1.3 and 1.4.
+"""Sub-programs that HiGHS solves at the root to find solutions. Where a ceiling near the optimum is known and branch
+and bound ends, they take most of the time: without, proofs of GPT-2 on 8 devices take 0.3 and 0.4 s, not 1.3 and 1.4.
 """
 _FEW_COLUMNS = 10_000
 """Columns up to which branch and bound usually ends; where it is cut off, these sub-programs find its solutions."""
