@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numba.core import caching
 
 from autopar.compiled import _check_private, compiled
+from autopar.cost import placement_loops
 from autopar.errors import JobError
 
 
@@ -101,3 +103,35 @@ def test_a_full_disk_costs_no_more_than_compiling_again(monkeypatch: pytest.Monk
         return 3 * number
 
     assert compiled(triple)(4) == 12
+
+
+def test_numba_is_imported_at_the_first_call_of_a_kernel() -> None:
+    """Neither what checks whether a model fits nor what prices small reshards needs it."""
+    script = (
+        "import sys; import autopar.estimates.fitting; from autopar.cost.placement_loops import shortened; "
+        "import numpy as np; a = np.ones((1, 2, 2)); shortened(a, a.copy(), np.zeros((1, 2, 2), np.int16)); "
+        "before = 'numba' in sys.modules; import tests.kernels; "
+        "print(before, tests.kernels.tripled(2), 'numba' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "6", "True"]
+
+
+def test_moves_are_shortened_alike_by_numpy_and_by_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: which of both runs depends on their number."""
+    random = np.random.default_rng(0)
+    seconds = random.random((3, 6, 6))
+    seconds[random.random(seconds.shape) < 0.4] = np.inf
+    seconds[:, np.arange(6), np.arange(6)] = 0.0
+    first = np.broadcast_to(np.arange(6, dtype=np.int16), seconds.shape)
+    found = []
+    for few in (0, placement_loops.FEW):
+        monkeypatch.setattr(placement_loops, "FEW", few)
+        own = seconds.copy(), seconds.copy(), first.copy()
+        placement_loops.shortened(*own)
+        found.append(own)
+
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    assert (found[0][0] < seconds).any()

@@ -26,7 +26,7 @@ from autopar.page import FORMATS, look, palette, write_figures, write_page
 from autopar.page.bars import gantt, lanes_of, memory_curves, memory_top, row_edges
 from autopar.page.charts import alternatives_chart, whatif_chart
 from autopar.page.compare import compared, pareto
-from autopar.page.document import _stage_table, render
+from autopar.page.document import _first_choice, _stage_table, render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.machine_picture import machine, machine_data
 from autopar.page.records import Compared, Lanes
@@ -396,8 +396,8 @@ def test_a_plan_alone_is_not_compared() -> None:
     alone = render(view_of(plan=_without_search(two_stage_plan())))
 
     assert '<a href="#plans">' not in alone
-    assert "Plans</h2>" not in alone
-    assert "Plans</h2>" in render(view_of())
+    assert "Why this plan</h2>" not in alone
+    assert "Why this plan</h2>" in render(view_of())
 
 
 def test_legend_shows_the_colours_of_stages() -> None:
@@ -591,6 +591,21 @@ def test_plans_for_the_same_job_are_compared() -> None:
         ("this plan", 1.0), ("runner-up", 1.05), ("given plan", 1.0), ("grid search", 1.2),
     ]  # fmt: skip
     assert [each.name for each in compared(replace(plan, simulated=None, alternatives=(), rival=None))] == []
+
+
+def test_a_ring_is_a_band_below_its_op(cache_dir: Path) -> None:
+    """Attention that passes keys and values round is drawn with what a GPU sends; a layer that repeats comes first."""
+    degrees = Degrees(cp=2, cp_kind="ring", global_batch=1)
+    plan = autopar.predict("zoo:gpt2", degrees, dims=DIMS["gpt2"], cache_dir=cache_dir).plan
+
+    view = look(plan, cache_dir=cache_dir)
+
+    rings = [node for graph in view.graphs for node in graph.nodes if node.ring]
+    assert {node.ring for node in rings} == {"cp"}
+    assert all(node.passed > 0 and not node.over for node in rings)
+    chosen = view.graphs[_first_choice(view)]
+    assert chosen.instances > 1
+    assert any(node.ring for node in chosen.nodes)
 
 
 @given(points=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12))

@@ -191,6 +191,13 @@ def test_a_grid_that_is_stopped_says_so() -> None:
     assert (practice.rules, practice.best) == (None, None)
 
 
+def test_a_grid_without_time_has_tried_the_nearest_plan() -> None:
+    found = usual_practice(_task(), _plan(), seconds=1e-9)
+
+    assert (found.grid.stopped, found.grid.tried) == ("time limit", 1)
+    assert found.grid.step_seconds is not None
+
+
 def test_plans_told_beforehand_are_usual_ones_that_fit() -> None:
     """The first splits the model least; each is faster than the one before, and none is slower than its estimate."""
     told = list[Progress]()
@@ -269,6 +276,8 @@ def test_the_answer_says_what_rules_lead_to() -> None:
 
     assert "Megatron     its documented rules lead to dp=8 × pp=1: 15 times as slow\n" in texts[0]
     assert "Megatron     its documented rules lead to the same plan\n" in texts[1]
+    cut = format_answer(replace(plan, by_rules=replace(RULED, stopped="time limit")))
+    assert "15 times as slow (of 7" in " ".join(cut.split())
     assert "Megatron" not in texts[2].partition("Next")[0].partition("grid search")[2]
 
 

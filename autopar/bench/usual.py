@@ -115,8 +115,9 @@ class Sweep:
         plans = sorted((race.space.degrees(leaf) for leaf in leaves), key=self.distance)
         self.total = len(plans)
         for plan in plans:
-            if race.stopped:
-                return
+            stopped = race.stopped
+            if stopped == "interrupted" or (stopped and race.prices):
+                return  # the nearest plan is priced however short the time is
             race.price(plan)
 
     def distance(self, plan: Degrees) -> float:

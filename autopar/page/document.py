@@ -321,10 +321,10 @@ def _weighed_table(view: View) -> Table:
 
 
 def _first_choice(view: View) -> int:
-    """Return the block that stands for most of the model, in its first phase."""
+    """Return the block that stands for most of the model, in its first phase: one that repeats, where any does."""
     sizes = [sum(node.seconds for node in graph.nodes) * graph.instances for graph in view.graphs]
     forward = [i for i, graph in enumerate(view.graphs) if graph.phase == view.graphs[0].phase]
-    return max(forward, key=lambda i: sizes[i])
+    return max(forward, key=lambda i: (view.graphs[i].instances > 1, sizes[i]))
 
 
 def _graph(graph: BlockGraph) -> dict[str, Any]:

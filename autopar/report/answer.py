@@ -134,7 +134,8 @@ def _usual(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
         adopted = next((remark.text for remark in simulated.remarks if remark.kind == "adopted"), "")
         entries.append((grid.method, _beside(grid, plan, simulated, adopted)))
     if rules is not None and rules.step_seconds is not None:
-        entries.append(("Megatron", f"its documented rules lead to {_against(rules, plan, simulated)}"))
+        among = f" (of {rules.tried:,} tried in its share of the time)" if rules.stopped else ""
+        entries.append(("Megatron", f"its documented rules lead to {_against(rules, plan, simulated)}{among}"))
     elif rules is not None and rules.tried and not rules.stopped:
         entries.append(("Megatron", "its documented rules lead to no plan that fits"))
     return entries

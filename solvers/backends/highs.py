@@ -20,6 +20,13 @@ SIMPLEX_STEP, BRANCH_STEP = 1.0, 3000.0
 FEASIBILITY, LP_FEASIBILITY = 1e-6, 1e-7
 """Row tolerances of HiGHS's branch and bound and of its LP solver; its defaults."""
 
+_ROOT_HEURISTICS = ("mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
+"""Sub-programs that HiGHS solves at the root to find solutions. Where a ceiling near the optimum is known and branch
+and bound ends, they take most of the time: without, proofs of GPT-2 on 8 devices take 0.3 and 0.4 s, not 1.3 and 1.4.
+"""
+_FEW_COLUMNS = 10_000
+"""Columns up to which branch and bound usually ends; where it is cut off, these sub-programs find its solutions."""
+
 _FEASIBLE = 2
 """`kSolutionStatusFeasible` of HiGHS, which highspy returns as an integer."""
 
@@ -81,6 +88,8 @@ def run(
         kinds = [highspy.HighsVarType.kInteger] * program.num_labels
         if math.isfinite(ceiling):
             highs.setOptionValue("objective_bound", (ceiling - program.constant) / program.scale * (1 + 1e-9))
+            for name in _ROOT_HEURISTICS if num_columns <= _FEW_COLUMNS else ():
+                highs.setOptionValue(name, False)
         model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
     if highs.passModel(model) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the linear program")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.compiled import compiled
+from autopar.compiled import compiled, inner
 from autopar.solvers.model.csr import FlatField, FlatMemory, indicator
 from autopar.solvers.model.graphical_model import Floats, Ints
 
@@ -272,7 +272,7 @@ def _kick(
     return total
 
 
-@compiled
+@inner
 def _move_tree(
     graph: _Graph,
     use: _Usages,
@@ -331,7 +331,7 @@ def _move_tree(
     return -np.inf if forced >= 0 else 0.0
 
 
-@compiled
+@inner
 def _draw(work: _Workspace, below: int) -> int:
     """Return a random integer from 0 to below - 1 (linear congruential generator modulo 2^31)."""
     work.tally[1] = (work.tally[1] * 1103515245 + 12345) % 2147483648
@@ -339,7 +339,7 @@ def _draw(work: _Workspace, below: int) -> int:
     return drawn
 
 
-@compiled
+@inner
 def _grow(graph: _Graph, work: _Workspace, seed: int, most: int) -> int:
     """Grow a tree from a seed; return its number of nodes."""
     work.tally[0] += 1
@@ -383,7 +383,7 @@ def _grow(graph: _Graph, work: _Workspace, seed: int, most: int) -> int:
             return count
 
 
-@compiled
+@inner
 def _base_costs(graph: _Graph, work: _Workspace, unary: Floats, labels: Ints, count: int) -> None:
     """Set `base`: costs of the tree's labels given the nodes outside."""
     number = work.tally[0]
@@ -406,7 +406,7 @@ def _base_costs(graph: _Graph, work: _Workspace, unary: Floats, labels: Ints, co
     work.base_at[count] = position
 
 
-@compiled
+@inner
 def _tree_cost(graph: _Graph, work: _Workspace, labels: Ints, count: int, present: bool) -> float:
     """Return the cost of the tree with its present labels, or with the new ones."""
     total = 0.0
@@ -421,7 +421,7 @@ def _tree_cost(graph: _Graph, work: _Workspace, labels: Ints, count: int, presen
     return total
 
 
-@compiled
+@inner
 def _solve(
     graph: _Graph,
     use: _Usages,
@@ -469,7 +469,7 @@ def _solve(
         work.taken[p] = best
 
 
-@compiled
+@inner
 def _worst_segment(use: _Usages, work: _Workspace, limits: Floats, profile: Floats, labels: Ints, count: int) -> int:
     """Return the segment where the new labels break a limit most; -1 if none, and `profile` is updated.
 
