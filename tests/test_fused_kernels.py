@@ -1,7 +1,10 @@
 """Fused groups of ops: as records, timed, and priced by what was learned of timed ones."""
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,8 +26,8 @@ from autopar.cost.learned_kernels import (
 )
 from autopar.errors import ClusterError
 from autopar.ir.graph import Op, Phase
-from autopar.profile.fused_draw import resized
-from autopar.profile.fused_timing import TimedGroup, arrays_for, model_of, time_with_ort
+from autopar.profile.fused_draw import draw_groups, resized
+from autopar.profile.fused_timing import arrays_for, load_timed, model_of, time_with_ort
 
 _X = (4, 8)
 
@@ -132,6 +135,34 @@ def test_shipped_weights_are_of_measured_groups(name: str) -> None:
     assert together[0] < together[1]
 
 
+@pytest.mark.parametrize("name", shipped_weights())
+def test_weights_come_with_the_groups_they_were_trained_on(name: str) -> None:
+    """The timed groups are those of the provenance, and the weights tell most of them as well as it says."""
+    kernels = LearnedKernels.load(name)
+    file = files("autopar.cost") / "fused_kernels" / f"{name}.jsonl.gz"
+    timed = load_timed(Path(str(file)))
+
+    predicted = kernels.predict([own.group for own in timed])
+
+    made = kernels.provenance
+    assert {(own.machine, own.runtime, own.version) for own in timed} == {(made.machine, made.runtime, made.version)}
+    assert len(timed) == made.groups
+    assert len({own.group.structure for own in timed}) == made.structures
+    off = np.abs(predicted / [own.seconds for own in timed] - 1)
+    assert np.median(off) <= made.median_error
+    assert len(Path(str(file)).read_bytes()) < 1 << 20
+
+
+def test_drawn_groups_are_single_ops_and_many() -> None:
+    """What an op takes by itself is timed, too; no structure comes twice."""
+    groups = list(draw_groups(("vit-b16",), 25, 1))
+
+    counts = [len(group.ops) for group in groups]
+    assert min(counts) == 1
+    assert max(counts) > 4
+    assert len({group.structure for group in groups}) == len(groups) == 25
+
+
 def test_weights_that_are_not_there_are_an_error() -> None:
     with pytest.raises(ClusterError, match="nowhere has no weights of fused kernels") as caught:
         LearnedKernels.load("nowhere")
@@ -161,14 +192,20 @@ def test_edges_go_from_producers_to_readers() -> None:
     assert batch.inputs.tolist() == [2.0, 2.0]
 
 
-def test_a_timed_group_is_read_as_it_was_written() -> None:
+def test_a_timed_group_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """From lines of JSON, and from compressed ones; the shortest call of all rounds counts."""
     group = group_of(Kernel(("a", "b", "c")), _work(), _TYPED)
     assert group is not None
 
-    (timed,) = time_with_ort([group], 1e-4, "my processor")
+    (before,), (timed,) = time_with_ort([group], 1e-4, "my processor", rounds=3)
 
-    assert msgspec.json.decode(msgspec.json.encode(timed), type=TimedGroup) == timed
-    assert 0 < timed.first <= timed.second or 0 < timed.second <= timed.first
+    line = msgspec.json.encode(timed) + b"\n"
+    for name, data in (("plain.jsonl", line), ("small.jsonl.gz", gzip.compress(line))):
+        (tmp_path / name).write_bytes(data)
+        assert load_timed(tmp_path / name) == [timed]
+    assert 0 < timed.seconds == min(timed.first, timed.second)
+    assert timed.seconds <= before.seconds
+    assert (before.rounds, timed.rounds) == (2, 3)
     assert timed.group == group
 
 
@@ -202,7 +239,6 @@ def test_torch_computes_what_onnx_runtime_does() -> None:
     torch = pytest.importorskip("torch")
     import onnxruntime
 
-    from autopar.profile.fused_draw import draw_groups
     from autopar.profile.fused_torch import function_of
 
     for group in draw_groups(("gpt2", "resnet50", "llama2-7b"), 40, 5):

@@ -62,6 +62,14 @@ RUNTIMES = ("onnxruntime", "inductor")
 @click.option(
     "--sizes", type=positive_whole(), default=1, show_default=True, metavar="N", help="With --fusion: of each."
 )
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=2),
+    default=6,
+    show_default=True,
+    metavar="N",
+    help="With --fusion: rounds over all groups; the shortest call of all of them counts.",
+)
 @seed_option("With --fusion: seed of the groups drawn.")
 @click.option("--count", "only_count", is_flag=True, help="Say how many events there are; time nothing.")
 @click.option(
@@ -106,6 +114,7 @@ def profile(
     runtime: str,
     groups: int,
     sizes: int,
+    rounds: int,
     seed: int,
     only_count: bool,
     ranks: int | None,
@@ -133,7 +142,7 @@ def profile(
     if fusion:
         if sources or suite or only_count:
             raise click.UsageError("--fusion times groups of its own: no model, --suite or --count beside it")
-        return _time_groups(output, runtime, groups, sizes, seed, seconds)
+        return _time_groups(output, runtime, groups, sizes, rounds, seed, seconds)
     if not sources and not suite:
         raise click.UsageError("give a model, a plan.json, --suite or --fusion")
     if output is None and not only_count:
@@ -183,24 +192,25 @@ def profile(
     return ExitCode.DONE
 
 
-def _time_groups(output: Path | None, runtime: str, groups: int, sizes: int, seed: int, seconds: float) -> int:
-    """Time random groups of ops; lines are added to the file as they come."""
+def _time_groups(
+    output: Path | None, runtime: str, groups: int, sizes: int, rounds: int, seed: int, seconds: float
+) -> int:
+    """Time random groups of ops; the file is written after every round but the first."""
     if output is None:
         raise click.UsageError("give -o DIR, the folder of the timed groups")
     import msgspec
 
     from autopar.profile.fused_timing import FILE, time_drawn
     from autopar.profile.measure import processor
+    from autopar.writing import write_atomically
 
     file = prepare_folder(output) / FILE
     count = 0
-    with file.open("ab") as out:
-        for timed in time_drawn(
-            runtime, groups, sizes, seed, seconds, processor(), lambda told: click.echo(told, err=True)
-        ):
-            out.write(msgspec.json.encode(timed) + b"\n")
-            out.flush()
-            count += 1
+    for timed in time_drawn(
+        runtime, groups, sizes, seed, seconds, processor(), rounds, lambda told: click.echo(told, err=True)
+    ):
+        write_atomically(file, b"".join(msgspec.json.encode(own) + b"\n" for own in timed))
+        count = len(timed)
     click.echo(f"{count} groups timed by {runtime}: {file}")
     return ExitCode.DONE
 

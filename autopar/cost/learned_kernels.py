@@ -12,7 +12,7 @@ others there is no answer, and the analytic cost counts. `docs/benchmarks/fused_
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.resources import files
 from math import log, log2, prod
@@ -29,7 +29,7 @@ from autopar.errors import ClusterError
 
 Float32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
-NUM_FEATURES = 11
+NUM_FEATURES = 19
 KNOTS = (11.0, 14.0, 16.0, 18.0, 20.0, 22.0)
 """Of the curve of rates: logarithms to base 2 of elements; between them rates are interpolated."""
 _FLOAT32 = 4.0  # bytes
@@ -131,10 +131,38 @@ class Batch:
     inputs: Float32
 
 
-def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> list[float]:
-    """Return what tells an op from others of its kind; `inner` has the values made inside."""
+def _stretch(shape: Sequence[int], last: Sequence[int]) -> tuple[int, bool]:
+    """Return over how many trailing elements of a result an operand goes on alike, and whether it repeats one number.
+
+    >>> _stretch((8,), (4, 8)), _stretch((4, 1), (4, 8)), _stretch((), (4, 8)), _stretch((4, 8), (4, 8))
+    ((8, False), (8, True), (32, True), (32, False))
+    """
+    padded = (*(1,) * (len(last) - len(shape)), *shape)
+    count, repeats = 1, None
+    for size, whole in zip(reversed(padded), reversed(last), strict=False):
+        if whole == 1:
+            continue
+        if repeats is None:
+            repeats = size == 1
+        if (size == 1) is not repeats:
+            break
+        count *= whole
+    return count, bool(repeats)
+
+
+def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool], single: Set[int]) -> list[float]:
+    """Return what tells an op from others of its kind.
+
+    Args:
+        op: The op.
+        group: Its group.
+        inner: Values made inside, with whether they are written.
+        single: Values that one op reads.
+    """
     elements = op.elements
-    read = broadcast = small = short = 0.0
+    last = op.made[0].shape if op.made else ()
+    read = inside = broadcast = small = reused = row_repeats = column_repeats = 0.0
+    stretch = prod(last)
     for own in op.reads:
         if own.value < 0:
             continue
@@ -142,13 +170,18 @@ def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> l
         if share < 0.5:
             small += 1.0
             broadcast += share
-            # The same numbers for one row after the other: what a short row costs, each of its elements shares.
-            short = max(short, 1.0 / own.shape[-1] if own.shape and own.shape[-1] > 1 else 0.0)
-        elif own.value not in inner:
+            # One number after the other is looked up for a stretch: what its begin costs, its elements share.
+            count, repeats = _stretch(own.shape, last)
+            stretch = min(stretch, count)
+            row_repeats += 0.0 if repeats else 1.0
+            column_repeats += 1.0 if repeats and count < prod(last) else 0.0
+        elif own.value in inner:
+            inside += share
+            reused = max(reused, 1.0 if own.value in single and not inner[own.value] else 0.0)
+        else:
             read += share
     made = sum(prod(own.shape) for own in op.made) / elements
     written = sum(prod(own.shape) for own in op.made if own.written) / elements
-    last = op.made[0].shape if op.made else ()
     row = op.reads[0].shape[-1] if op.reads and op.reads[0].shape else 1
     return [
         read,
@@ -161,7 +194,15 @@ def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool]) -> l
         log2(max(1, prod(last))) / 10 - 1.8,
         1.0 if last and last[-1] == row else 0.0,
         log2(1 + group.read_bytes + group.written_bytes) / 10 - 2.0,
-        10 * short,
+        10.0 / max(10, stretch),
+        inside,
+        reused,
+        row_repeats,
+        column_repeats,
+        10.0 / max(10, row),
+        1.0 if len(op.made) > 1 else 0.0,
+        1.0 if any(value == "tanh" for _, value in op.attrs) else 0.0,
+        len(group.ops) / 10.0,
     ]
 
 
@@ -184,12 +225,14 @@ def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
         makers: dict[int, int] = {}
         value = len(group.inputs)
         inner: dict[int, bool] = {}
+        uses = Counter(read.value for op in group.ops for read in op.reads)
+        single = {number for number, times in uses.items() if times == 1}
         for place, op in enumerate(group.ops):
             for read in op.reads:
                 if read.value in makers:
                     sources.append(makers[read.value])
                     targets.append(start + place)
-            features.append(_op_features(op, group, inner))
+            features.append(_op_features(op, group, inner, single))
             for made in op.made:
                 makers[value], inner[value] = start + place, made.written
                 value += 1

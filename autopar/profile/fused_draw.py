@@ -26,6 +26,10 @@ SAMPLES = 3
 LEAST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 21
 """Range of the elements of the largest tensor of a group."""
 MOST_OPS = 10
+SINGLE = 0.15
+"""Share of draws that are one op: what each kind of op takes by itself."""
+SINGLE_SIZES = 6
+"""Sizes of a structure of one op; there are few of these."""
 CHANGED = 0.3
 """Share of element-wise ops that become another kind."""
 REDUCED = 0.05
@@ -103,7 +107,7 @@ def _neighbours(work: Work, typed: Mapping[str, GroupTensor]) -> dict[str, list[
 
 
 def draw_groups(models: Sequence[str], count: int, seed: int) -> Iterator[FusedGroup]:
-    """Yield random fused groups, no two of one structure, in sizes of the zoo.
+    """Yield random fused groups, no two of one structure, in sizes of the zoo; some are one op.
 
     Args:
         models: Models of the zoo they are drawn from.
@@ -115,11 +119,14 @@ def draw_groups(models: Sequence[str], count: int, seed: int) -> Iterator[FusedG
     seen = set()
     for _ in range(count * 200):
         pool = draw.choice(found)
-        kernel = _grown(pool, draw)
+        is_single = draw.random() < SINGLE
+        kernel = _grown(pool, draw, 1 if is_single else draw.randint(1, MOST_OPS))
         group = group_of(kernel, pool.work, pool.typed)
         if group is None or not _is_whole(group):
             continue
-        group = _extended(_changed(_shorter(group, draw), draw), draw)
+        group = _changed(_shorter(group, draw), draw)
+        if not is_single:
+            group = _extended(group, draw)
         if group.structure in seen or not LEAST_PER_SAMPLE <= group.elements // SAMPLES <= 4 * MOST_PER_SAMPLE:
             continue
         seen.add(group.structure)
@@ -128,8 +135,8 @@ def draw_groups(models: Sequence[str], count: int, seed: int) -> Iterator[FusedG
             return
 
 
-def _grown(pool: Pool, draw: random.Random) -> Kernel:
-    wanted = draw.randint(1, MOST_OPS)
+def _grown(pool: Pool, draw: random.Random, wanted: int) -> Kernel:
+    """Return a kernel of so many neighbours; of fewer, where no more may share one."""
     chosen = {draw.choice(list(pool.near))}
     while len(chosen) < wanted:
         around = [name for own in chosen for name in pool.near[own] if name not in chosen]

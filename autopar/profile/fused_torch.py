@@ -203,7 +203,6 @@ class Compiled:
 
             return call
 
-        torch._dynamo.reset()
         try:
             module = traced(group, inputs)
             for tensor in inputs:
