@@ -111,7 +111,7 @@ def test_cores_that_were_given_up_get_longer_once_the_search_stagnates(monkeypat
     prover, guide = prover_of(problem, budget, 40)
     monkeypatch.setattr(CoreProver, "_minimise", give_up)
 
-    tried = []
+    tried: list[tuple[float, int, float]] = []
     while (core := prover.core(guide, 1e3)) is not None and len(tried) < 10:
         tried.append((clock, core.entries, core.most_seconds))
         assert not prover.solve(core)
