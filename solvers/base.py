@@ -123,11 +123,12 @@ class Solver(ABC):
 class _Record:
     """Incumbent and lower bound of one solve, shared by the copies of its budget in all threads."""
 
-    __slots__ = ("bound", "choice", "cost", "interrupted", "lock", "owner", "unreported")
+    __slots__ = ("bound", "choice", "cost", "improved", "interrupted", "lock", "owner", "unreported")
 
     def __init__(self) -> None:
         self.choice: Choice | None = None
         self.cost: float = math.inf
+        self.improved = time.monotonic()
         self.bound: float = -math.inf
         self.interrupted = False
         self.lock = Lock()
@@ -206,6 +207,11 @@ class Budget:
         return max(0.0, self._end - time.monotonic())
 
     @property
+    def stagnated(self) -> float:
+        """Seconds since the last incumbent, or since the begin of the solve before the first."""
+        return time.monotonic() - self._record.improved
+
+    @property
     def upper(self) -> float:
         """Cost from which on choices are of no interest: the incumbent's or the cutoff."""
         return min(self.cost, self._cutoff)
@@ -255,7 +261,7 @@ class Budget:
         with record.lock:
             if cost >= record.cost:
                 return True
-            record.choice, record.cost = candidate, cost
+            record.choice, record.cost, record.improved = candidate, cost, time.monotonic()
         self._notify()
         return True
 

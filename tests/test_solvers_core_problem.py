@@ -1,8 +1,8 @@
 """Core problems and the labels that no limit permits, each against brute force on small problems."""
 
 import math
+import time
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import assume, given, reject, settings
 from autopar.problem import Problem, Usage
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.lagrangian_dual import DualInformation, LagrangianDual
-from autopar.solvers.exact import core_problem
 from autopar.solvers.exact.core_problem import Core, CoreProver
 from autopar.solvers.model.csr import FlatField, FlatMemory
 from autopar.solvers.model.graphical_model import prepare
@@ -106,13 +105,13 @@ def test_cores_that_were_given_up_get_longer_once_the_search_stagnates(monkeypat
         clock += 4.0
         return True
 
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
     problem = Problem.build([[0, 40]] * 10, [(i, i + 1, np.array([[0, 1], [1, 0]])) for i in range(9)])
     budget = Budget(problem, math.inf, [1] * 10, math.inf, 0.0, None)
     prover, guide = prover_of(problem, budget, 40)
-    monkeypatch.setattr(core_problem, "time", SimpleNamespace(monotonic=lambda: clock))
     monkeypatch.setattr(CoreProver, "_minimise", give_up)
 
-    tried = []
+    tried: list[tuple[float, int, float]] = []
     while (core := prover.core(guide, 1e3)) is not None and len(tried) < 10:
         tried.append((clock, core.entries, core.most_seconds))
         assert not prover.solve(core)

@@ -1,7 +1,10 @@
 """The scalable parts of the portfolio, each against brute force on small problems."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise, product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
 from autopar.solvers.bounds.lagrangian_dual import DualInformation, LagrangianDual, peaks
 from autopar.solvers.bounds.messages import Messages
-from autopar.solvers.exact.core_problem import CoreProver
+from autopar.solvers.exact.core_problem import Core, CoreProver
 from autopar.solvers.local_search.improve import Improver
 from autopar.solvers.local_search.neighbourhood import solve, subproblem_of
 from autopar.solvers.local_search.parallel_search import improve_together
@@ -381,6 +384,26 @@ def test_the_dual_converges_beside_the_search(monkeypatch: pytest.MonkeyPatch) -
 
     check_solution(problem, solution)
     assert solution.bound >= 0.999 * dual.bound
+
+
+def test_the_proof_goes_on_after_a_core_that_was_given_up() -> None:
+    """Another core is asked for at once, though neither dual nor incumbent has changed."""
+    core = Core(DualInformation(1.0, np.zeros(2), np.zeros(0)), 2.0, (), 0, 0.0, 1.0)
+    budget = Budget(Problem.build([[1, 2]]), 5.0, None, math.inf, 0.0, None)
+    tried: list[Core] = []
+
+    def give_up(core: Core, _should_stop: Callable[[], bool]) -> bool:
+        tried.append(core)
+        if len(tried) == 2:
+            proof.end()
+        return False
+
+    prover: Any = SimpleNamespace(core=lambda _guide, _seconds: core, solve=give_up)
+    proof = portfolio._Proof(prover, budget)
+    proof.publish(core.guide)
+    proof.run()
+
+    assert len(tried) == 2
 
 
 def test_an_incumbent_precedes_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:

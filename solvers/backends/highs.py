@@ -111,7 +111,8 @@ def run(
 
         def ask(call: Any, units: float = units) -> None:
             budget.work.spend(units)
-            call.interrupt(budget.stopped() or budget.work.left == 0.0 or budget.remaining == 0.0)
+            out_of_budget = budget.work.left == 0.0 or budget.remaining == 0.0
+            call.interrupt(budget.stopped() or out_of_budget or budget.targets_met())
 
         event.subscribe(ask)
     highs.run()

@@ -24,7 +24,7 @@ UNPRICED_ROUNDS = 30
 WINDOW = 10
 """Rounds after which bound and step length are updated."""
 FIRST_STEP = 0.02
-"""First step length of the price vector, each price in the scale of its limit, relative to the bound, or to the mean
+"""First step length of the price vector, each price in the scale of its limit, relative to the bound, or to the median
 cost of a label or pair if the bound is smaller: without prices it may be 0."""
 LEAST_STEP = 1e-9
 """Step length at which the dual counts as converged."""
@@ -79,7 +79,7 @@ class LagrangianDual:
         self._unary = flat.unary
         self._average = np.zeros(len(memory.limits))
         self._step = FIRST_STEP
-        self._least_size = _mean_cost(flat)
+        self._least_size = _median_cost(flat)
         self.rounds = 0
         self._previous_value = -np.inf
         self._idle_windows = 0
@@ -183,10 +183,10 @@ class LagrangianDual:
         return self.flat.unary + self.memory.priced(prices, len(self.flat.unary))
 
 
-def _mean_cost(flat: FlatField) -> float:
-    """Return the mean magnitude of all costs of labels and pairs that are not 0; 0 if there are none."""
+def _median_cost(flat: FlatField) -> float:
+    """Return the median magnitude of all costs of labels and pairs that are not 0; 0 if there are none."""
     costs = np.abs(np.concatenate([flat.unary, flat.tables]))
-    return float(costs[costs > 0].mean()) if costs.any() else 0.0
+    return float(np.median(costs[costs > 0])) if costs.any() else 0.0
 
 
 def peaks(excess: Floats, count: int) -> Ints:

@@ -8,8 +8,9 @@ choice that costs at most bound + r, it is optimal; else the bound rises to boun
 gap, the core holds every choice that is cheaper than the incumbent.
 
 Which core is solved next follows its size and the seconds that a core of this size is predicted to take: a power law,
-corrected by the cores solved before. After one that was given up, only much smaller ones are tried; if none of them is
-worth it, large ones again, with several times the seconds, once the search has found nothing for that long.
+corrected by the cores solved before. After one that was given up, only much smaller ones are tried. If none is worth
+it, the largest is, whatever its prediction, for several times the seconds of those given up, once the search has found
+nothing for that long.
 """
 
 import math
@@ -55,9 +56,10 @@ GROWTH = 3.0
 as the last."""
 FEWER = 0.6
 """Entries relative to a core that was given up, below which those of the next one must be."""
-PATIENCE = 3.0
-"""Factor on the seconds of the longest core that was given up, for cores of any size to be tried again: all of them
-together then waste at most half of what the last one takes."""
+PATIENCE, LEAST_PATIENCE = 3.0, 3.0
+"""Seconds of the largest core, as a factor on the longest core that was given up and at least, if no other is worth it:
+its relaxation bounds the optimum even where branch and bound does not end. All that are given up together waste at most
+half of what the last one takes."""
 OVERRUN = 3.0
 """Factor on its predicted seconds, plus one second, after which a core is given up."""
 
@@ -111,25 +113,26 @@ class CoreProver:
         self._last_seconds = 0.0
         self._too_many = math.inf
         self._given_up_seconds = 0.0
-        self._allowed_seconds = 0.0
-        self._improved = (math.inf, time.monotonic())
         self._violated_times: set[int] = set()
         self._magnitude = float(np.abs(flat.tables).max(initial=0.0))
 
     def core(self, guide: DualInformation, seconds: float) -> Core | None:
         """Return the next core to solve in `seconds`; None if every core that could raise the bound takes longer."""
-        cost, now = self._budget.upper, time.monotonic()
-        if cost < self._improved[0]:
-            self._improved = (cost, now)
         found = self._next_core(guide, seconds)
-        longer = PATIENCE * self._given_up_seconds
-        if found is None and math.isfinite(self._too_many) and longer <= min(seconds, now - self._improved[1]):
-            self._too_many, self._allowed_seconds = math.inf, longer
-            found = self._next_core(guide, seconds)
+        longer = max(PATIENCE * self._given_up_seconds, LEAST_PATIENCE)
+        if found is None and longer <= min(seconds, self._budget.stagnated):
+            self._too_many = math.inf
+            found = self._next_core(guide, math.inf, longer)
         return found
 
-    def _next_core(self, guide: DualInformation, seconds: float) -> Core | None:
-        """Return the core that is predicted to take the right share of `seconds`; None if there is none."""
+    def _next_core(self, guide: DualInformation, seconds: float, most_seconds: float | None = None) -> Core | None:
+        """Return the core that is predicted to take the right share of `seconds`; None if there is none.
+
+        Args:
+            guide: Dual information.
+            seconds: Seconds that are left; with infinitely many the largest core is returned.
+            most_seconds: Seconds after which the core is given up; by default they follow from the prediction.
+        """
         cost, known = self._budget.upper, self._budget.bound
         if math.isinf(cost):
             cost = guide.bound + max(float(guide.reduced_costs.max(initial=0.0)), abs(guide.bound))
@@ -156,7 +159,7 @@ class CoreProver:
         room, kept, entries, predicted = found
         offsets = self._flat.offsets.tolist()
         labels = tuple(np.flatnonzero(kept[first:last]) for first, last in pairwise(offsets))
-        most = max(OVERRUN * predicted + 1.0, self._allowed_seconds)
+        most = OVERRUN * predicted + 1.0 if most_seconds is None else most_seconds
         return Core(guide, min(guide.bound + room, self._budget.upper), labels, entries, predicted, most)
 
     def solve(self, core: Core, should_stop: Callable[[], bool] | None = None) -> bool:
