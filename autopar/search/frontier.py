@@ -97,8 +97,13 @@ class Frontier(TaskSeries):
         return min((heap[0][0] for heap in (self._new[priority], self._open[priority]) if heap), default=math.inf)
 
     def _relaxes_below(self, priority: Priority) -> float:
-        """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well."""
-        return self._outcome.threshold(self._context.keep) if priority is Priority.PLAIN else self._cutoff
+        """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well.
+
+        Under a time limit runners-up have a share of their own.
+        """
+        limited = math.isfinite(self._context.time_limit)
+        holds_runners_up = priority is Priority.PLAIN and not limited
+        return self._outcome.threshold(self._context.keep) if holds_runners_up else self._cutoff
 
     def _least_final_bound(self) -> float:
         """Return the least bound that no task raises further."""
@@ -169,7 +174,7 @@ class Frontier(TaskSeries):
         """Take the next node of a class off the frontier."""
         new, opened = self._new[priority], self._open[priority]
         if index % self._settings.incumbent_turn_every == self._settings.incumbent_turn_every - 1 and opened:
-            better = [(self.nodes[n].best, bound, n) for bound, n in opened if self.nodes[n].improves]
+            better = [(self.nodes[n].best, bound, n) for bound, n in opened if self._may_improve(n)]
             better = [own for own in better if own[1] < self._cutoff]
             self._turn += 1
             if better and self._turn % 2:
@@ -184,6 +189,11 @@ class Frontier(TaskSeries):
         heaps = [heap for heap in (new, opened) if heap]
         return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
 
+    def _may_improve(self, number: int) -> bool:
+        """Whether the next task on a node is likely to improve its plan: a proof is not, and takes seconds."""
+        node = self.nodes[number]
+        return node.improves and node.status is not NodeStatus.SETTLED
+
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
         if finding is None:
@@ -192,7 +202,8 @@ class Frontier(TaskSeries):
         node, best = self.nodes[number], self._outcome.best
         if kind is TaskKind.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
-            self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding)
+            hides = node.family[0].hides_dispatch
+            self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding, hides=hides)
             self._outcome.cut += finding.cut
             self._outcome.work += finding.work
             heapq.heappush(self._new[node.priority], (node.bound, number))
