@@ -112,18 +112,21 @@ class Frontier(TaskSeries):
     def _next_class(self) -> Priority | None:
         """Return the class to work on; None if no class has a node that may hold a better plan.
 
-        Plain nodes are relaxed first. Then the class with the least bound is next under a time limit, which may end at
-        any time; without one the classes come in their order.
+        Without a time limit plain nodes are relaxed first, and the classes come in their order. Under one, which may
+        end at any time, the class with the least bound is next; plain nodes, which bound the others, have a lead.
         """
-        least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
-        if self._unrelaxed(Priority.PLAIN):
-            return Priority.PLAIN
         limited = math.isfinite(self._context.time_limit)
+        least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
+        if self._unrelaxed(Priority.PLAIN) and not limited:
+            return Priority.PLAIN
         for priority in Priority:
             least[priority] = self._least_of(priority)
             if not limited and self._is_open(priority, least[priority]):
                 return priority
         opened = [own for own in Priority if self._is_open(own, least[own])]
+        if self._unrelaxed(Priority.PLAIN):
+            ahead = self._new[Priority.PLAIN][0][0] * (1 - self._settings.plain_lead)
+            least[Priority.PLAIN] = min(least[Priority.PLAIN], ahead)
         return min(opened, key=least.__getitem__, default=None)
 
     def _is_open(self, priority: Priority, least: float) -> bool:
@@ -184,7 +187,8 @@ class Frontier(TaskSeries):
                 return number
             if opened[0][0] < self._cutoff:
                 return heapq.heappop(opened)[1]
-        if priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
+        limited = math.isfinite(self._context.time_limit)
+        if not limited and priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
             return heapq.heappop(new)[1]
         heaps = [heap for heap in (new, opened) if heap]
         return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
