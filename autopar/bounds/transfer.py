@@ -98,7 +98,7 @@ class TransferBounds:
         self._batch, self._memory_bounds = global_batch, memory_bounds
         self._microbatch_bounds: dict[tuple[Priced, bool], dict[int, MicrobatchBound]] = {}
         self._steps: dict[Priced, dict[int, float]] = {}
-        self._submesh_bounds: dict[tuple[Mesh, bool], dict[int, MicrobatchBound]] = {}
+        self._submesh_bounds: dict[tuple[Mesh, bool, bool], dict[int, MicrobatchBound]] = {}
         self._choices: dict[tuple[Priced, int], dict[bool, tuple[Choice, ...]]] = {}
         self._scales_of: dict[tuple[int, int], bool] = {}
         self._threads = ThreadPoolExecutor(2)
@@ -125,10 +125,17 @@ class TransferBounds:
                 microbatch_bounds = self._microbatch_bounds.setdefault((first.priced, splits), {})
                 microbatch_bounds[samples] = microbatch_bound.combined(microbatch_bounds.get(samples, UNKNOWN))
 
-    def record_submesh(self, mesh: Mesh, samples: int, finding: Transferable) -> None:
-        """Record bounds of microbatches on the free axes of a mesh, with `samples` per part of dp."""
+    def record_submesh(self, mesh: Mesh, samples: int, finding: Transferable, *, hides: bool) -> None:
+        """Record bounds of microbatches on the free axes of a mesh.
+
+        Args:
+            mesh: The free axes.
+            samples: Samples per part of dp.
+            finding: The bounds.
+            hides: Whether they are of schedules that hide the all-to-all of experts.
+        """
         for splits, microbatch_bound in ((False, finding.microbatch_bound), (True, finding.split_backward_bound)):
-            self._submesh_bounds.setdefault((mesh, splits), {})[samples] = microbatch_bound
+            self._submesh_bounds.setdefault((mesh, hides, splits), {})[samples] = microbatch_bound
 
     def warm_start(self, family: Family) -> WarmStart:
         """Return what is known of the microbatches of a family."""
@@ -304,13 +311,13 @@ class TransferBounds:
     def _from_submesh(self, first: Configuration) -> MicrobatchBound:
         """Bounds on a microbatch of a mesh of three axes from its free axes alone."""
         microbatch_bound = UNKNOWN
-        if first.hides_dispatch or not is_data_major(first.mesh):
+        if not is_data_major(first.mesh):
             return microbatch_bound
         mesh, samples, dp = inner_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
         if samples % dp:
             return microbatch_bound  # a pinned mesh may have more devices along dp than samples
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
-            known = self._submesh_bounds.get((mesh, splits), {})
+            known = self._submesh_bounds.get((mesh, first.hides_dispatch, splits), {})
             for many in self._transferable(known, samples // dp):
                 if self._scales(many, many * dp):
                     microbatch_bound = microbatch_bound.combined(known[many].scaled(samples // dp / many))

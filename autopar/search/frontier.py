@@ -97,8 +97,13 @@ class Frontier(TaskSeries):
         return min((heap[0][0] for heap in (self._new[priority], self._open[priority]) if heap), default=math.inf)
 
     def _relaxes_below(self, priority: Priority) -> float:
-        """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well."""
-        return self._outcome.threshold(self._context.keep) if priority is Priority.PLAIN else self._cutoff
+        """Bound in seconds below which nodes of a class are relaxed: plain ones may hold runners-up as well.
+
+        Under a time limit runners-up have a share of their own.
+        """
+        limited = math.isfinite(self._context.time_limit)
+        holds_runners_up = priority is Priority.PLAIN and not limited
+        return self._outcome.threshold(self._context.keep) if holds_runners_up else self._cutoff
 
     def _least_final_bound(self) -> float:
         """Return the least bound that no task raises further."""
@@ -107,18 +112,21 @@ class Frontier(TaskSeries):
     def _next_class(self) -> Priority | None:
         """Return the class to work on; None if no class has a node that may hold a better plan.
 
-        Plain nodes are relaxed first. Then the class with the least bound is next under a time limit, which may end at
-        any time; without one the classes come in their order.
+        Without a time limit plain nodes are relaxed first, and the classes come in their order. Under one, which may
+        end at any time, the class with the least bound is next; plain nodes, which bound the others, have a lead.
         """
-        least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
-        if self._unrelaxed(Priority.PLAIN):
-            return Priority.PLAIN
         limited = math.isfinite(self._context.time_limit)
+        least = {Priority.PLAIN: self._least_of(Priority.PLAIN)}
+        if self._unrelaxed(Priority.PLAIN) and not limited:
+            return Priority.PLAIN
         for priority in Priority:
             least[priority] = self._least_of(priority)
             if not limited and self._is_open(priority, least[priority]):
                 return priority
         opened = [own for own in Priority if self._is_open(own, least[own])]
+        if self._unrelaxed(Priority.PLAIN):
+            ahead = self._new[Priority.PLAIN][0][0] * (1 - self._settings.plain_lead)
+            least[Priority.PLAIN] = min(least[Priority.PLAIN], ahead)
         return min(opened, key=least.__getitem__, default=None)
 
     def _is_open(self, priority: Priority, least: float) -> bool:
@@ -169,7 +177,7 @@ class Frontier(TaskSeries):
         """Take the next node of a class off the frontier."""
         new, opened = self._new[priority], self._open[priority]
         if index % self._settings.incumbent_turn_every == self._settings.incumbent_turn_every - 1 and opened:
-            better = [(self.nodes[n].best, bound, n) for bound, n in opened if self.nodes[n].improves]
+            better = [(self.nodes[n].best, bound, n) for bound, n in opened if self._may_improve(n)]
             better = [own for own in better if own[1] < self._cutoff]
             self._turn += 1
             if better and self._turn % 2:
@@ -179,10 +187,16 @@ class Frontier(TaskSeries):
                 return number
             if opened[0][0] < self._cutoff:
                 return heapq.heappop(opened)[1]
-        if priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
+        limited = math.isfinite(self._context.time_limit)
+        if not limited and priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
             return heapq.heappop(new)[1]
         heaps = [heap for heap in (new, opened) if heap]
         return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
+
+    def _may_improve(self, number: int) -> bool:
+        """Whether the next task on a node is likely to improve its plan: a proof is not, and takes seconds."""
+        node = self.nodes[number]
+        return node.improves and node.status is not NodeStatus.SETTLED
 
     def record_finding(self, index: int, finding: Finding | None) -> None:
         """See `TaskSeries.record_finding`."""
@@ -192,7 +206,8 @@ class Frontier(TaskSeries):
         node, best = self.nodes[number], self._outcome.best
         if kind is TaskKind.SUBMESH:
             mesh, samples = node.family[0].mesh, self._known.samples(node)
-            self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding)
+            hides = node.family[0].hides_dispatch
+            self._transfer_bounds.record_submesh(inner_mesh(mesh), samples // mesh.shape[0], finding, hides=hides)
             self._outcome.cut += finding.cut
             self._outcome.work += finding.work
             heapq.heappush(self._new[node.priority], (node.bound, number))

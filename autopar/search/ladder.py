@@ -27,13 +27,14 @@ class Knowledge:
         context: Inputs of the search.
         outcome: Incumbent and counters.
         transfer_bounds: Bounds from other nodes.
-        submeshes: Submeshes, and samples on each, whose microbatches are bounded or being bounded.
+        submeshes: Submeshes, samples on each, and whether the all-to-all of experts is hidden, of microbatches that are
+            bounded or being bounded.
     """
 
     context: SearchContext
     outcome: Outcome
     transfer_bounds: TransferBounds
-    submeshes: set[tuple[Mesh, int]] = field(default_factory=set)
+    submeshes: set[tuple[Mesh, int, bool]] = field(default_factory=set)
 
     def samples(self, node: Node) -> int:
         """Return the samples of a microbatch of a node."""
@@ -63,8 +64,8 @@ class Submesh:
     """Bounds a microbatch on dp x outer x inner by its share of the samples on outer x inner alone.
 
     *Relaxes* gradient sums, updates and all work on parameters; *valid when* the major axis of the mesh is data
-    parallel and divides the samples, and the schedule hides no all-to-all; *cost*: one table and three small placement
-    problems, which serve every dp, number of stages and schedule; *source*: `bounds/submesh.py`.
+    parallel and divides the samples; *cost*: one table and three small placement problems, which serve every dp, number
+    of stages and schedule that hides the all-to-all of experts alike; *source*: `bounds/submesh.py`.
     """
 
     name = "submesh"
@@ -73,14 +74,14 @@ class Submesh:
         """See `LowerBound.raise_`."""
         mesh, samples = node.family[0].mesh, known.samples(node)
         few, many = known.context.roofline.samples  # equal if the model insists on its samples
-        hides = node.family[0].hides_dispatch
-        if node.relaxed or hides or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
+        if node.relaxed or not is_data_major(mesh) or few == many or samples % mesh.shape[0]:
             return None
-        key = inner_mesh(mesh), samples // mesh.shape[0]
+        key = inner_mesh(mesh), samples // mesh.shape[0], node.family[0].hides_dispatch
         if key in known.submeshes:
             return None
         known.submeshes.add(key)
-        alone = Configuration(1, key[0], known.context.global_batch // key[1], "1f1b")
+        schedule = "1f1b-a2a" if key[2] else "1f1b"
+        alone = Configuration(1, key[0], known.context.global_batch // key[1], schedule)
         return SearchTask(TaskKind.SUBMESH, (alone,), 0.0, cutoff)
 
 

@@ -100,6 +100,8 @@ class SearchSettings:
             bound. Row 6: without, the plan of gpt3-175b-1024 takes 1.6 % longer.
         patience: Tasks in a row without a better plan after which nodes wait that cannot raise the least bound. Row 8:
             it ends long searches without a limit, and brings nothing on other jobs.
+        plain_lead: Under a time limit, how far the least bound of plain nodes that are not relaxed may be above that of
+            other nodes, relatively, for plain ones to come first.
         weak_bound_ratio: Incumbent over the bound of a relaxation from which on it also looks for a plan that fits. Row
             5: without, the plan of deepseek-v3-256 takes 2.1 times as long.
         outer_tasks: Tasks on meshes with an outer data-parallel axis that are always allowed. Row 2: without such tasks
@@ -132,6 +134,7 @@ class SearchSettings:
     most_improved: int = 3
     incumbent_turn_every: int = 4
     patience: int = 16
+    plain_lead: float = 0.05
     weak_bound_ratio: float = 1.25
     outer_tasks: int = 6
     outer_share: float = 0.1

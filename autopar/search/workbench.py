@@ -14,7 +14,7 @@ from typing import IO
 
 from autopar.bounds.submesh import SubmeshBounds, submesh_bounds
 from autopar.collector import seldom_collected, uncollected
-from autopar.configuration import Family, Priced
+from autopar.configuration import Configuration, Family, Priced
 from autopar.cost import Overlap
 from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import DataMajor
@@ -26,7 +26,6 @@ from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.node_solver import NodeSolver
 from autopar.search.tasks import Finding, SearchTask, SolverKey, TaskKind
-from autopar.sharding import Mesh
 from autopar.solvers.limited import solve_limited
 
 SEARCH, TABLES, PROGRAM = "search", "tables", "program"
@@ -105,15 +104,16 @@ class Workbench:
         finding = self._execute(task, seconds, state)
         return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
 
-    def _submesh_bound(self, mesh: Mesh, samples: int, end: float) -> SubmeshBounds:
-        """Return the bounds of `bounds/submesh.py` on a microbatch of `samples` samples on the two inner axes."""
-        search = self._search
+    def _submesh_bound(self, alone: Configuration, end: float) -> SubmeshBounds:
+        """Return the bounds of `bounds/submesh.py` on a microbatch of a configuration of the two inner axes alone."""
+        search, mesh = self._search, alone.mesh
+        samples, costs = search.global_batch // alone.num_microbatches, alone.costs(search.costs)
         batch = search.constraints.batch
         assert batch is not None, "meshes of three axes ask for it"
         folded = search.folded(samples)
-        tables = build_tables(folded, search.rules(folded), mesh, search.costs)
+        tables = build_tables(folded, search.rules(folded), mesh, costs)
         solve = partial(solve_limited, search.solver, end=end, should_stop=search.should_stop, seed=search.seed)
-        return submesh_bounds(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(search.costs.stack), solve)
+        return submesh_bounds(tables, DataMajor.of(folded, batch(folded), None), Overlap.of(costs.stack), solve)
 
     def _solve_unequal(self, task: SearchTask, end: float) -> Finding:
         """Bound pipelines with unequal stages, and look for plans that are faster than the incumbent."""
@@ -126,9 +126,7 @@ class Workbench:
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
         if task.kind is TaskKind.SUBMESH:
-            first = task.family[0]
-            samples = self._search.global_batch // first.num_microbatches
-            microbatch_bounds = self._submesh_bound(first.mesh, samples, end)
+            microbatch_bounds = self._submesh_bound(task.family[0], end)
             return Finding(
                 0.0,
                 None,
