@@ -1,13 +1,16 @@
 """What a measured figure of memory counts, whose it is, and the reserve of stacks that is fitted to such figures."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from autopar.cli import main
 from autopar.cluster import load_cluster
-from autopar.cost import Stack
+from autopar.cost import Stack, load_stack
 from autopar.cost.dropout import dropout_bytes
 from autopar.errors import StackError
 from autopar.ir.graph import Op, Phase
@@ -132,3 +135,26 @@ def test_rows_held_out_have_a_line_of_their_own() -> None:
     assert 0 < held_out < 8
     assert lines["all"] == ("8", "10.0", "10.0", "0 %", "+10.0")
     assert lines["held out"][0] == str(held_out)
+
+
+def test_the_command_writes_the_reserve_and_leaves_the_scalars(
+    tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of one plan that were all measured at the same: the reserve makes up for what is missing."""
+    row = {
+        "framework": "torchtitan compile", "arch": "gpt", "layers": 2, "hidden": 256, "heads": 4, "vocab": 512,
+        "gpu": "H100-SXM-80GB", "n_gpus": 1, "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1, "zero": 0,
+        "recompute": "none", "precision": "bf16", "step_time_s": 1.0, "memory_gb": 1e3, "memory_unit": "GB",
+    }  # fmt: skip
+    rows = [{"id": f"made-{seq}", **row, "seq": seq, "global_batch": 1} for seq in (128, 256, 384, 512)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    written = tmp_path / "own.yaml"
+
+    where = ["-o", str(written), "--cache-dir", str(cache_dir)]
+    code = main(["calibrate", str(tmp_path), "--stack", "fsdp-compile-h100", "--memory", *where])
+
+    assert code == 0
+    assert "gaps" in capsys.readouterr().out
+    found, bundled = load_stack(written), load_stack("fsdp-compile-h100")
+    assert found.gaps == 0.4  # as much as a stack may have
+    assert found.scalars == bundled.scalars
