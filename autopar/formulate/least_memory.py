@@ -105,7 +105,8 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
     cuts, chosen = [], []
     if not ranges.flavours:
         return None
-    options = [(number, on_host) for on_host in (False, True) for number in range(len(ranges.flavours))]
+    places = (False, True) if constraints.hosts_optimizer else (False,)
+    options = [(number, on_host) for on_host in places for number in range(len(ranges.flavours))]
     for stage in range(num_stages):
         each = np.stack([ranges.peaks(pipeline.in_flight(stage), *option) for option in options])
         chosen.append(each.argmin(axis=0))
