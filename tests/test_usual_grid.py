@@ -111,7 +111,7 @@ def test_a_faster_plan_of_grid_search_is_adopted() -> None:
     The search is told of plans with as many microbatches as can be only, which are far from the best ones.
     """
     task = prepare(JobRequest("zoo:gpt2", gpus=2, global_batch=4, dims=DIMS["gpt2"]))
-    few = tuple(own for own in task.space if (own.num_stages, own.num_microbatches) == (1, 4))
+    few = [own for own in task.space if (own.num_stages, own.num_microbatches) == (1, 4)]
     poor = plan_task(replace(task, space=few, unequal=None), Effort(top_k=2))
 
     plan = beside(poor, usual_practice(task, poor, seconds=math.inf), task)
