@@ -542,11 +542,9 @@ class Rank:
         for is_start, own in groupby(steps, lambda step: isinstance(step, Start)):
             left = list(own)
             gathers = [
-                step.instruction
-                for step in left
-                if isinstance(step, Start)
-                and not self._travels(activity, step.instruction, backward)
-                and _gathers(activity, step.instruction)
+                instruction
+                for instruction in (step.instruction for step in left if isinstance(step, Start))
+                if not self._travels(activity, instruction, backward) and _gathers(instruction, activity)
             ]
             if is_start and len(gathers) > 1:
                 self._gather_together(activity, gathers)
@@ -656,7 +654,7 @@ class Rank:
         return tensor
 
 
-def _gathers(activity: _Activity, instruction: Communication) -> TypeGuard[Collective]:
+def _gathers(instruction: Communication, activity: _Activity) -> TypeGuard[Collective]:
     """Return whether a collective gathers a parameter: one that is there before the pass, or an updated one."""
     if not isinstance(instruction, Collective) or instruction.kind is not Kind.ALL_GATHER:
         return False
