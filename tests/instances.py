@@ -3,7 +3,7 @@
 `python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`;
 `python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike, and
 `python -m tests.instances DIR hubs` three around hubs, with tight limits;
-`python -m tests.instances DIR tensors` four of tensors on a mesh, a few of which fill the memory.
+`python -m tests.instances DIR tensors` five of tensors on a mesh, a few of which fill the memory.
 """
 
 import argparse
@@ -475,7 +475,7 @@ def write_hubs(folder: Path) -> None:
 def write_tensors(folder: Path) -> None:
     """Write problems of tensors on a mesh into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for nodes, seed in ((1000, 0), (1000, 1), (2000, 0), (5000, 0)):
+    for nodes, seed in ((300, 7), (1000, 0), (1000, 1), (2000, 0), (5000, 0)):
         iopddl.save(tensors(nodes, seed=seed), folder / f"tensors-{nodes:05}-{seed}.json.gz")
 
 
