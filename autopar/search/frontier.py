@@ -35,6 +35,7 @@ class Frontier(TaskSeries):
     Attributes:
         nodes: The nodes.
         until: When to pause, on the monotonic clock.
+        yields_from: When to pause if stages with meshes of their own have the least bound.
     """
 
     lead = 0
@@ -45,7 +46,7 @@ class Frontier(TaskSeries):
         self._context, self._outcome, self._transfer_bounds = context, outcome, transfer_bounds
         self._settings = context.settings
         self.nodes = [Node(own, priority_of(own), context.least(own)) for own in families]
-        self.until = math.inf
+        self.until = self.yields_from = math.inf
         self._space = list(families)
         self._new: list[list[tuple[float, int]]] = [[] for _ in Priority]
         self._open: list[list[tuple[float, int]]] = [[] for _ in Priority]
@@ -124,10 +125,14 @@ class Frontier(TaskSeries):
             if not limited and self._is_open(priority, least[priority]):
                 return priority
         opened = [own for own in Priority if self._is_open(own, least[own])]
-        if self._unrelaxed(Priority.PLAIN):
-            ahead = self._new[Priority.PLAIN][0][0] * (1 - self._settings.plain_lead)
-            least[Priority.PLAIN] = min(least[Priority.PLAIN], ahead)
+        least[Priority.PLAIN] = min(least[Priority.PLAIN], self._rank_of_new(Priority.PLAIN))
         return min(opened, key=least.__getitem__, default=None)
+
+    def _rank_of_new(self, priority: Priority) -> float:
+        """Return the least bound of the new nodes of a class, less the lead of plain ones below the incumbent."""
+        least = self._new[priority][0][0] if self._new[priority] else math.inf
+        has_lead = priority is Priority.PLAIN and least < self._cutoff
+        return least * (1 - self._settings.plain_lead) if has_lead else least
 
     def _is_open(self, priority: Priority, least: float) -> bool:
         """Whether there is work on a class, given the least bound of its open nodes."""
@@ -156,7 +161,8 @@ class Frontier(TaskSeries):
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
-        if time.monotonic() > self.until:
+        now = time.monotonic()
+        if now > self.until or (now > self.yields_from and self.bound > self._outcome.unequal_bound):
             return True
         self._class = self._next_class()
         return not self._busy and self._class is None
@@ -185,13 +191,17 @@ class Frontier(TaskSeries):
                 opened.remove((bound, number))
                 heapq.heapify(opened)
                 return number
-            if opened[0][0] < self._cutoff:
-                return heapq.heappop(opened)[1]
+            able = [own for own in opened if self.nodes[own[1]].status is not NodeStatus.SETTLED]
+            if able and (least := min(able))[0] < self._cutoff:
+                opened.remove(least)
+                heapq.heapify(opened)
+                return least[1]
         limited = math.isfinite(self._context.time_limit)
         if not limited and priority is not Priority.OUTER_DATA_PARALLEL and self._unrelaxed(priority):
             return heapq.heappop(new)[1]
-        heaps = [heap for heap in (new, opened) if heap]
-        return heapq.heappop(min(heaps, key=lambda heap: heap[0]))[1] if heaps else None
+        if new and (not opened or self._rank_of_new(priority) <= opened[0][0]):
+            return heapq.heappop(new)[1]
+        return heapq.heappop(opened)[1] if opened else None
 
     def _may_improve(self, number: int) -> bool:
         """Whether the next task on a node is likely to improve its plan: a proof is not, and takes seconds."""
