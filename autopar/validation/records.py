@@ -104,7 +104,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         shard: Data-parallel devices that share what ZeRO splits; None for all.
         stage_layers: Layers of every stage, in the order of the model.
         recompute_layers: Layers of every stage, the first ones, that recompute; None for all.
-        recompute_modules: Modules that selective recompute runs again, as of `Stack.recompute_modules`.
         dense_layers: Layers before the first with experts, of a model with fewer layers than its namesake.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside `layers`.
         numbers: Changes of the precision, as `--precision` takes them behind its name.
@@ -171,7 +170,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     shard: int | None = None
     stage_layers: tuple[int, ...] | None = None
     recompute_layers: int | None = None
-    recompute_modules: tuple[str, ...] | None = None
     dense_layers: int | None = None
     mtp_layers: int | None = None
     numbers: str | None = None
