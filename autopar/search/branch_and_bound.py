@@ -118,7 +118,6 @@ class _Phases:
         if math.isfinite(context.time_limit):
             share = settings.runners_up_share + settings.unequal_share * bool(context.costs.cluster.groups)
             self._frontier.until = self._clock.end() - share * context.time_limit
-            self._frontier.yields_from = self._frontier.until - settings.unequal_share * context.time_limit
         self._run(self._frontier)
         self._frontier.finish()
 
@@ -144,7 +143,7 @@ class _Phases:
     def use_remaining_time(self) -> None:
         """Go on with the frontier until the time limit."""
         if math.isfinite(self._context.time_limit) and not self._outcome.stopped:
-            self._frontier.until = self._frontier.yields_from = math.inf
+            self._frontier.until = math.inf
             self._run(self._frontier)
             self._frontier.finish()
             self._outcome.left += self._unequal.left

@@ -35,7 +35,6 @@ class Frontier(TaskSeries):
     Attributes:
         nodes: The nodes.
         until: When to pause, on the monotonic clock.
-        yields_from: When to pause if stages with meshes of their own have the least bound.
     """
 
     lead = 0
@@ -46,7 +45,7 @@ class Frontier(TaskSeries):
         self._context, self._outcome, self._transfer_bounds = context, outcome, transfer_bounds
         self._settings = context.settings
         self.nodes = [Node(own, priority_of(own), context.least(own)) for own in families]
-        self.until = self.yields_from = math.inf
+        self.until = math.inf
         self._space = list(families)
         self._new: list[list[tuple[float, int]]] = [[] for _ in Priority]
         self._open: list[list[tuple[float, int]]] = [[] for _ in Priority]
@@ -161,8 +160,7 @@ class Frontier(TaskSeries):
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""
-        now = time.monotonic()
-        if now > self.until or (now > self.yields_from and self.bound > self._outcome.unequal_bound):
+        if time.monotonic() > self.until:
             return True
         self._class = self._next_class()
         return not self._busy and self._class is None

@@ -120,8 +120,7 @@ class SearchSettings:
         runners_up_work: Work on runners-up, relative to that on the best plan.
         runners_up_least_work: Units of work that are always allowed for them: a few seconds.
         runners_up_retries: Tasks in a row on waiting nodes without a wanted plan after which these are left.
-        unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ, or
-            where these have the least bound.
+        unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ.
         runner_up_ratio: Objective of a runner-up over that of the best plan, at most.
         kept_per_plan: Candidates kept per plan wanted: the simulator ranks them, and some do not fit when simulated.
         node: Constants of the work on one node.
