@@ -11,6 +11,7 @@ from autopar.cluster import Cluster, cluster_from_dict
 from autopar.collector import seldom_collected
 from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.cost.learned_kernels import LearnedKernels
+from autopar.degrees import Degrees
 from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.events import Profile
@@ -124,7 +125,7 @@ def solve(
             None for formulas alone.
         rival: Other ways to search, `autopar.bench.usual_practice` or one like it, whose best stand beside the plan as
             `Plan.rival` and `Plan.by_rules`; a plan of theirs that is faster is returned. They are not asked where
-            there are pins, which they would not keep to.
+            there are pins, which they would not keep to, but those of a `framework`.
         preview: What is done with the task while other processes compile kernels, until it is told to stop:
             `autopar.bench.usual_preview` or one like it. It is not asked where there are pins.
         began: From when on `time_limit` counts, on the monotonic clock; None for now. The command line counts from the
@@ -150,10 +151,13 @@ def solve(
     crew.start_workers()
     end = math.inf if time_limit is None else asked + time_limit + settings.overtime_seconds
     kinds: tuple[Pins, ...] = ()
+    runs: Callable[[Degrees], bool] | None = None
     if framework is not None:
         from autopar.frameworks import restriction  # frameworks take long to import, and most jobs ask for none
 
-        pins = restriction.kept_to(framework, read_pins(pins), model=model, gpus=gpus, cluster=cluster, dims=dims)
+        wanted = read_pins(pins)
+        runs = None if wanted else restriction.runner(framework, model)
+        pins = restriction.kept_to(framework, wanted, model=model, gpus=gpus, cluster=cluster, dims=dims)
         stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules)
         kinds = restriction.kinds_of_recompute(framework, pins) if mode == "train" and dump_problem is None else ()
     request = JobRequest(
@@ -178,6 +182,7 @@ def solve(
     with Warming(crew.processes) as warming:
         # a signal ends it at once: there is nothing to keep yet
         task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
+        task = replace(task, runs=runs)
         cache = ResultCache(cache_dir, task, effort)
         plan = cache.answer() if dump_problem is None else None
         if plan is None:
@@ -192,7 +197,7 @@ def solve(
                 task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew
             )
         _keep(plan, cache, progress)
-    if rival is None or task.pins or should_stop():
+    if rival is None or (task.pins and task.runs is None) or should_stop():
         return plan
     practice = rival(task, plan)
     best = beside(plan, practice, task, effort.fusion)

@@ -24,6 +24,7 @@ from autopar.cost import (
     resolve_stack,
     stage_limit,
 )
+from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
 from autopar.events import Profile
@@ -107,6 +108,7 @@ class Task:
         pins: What was pinned or forbidden.
         constraints: What that leaves inside a configuration.
         unequal: Pipelines whose stages have meshes of their own; None if there are none.
+        runs: Says of plans by degrees whether what the job is for runs them; None if anything will do.
     """
 
     job: Job
@@ -119,6 +121,7 @@ class Task:
     pins: Pins = NO_PINS
     constraints: Constraints = FREE
     unequal: UnequalSpace | None = None
+    runs: Callable[[Degrees], bool] | None = None
 
     def context(
         self,

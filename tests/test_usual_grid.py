@@ -23,6 +23,7 @@ from autopar.bench.usual import (
     usual_preview,
 )
 from autopar.degrees import Degrees
+from autopar.frameworks.restriction import runner
 from autopar.page.compare import compared
 from autopar.plan import PhaseTime, Plan, Rival
 from autopar.practice import Practice, beside
@@ -161,6 +162,51 @@ def test_a_plan_that_is_as_fast_is_not_adopted() -> None:
     found = beside(plan, Practice(FOUND, RULED, plan), _task())
 
     assert found == replace(plan, rival=FOUND, by_rules=RULED)
+
+
+def test_beside_a_search_for_a_framework_only_what_it_runs_is_swept() -> None:
+    """FSDP2 has neither tensor parallelism nor pipelines, selective recompute or ZeRO 1; Megatron-LM has them all."""
+    task = prepare(JobRequest("zoo:gpt2", gpus=2, global_batch=4, dims=DIMS["gpt2"]))
+    swept = {}
+    for framework in ("fsdp", "megatron"):
+        race = UsualRace(replace(task, runs=runner(framework, "zoo:gpt2")), "grid", math.inf, silent, never)
+        Sweep({"tp": 1, "pp": 1, "interleave": 1, "microbatch": 1})(race)
+        swept[framework] = set(race.prices)
+
+    assert {(plan.tp, plan.pp, plan.zero, plan.recompute) for plan in swept["fsdp"]} == {
+        (1, 1, 3, "none"), (1, 1, 3, "full")
+    }  # fmt: skip
+    assert any(plan.tp == 2 for plan in swept["megatron"])
+    assert any(plan.pp == 2 for plan in swept["megatron"])
+    assert all(plan.zero in (0, 1) for plan in swept["megatron"] if plan.pp > 1)
+
+
+def test_heads_that_a_framework_does_not_copy_bound_tensor_parallelism() -> None:
+    """Llama 3 8B has 8 key-value heads."""
+    wide = Degrees(tp=16, sequence_parallel=True, global_batch=8)
+
+    assert runner("megatron", "zoo:llama3-8b")(wide)
+    assert not runner("torchtitan", "zoo:llama3-8b")(wide)
+    assert runner("torchtitan", "zoo:llama3-8b")(replace(wide, tp=8, dp=2, zero=3))
+    assert not runner("torchtitan", "zoo:llama3-8b")(replace(wide, tp=8, dp=2, zero=1))
+
+
+def test_a_search_for_a_framework_asks_for_usual_practice() -> None:
+    """Pins of the framework are no reason not to; the user's are."""
+    asked: list[Task] = []
+
+    def rival(task: Task, plan: Plan) -> Practice:
+        asked.append(task)
+        return Practice(FOUND, RULED, None)
+
+    for pins in (None, {"stages": 1}):
+        plan = autopar.solve(
+            "zoo:gpt2", gpus=2, global_batch=4, dims=DIMS["gpt2"], framework="fsdp", rival=rival, pins=pins,
+            time_limit=20, cache_dir=None,
+        )  # fmt: skip
+        assert plan.rival == (FOUND if pins is None else None)
+
+    assert [task.runs is None for task in asked] == [False]
 
 
 def test_nearest_plans_come_first() -> None:

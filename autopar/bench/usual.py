@@ -112,7 +112,7 @@ class Sweep:
         counts = race.space.gpu_counts
         self.counts = (*counts[:1], *filter(lambda gpus: race.least(gpus) < self.seconds, counts[1:]))
         leaves = chain.from_iterable(race.space.leaves({"gpus": gpus}) for gpus in self.counts)
-        plans = sorted((race.space.degrees(leaf) for leaf in leaves), key=self.distance)
+        plans = sorted(filter(race.is_allowed, map(race.space.degrees, leaves)), key=self.distance)
         self.total = len(plans)
         for plan in plans:
             stopped = race.stopped
@@ -136,7 +136,7 @@ def usual_practice(
     """Return what grid search over the usual degrees and Megatron-LM's documented rules find for the task of a plan.
 
     Args:
-        task: The task, without pins.
+        task: The task; of its pins only those count that `Task.runs` knows.
         plan: What was found for it.
         seconds: For the grid; None for a tenth of what the plan took. The rules get a quarter of that more.
         progress: Told of every better plan.

@@ -172,6 +172,25 @@ def zero_levels(ability: Abilities, *, pp: int, tp: int) -> frozenset[int]:
     return levels & ability.zero_beside_tp if tp > 1 else levels
 
 
+def runs(degrees: Degrees, ability: Abilities) -> bool:
+    """Return whether a framework can run a plan by degrees as it is, whatever the model.
+
+    Args:
+        degrees: The plan; its schedule is stated where it has a pipeline.
+        ability: What the framework can run.
+    """
+    schedule = "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+    used = {role for role in ("tp", "cp", "ep") if getattr(degrees, role) > 1}
+    return (
+        used <= ability.roles
+        and (degrees.pp == 1 or schedule in ability.schedules)
+        and (degrees.dp * degrees.cp == 1 or degrees.zero in zero_levels(ability, pp=degrees.pp, tp=degrees.tp))
+        and (degrees.tp == 1 or degrees.sequence_parallel in ability.sequence_parallel)
+        and Recompute(degrees.recompute) in ability.recompute
+        and (not degrees.offload or Hosted.OPTIMIZER in ability.hosted)
+    )
+
+
 def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
     """Return what a framework runs in place of a plan, and how many layers of every stage recompute (0 for all).
 

@@ -5,8 +5,9 @@ is left out: pipelines where they take other ZeRO levels or need equal stages, a
 the highest ZeRO level.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -15,8 +16,9 @@ from autopar import models
 from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import divisors
 from autopar.cost import Stack, resolve_stack
+from autopar.degrees import Degrees
 from autopar.errors import ExportError
-from autopar.frameworks.abilities import ABILITIES, Abilities
+from autopar.frameworks.abilities import ABILITIES, Abilities, runs
 from autopar.frameworks.facts import Sizes, config_sizes, sizes_of
 from autopar.huggingface import read_config
 from autopar.pins import BlockOffload, BlockRecompute, Choices, Pins
@@ -88,6 +90,21 @@ def kept_to(
         offload=(BlockOffload(hosted),) if hosted else (),
     )
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
+
+
+def runner(framework: str, model: str | Path) -> Callable[[Degrees], bool]:
+    """Return what says of plans by degrees of a model whether a framework runs them as they are.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`.
+    """
+    return partial(_runs, ABILITIES[framework], _sizes_of_model(str(model)))
+
+
+def _runs(ability: Abilities, sizes: Sizes | None, degrees: Degrees) -> bool:
+    even = not ability.even or sizes is None or sizes.layers % (degrees.pp * degrees.interleave) == 0
+    return even and _divides_heads(degrees.tp, ability, sizes) and runs(degrees, ability)
 
 
 def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:

@@ -166,6 +166,10 @@ class Race:
             fewer=tuple(dict.fromkeys(part.gpus for part in parts(task))),
         )
 
+    def is_allowed(self, degrees: Degrees) -> bool:
+        """Return whether what the job is for runs a plan."""
+        return self.task.runs is None or self.task.runs(degrees)
+
     @property
     def stopped(self) -> str:
         """Why to stop: "interrupted", "time limit", or "" if there is no reason to."""
@@ -185,6 +189,8 @@ class Race:
         return self.prices[degrees]
 
     def _price(self, degrees: Degrees) -> Price:
+        if not self.is_allowed(degrees):
+            return IMPOSSIBLE
         try:
             found = self.estimator(degrees.gpus).estimate([degrees])
         except TacticError:  # such as heads that do not divide by the context degree
