@@ -1,9 +1,11 @@
 """Profiles: distinct events of plans, prices made of their seconds, and what they change of a prediction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,10 +30,12 @@ from autopar.events import (
 )
 from autopar.ir.graph import Op
 from autopar.prediction import Setting, open_setting
+from autopar.profile import worker
 from autopar.profile.actions import Place, launch_work, model_action, products_work
 from autopar.profile.extract import Extraction
 from autopar.profile.plans import every_split, extract_degrees, parse_degrees
 from autopar.profile.suite import suite
+from autopar.ranks.communicator import Communicator
 from autopar.ranks.compiled_models import Engine
 from autopar.sharding import Axis
 from autopar.simulate import simulate
@@ -80,6 +84,28 @@ def _profile(found: Extraction, seconds: float | None = None, *, factor: float =
             measured[event_id(event)] = Measurement(HERE.id, 2, own, own, own, 10, 3, "2026-01-01")
     database = Database().with_events(events, "fp32").with_measurements(HERE, measured)
     return Profile("test", database, database.digest)
+
+
+class _Bimodal:
+    """A clock by which every third call takes five times as long as the others."""
+
+    def times(self, call: Callable[[], Any], repeats: int) -> list[float]:
+        return [5e-3 if number % 3 == 2 else 1e-3 for number in range(repeats)]
+
+
+@pytest.mark.parametrize(("typical", "seconds"), [(median, 1e-3), (fmean, 7e-3 / 3)])
+def test_of_collectives_the_mean_counts(
+    typical: Callable[[list[float]], float], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step waits for dozens of them, so that the slow ones among them count, too."""
+    monkeypatch.setattr(worker, "clock_of", lambda _: _Bimodal())
+    memory = NumpyMemory()
+    ranks = worker.Ranks(Place(memory, Engine(memory, 1), cast(Communicator, object()), 0), (0,))
+
+    sample = ranks.timed(lambda: None, (0,), 0.3, typical, first=False)
+
+    assert sample.repeats % 3 == 0
+    assert sample.seconds == pytest.approx(seconds)
 
 
 def test_events_do_not_grow_with_replicas_microbatches_or_layers(cache_dir: Path) -> None:

@@ -57,7 +57,7 @@ class Measurement(msgspec.Struct, frozen=True):
     Attributes:
         machine: Name of the machine.
         busy: Devices of a node that did the same at the same time.
-        seconds: Median.
+        seconds: Median; of collectives the mean.
         low: The time that a tenth of the repeats stays below.
         high: The time that a tenth of the repeats exceeds.
         repeats: Repeats that were timed.

@@ -62,7 +62,7 @@ class Sample:
     """Times of one event.
 
     Attributes:
-        seconds: Median.
+        seconds: Median; of collectives the mean.
         low: The time that a tenth stays below.
         high: The time that a tenth exceeds.
         repeats: Timed calls.
@@ -76,15 +76,15 @@ class Sample:
     warmup: int = WARMUP
 
 
-def sample_of(times: list[float]) -> Sample:
-    """Return median and tenths of some times.
+def sample_of(times: list[float], typical: Callable[[list[float]], float] = median) -> Sample:
+    """Return a typical time and the tenths of some times.
 
     >>> sample_of([3.0, 1.0, 2.0])
     Sample(seconds=2.0, low=1.0, high=3.0, repeats=3, warmup=3)
     """
     ordered = sorted(times)
     tenth = len(ordered) // 10
-    return Sample(median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))
+    return Sample(typical(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))
 
 
 def repeats_for(call_seconds: float, budget: float) -> int:

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, median
 
 import msgspec
 import numpy as np
@@ -111,7 +112,7 @@ def measure(request: ProfileRequest, folder: Path, rank: int, init_method: str, 
     wanted = sorted({group for group in groups if group is not None and len(group) > 1} | {world})
     communicator = torch_world.TorchCommunicator(wanted, request.backend)
     place = Place(memory, Engine(memory, request.threads, memory.stream()), communicator, rank)
-    ranks, known = _Ranks(place, world), set(torch_world.told_by_first(request.known))
+    ranks, known = Ranks(place, world), set(torch_world.told_by_first(request.known))
     for item in request.items:
         name = event_id(item.event)
         if name in known:
@@ -132,7 +133,8 @@ def measure(request: ProfileRequest, folder: Path, rank: int, init_method: str, 
                 tell(Failed(name, problem or "another rank cannot run it"))
             continue
         is_send = isinstance(item.event, TransferEvent) and item.event.operation == "send"
-        sample = ranks.timed(action if rank in group else None, group, request.seconds, first=is_send)
+        typical = fmean if isinstance(item.event, TransferEvent) and not is_send else median
+        sample = ranks.timed(action if rank in group else None, group, request.seconds, typical, first=is_send)
         place.engine.clear()
         if rank == 0:
             tell(Found(name, sample.seconds, sample.low, sample.high, sample.repeats, sample.warmup))
@@ -155,7 +157,7 @@ def _action(event: Event, work: Work | None, group: Group, place: Place) -> Acti
             return model_action(work, place)
 
 
-class _Ranks:
+class Ranks:
     """What all ranks do together."""
 
     def __init__(self, place: Place, world: Group) -> None:
@@ -180,7 +182,15 @@ class _Ranks:
         """Whether something holds on all ranks."""
         return self.largest(0.0 if fact else 1.0) == 0.0
 
-    def timed(self, action: Action | None, group: Group, budget: float, *, first: bool) -> Sample:
+    def timed(
+        self,
+        action: Action | None,
+        group: Group,
+        budget: float,
+        typical: Callable[[list[float]], float],
+        *,
+        first: bool,
+    ) -> Sample:
         """Time an action that the ranks of a group take together.
 
         A rank that is slower than the others sets how often it is called. Of a send, the time is the smaller of what
@@ -190,6 +200,8 @@ class _Ranks:
             action: What to call; None on ranks outside the group.
             group: The ranks.
             budget: Seconds for the timed calls.
+            typical: What of the times counts: of collectives the mean, since over gloo a call takes a few tenths of a
+                millisecond or a few milliseconds, by whether a rank sleeps, and a step waits for dozens of them.
             first: Whether it is a send.
         """
         for _ in range(WARMUP):
@@ -210,7 +222,7 @@ class _Ranks:
         members = table[[self._world.index(rank) for rank in group]]
         if first:
             return sample_of(members.min(axis=0).tolist())
-        samples = [sample_of(row.tolist()) for row in members]
+        samples = [sample_of(row.tolist(), typical) for row in members]
         return Sample(
             float(np.mean([one.seconds for one in samples])),
             float(np.mean([one.low for one in samples])),
