@@ -12,6 +12,7 @@ one by one, for the kernels of a module call each other; the first in the file a
 
 import json
 import multiprocessing
+import os
 import re
 import signal
 import time
@@ -37,6 +38,8 @@ Spelling = str | Mapping[str, Sequence[str]]
 to), or {"module:Class": fields} of a named tuple."""
 
 _ARRAY = re.compile(r"(const )?(\w+)\[(\d)\]")
+_BEHIND = 10
+"""Niceness of processes that compile: until the first plan the one that imports the model goes first."""
 POLL_SECONDS = 0.1
 """Longest time between two looks at the stop callback, and two lines of progress."""
 
@@ -154,6 +157,7 @@ def _compile_modules(modules: Sequence[str], begun: "Synchronized[int]", done: "
     for number in CALLER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
+    os.nice(_BEHIND)
     while True:
         with begun.get_lock():
             index = begun.value
