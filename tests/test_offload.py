@@ -148,8 +148,10 @@ def test_the_optimizers_state_leaves_the_device(predictor: Predictor) -> None:
 
 def _copied_bytes(plan: Plan) -> float:
     """Return the bytes of optimizer state of the last stage's copy of the tied embedding."""
-    dims = dict(plan.model.dims)
-    return 12.0 * int(dims["vocab"]) * int(dims["hidden"])
+    vocab, hidden = (dict(plan.model.dims)[name] for name in ("vocab", "hidden"))
+    assert isinstance(vocab, int)
+    assert isinstance(hidden, int)
+    return 12.0 * vocab * hidden
 
 
 def test_the_link_takes_bytes_over_bandwidth(predictor: Predictor) -> None:
