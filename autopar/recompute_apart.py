@@ -17,6 +17,7 @@ from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.backends import HERE, Engine
 from autopar.search.outcome import Outcome
 from autopar.sizing.explain import explain_infeasible
+from autopar.sizing.fewer import least_seconds
 from autopar.task import Effort, PhaseClock, Task, pinned
 from autopar.task_search import search_plans
 from autopar.verdict import conclude, searching, step_seconds
@@ -74,6 +75,8 @@ def plan_apart(
         one, outcome = outcomes[-1]
         raise explain_infeasible(one, effort, outcome, end=end, progress=progress, should_stop=should_stop)
     bound = min(outcome.bound for _, outcome in outcomes)
+    if len(outcomes) < len(kinds):  # nothing is proven of the others but what holds for all plans
+        bound = min(bound, least_seconds(task))
     stopped = next((outcome.stopped for _, outcome in reversed(outcomes) if outcome.stopped), "")
     return _best(plans, bound, stopped, effort.top_k)
 

@@ -108,7 +108,7 @@ class Task:
         pins: What was pinned or forbidden.
         constraints: What that leaves inside a configuration.
         unequal: Pipelines whose stages have meshes of their own; None if there are none.
-        runs: Says of plans by degrees whether what the job is for runs them; None if anything will do.
+        runs: Tells whether the framework that the plan is for can run given degrees; None without a framework.
     """
 
     job: Job

@@ -172,6 +172,9 @@ def test_beside_a_search_for_a_framework_only_what_it_runs_is_swept() -> None:
         race = UsualRace(replace(task, runs=runner(framework, "zoo:gpt2")), "grid", math.inf, silent, never)
         Sweep({"tp": 1, "pp": 1, "interleave": 1, "microbatch": 1})(race)
         swept[framework] = set(race.prices)
+        rules = race.beside("megatron", math.inf)
+        megatron(rules)
+        assert all(rules.is_allowed(plan) for plan, price in rules.prices.items() if price.fits)
 
     assert {(plan.tp, plan.pp, plan.zero, plan.recompute) for plan in swept["fsdp"]} == {
         (1, 1, 3, "none"), (1, 1, 3, "full")

@@ -80,7 +80,7 @@ ATTENTION_KINDS = (
 
 BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
 CHANNEL_BLOCK = 32  # FlashAttention-2 pads channels per head to a multiple of it
-MASK_BYTES = 1  # of dropout's mask, per score
+MASK_BYTES = 1  # of an element of dropout's masks (Korthikanti et al. 2022)
 # Kernels of the unfused attention: product, scaled masked softmax, dropout, product; gradient: four products, dropout,
 # softmax (Megatron-LM without flash attention).
 UNFUSED_KERNELS: Mapping[bool, int] = {False: 4, True: 6}

@@ -8,11 +8,10 @@ adapters    dropout(x) A of LoRA: the mask, and the copy of x that the gradient 
 from collections.abc import Mapping, Sequence
 
 from autopar.cost.arrays import FloatArray, IntArray, num_elements
+from autopar.cost.attention import MASK_BYTES
 from autopar.cost.stack import Dropout
 from autopar.ir.graph import Op, Phase
 
-MASK_BYTES = 1
-"""Bytes of an element of a mask of dropout."""
 _SUM_DIMS = 3
 """Dims of what layers hand on: batch, tokens, width; positions of rotary embeddings have one more."""
 _ADAPTER = "lora_A"

@@ -16,9 +16,9 @@ Megatron-LM on devices of 24 and 40 GB whose logs state the maxima of both (Dazz
 With expandable segments it is less. Stacks have shares of their own
 (`Stack.gaps`), fitted where their rows state reserved bytes."""
 MOST_GAPS = 0.4
-"""Largest such share that a stack may have."""
+"""Largest such share that a stack may have: beyond all that was measured (5 to 18 % in logs, 20.5 % fitted)."""
 MOST_OUTSIDE = 6e9
-"""Most bytes beside the allocator that a stack may have."""
+"""Most bytes beside the allocator that a stack may have; the fit of BLOOM's stack lies on it."""
 
 
 def reserve_bytes(device: Device) -> float:

@@ -93,7 +93,7 @@ def kept_to(
 
 
 def runner(framework: str, model: str | Path) -> Callable[[Degrees], bool]:
-    """Return what says of plans by degrees of a model whether a framework runs them as they are.
+    """Return a function that tells whether a framework can run a plan by degrees of a model unchanged.
 
     Args:
         framework: One of `RESTRICTED`.

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 PHASES = ("forward", "backward", "collectives", "transfers", "reduce", "update", "gather")
 """In the order in which they are reported.
 
-`forward` and `backward` are compute (recomputed forwards and weight passes are part of the backward), `collectives`
-those that compute waits for, `transfers` values of other stages and waiting for them, updated parameters that several
-stages hold among them, `reduce` what is left of the gradient reduction after the last backward, `update` the optimizer,
-`gather` the collectives of the update.
+- `forward` and `backward` are compute; recomputed forwards and weight passes are part of the backward.
+- `collectives` are those that compute waits for.
+- `transfers` are values from other stages and the wait for these values, such as updated parameters of several stages.
+- `reduce` is the part of the gradient reduction that remains after the last backward.
+- `update` is the optimizer, `gather` the collectives of the update.
 """
 
 

@@ -167,7 +167,7 @@ class Race:
         )
 
     def is_allowed(self, degrees: Degrees) -> bool:
-        """Return whether what the job is for runs a plan."""
+        """Return whether the framework that the plan is for, if there is one, can run given degrees."""
         return self.task.runs is None or self.task.runs(degrees)
 
     @property

@@ -29,6 +29,22 @@ from autopar.ir.bodies.attention import OPERANDS_GRADIENT, SCORES_GRADIENT, SELE
 
 _ATTRS = "scale, window: int = 0, chunk: int = 0, softcap: float = 0.0"
 
+OUT_OF_REACH = """\
+    window = Constant <value_int: int = @window> ()
+    has_window = Greater (window, zero)
+    behind = GreaterOrEqual (distance, window)
+    too_far = And (behind, has_window)
+    chunk = Constant <value_int: int = @chunk> ()
+    has_chunk = Greater (chunk, zero)
+    chunk_size = Max (chunk, one)
+    chunk_of_i = Div (i_S1, chunk_size)
+    chunk_of_j = Div (j_T, chunk_size)
+    before = Less (chunk_of_j, chunk_of_i)
+    other_chunk = And (before, has_chunk)
+    out_of_reach = Or (too_far, other_chunk)
+"""
+"""Whether keys `j_T` lie outside of the window or the chunk of queries `i_S1`, which are `distance` tokens later."""
+
 _SCORES = """
     axis0 = Constant <value_ints = [0]> ()
     axis1 = Constant <value_ints = [1]> ()
@@ -69,21 +85,10 @@ POSITIONS
     j_T = Range (zero, keys, one)
     distance = Sub (i_S1, j_T)
     later = Less (distance, zero)
-    window = Constant <value_int: int = @window> ()
-    has_window = Greater (window, zero)
-    behind = GreaterOrEqual (distance, window)
-    too_far = And (behind, has_window)
-    chunk = Constant <value_int: int = @chunk> ()
-    has_chunk = Greater (chunk, zero)
-    chunk_size = Max (chunk, one)
-    chunk_of_i = Div (i_S1, chunk_size)
-    chunk_of_j = Div (j_T, chunk_size)
-    before = Less (chunk_of_j, chunk_of_i)
-    other_chunk = And (before, has_chunk)
-    out_of_reach = Or (too_far, other_chunk)
+OUT_OF_REACH
     hidden = Or (later, out_of_reach)
     scores = Where (hidden, minus_inf, capped)
-"""
+""".replace("OUT_OF_REACH\n", OUT_OF_REACH)
 
 _LAST_QUERIES = "    first = Sub (keys, queries)"
 _FROM_START = """    whole_queries = Constant <value_int: int = @size> ()

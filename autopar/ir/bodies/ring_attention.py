@@ -18,6 +18,8 @@ those of `Attention` and of `causal_attention`; a scale of 0 stands for the inve
 keys are tokens of the same sequence. A device begins with its own block, which `start` and `block_start` tell.
 """
 
+from autopar.ir.bodies.causal_attention import OUT_OF_REACH
+
 _ATTRS = "scale: float = 0.0, is_causal: int = IS_CAUSAL, softcap: float = 0.0, window: int = 0, chunk: int = 0"
 
 _SCORES = """
@@ -70,21 +72,10 @@ _SCORES = """
     causal = Cast <to = 9> (causal_i)
     too_late = And (later, causal)
     distance = Sub (i_S1, j_T)
-    window = Constant <value_int: int = @window> ()
-    has_window = Greater (window, zero)
-    behind = GreaterOrEqual (distance, window)
-    too_far = And (behind, has_window)
-    chunk = Constant <value_int: int = @chunk> ()
-    has_chunk = Greater (chunk, zero)
-    chunk_size = Max (chunk, one)
-    chunk_of_i = Div (i_S1, chunk_size)
-    chunk_of_j = Div (j_T, chunk_size)
-    before = Less (chunk_of_j, chunk_of_i)
-    other_chunk = And (before, has_chunk)
-    out_of_reach = Or (too_far, other_chunk)
+OUT_OF_REACH
     hidden = Or (too_late, out_of_reach)
     scores = Where (hidden, minus_inf, capped)
-"""
+""".replace("OUT_OF_REACH\n", OUT_OF_REACH)
 
 _FORWARD = f"""{_SCORES}
     largest_any = ReduceMax <keepdims = 1> (scores, last)
