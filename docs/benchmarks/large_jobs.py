@@ -134,7 +134,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
         "told": {},
     }
     if framework == BEFORE:
-        return {**found, "file": plan.to_json()}
+        return {**found, "file": plan.to_json().decode()}
     for target in FRAMEWORKS if framework == WHOLE else (framework,):
         try:
             exported = plan.export(target)
