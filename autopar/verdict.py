@@ -12,7 +12,7 @@ from autopar.describe.step_parts import step_parts
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.folding.fold import Folded
 from autopar.formulate.step_time import StepTime, model_flops
-from autopar.fusion import cut_gradients, fuse_jointly
+from autopar.fusion import LEAST_GAIN, cut_gradients, fuse_jointly
 from autopar.fusion_plan import BUCKETS, JOINT, FusionPlan
 from autopar.pins import broken
 from autopar.pins.apply import words
@@ -219,7 +219,7 @@ def fused(plan: Plan, program: Program, folded: Folded, costs: CostModel, fusion
         joint = fuse_jointly(plan, program, folded, costs)
         return replace(plan, fusion=joint.fusion), joint.program
     if fusion == BUCKETS and program.trains:
-        found = cut_gradients(program, costs)
+        found = cut_gradients(program, costs, least_gain=LEAST_GAIN)
         if found.is_worth_it:
             plan = replace(plan, fusion=FusionPlan.of_cuts(found.cuts))
             return plan, with_buckets(program, plan.fusion)

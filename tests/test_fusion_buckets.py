@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autopar.cost import Collective as CollectiveKind
 from autopar.cost import CostModel, Stack
 from autopar.errors import PlanError, ProgramError
-from autopar.fusion import cut_gradients
+from autopar.fusion import LEAST_GAIN, cut_gradients
 from autopar.fusion.buckets import BucketTimer
 from autopar.fusion.link_clock import LinkClock
 from autopar.fusion_plan import BucketCuts
@@ -165,6 +165,8 @@ def test_cuts_are_between_the_bound_and_the_uniform_rule(program: Program, stack
     assert found.bound <= min(found.found.step_seconds, drawn) * (1 + 1e-9)
     again = bucketed(program, dict(enumerate(found.cuts)))
     assert simulate(again, costs).step_seconds == pytest.approx(found.found.step_seconds)
+    wanted = cut_gradients(program, costs, least_gain=LEAST_GAIN)
+    assert (wanted.cuts if wanted.is_worth_it else ()) == (found.cuts if found.is_worth_it else ())
 
 
 @given(program=programs(), stack=st.sampled_from(_STACKS), data=st.data())

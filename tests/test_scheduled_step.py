@@ -30,8 +30,8 @@ from autopar.schedule.timing import time_tasks
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.layout import lay_out
-from autopar.simulate.pipeline import run_pipeline
 from tests.executions import COSTS, Execution, interleave, model_rules, solved_candidate, written
+from tests.plain_pipeline import plain_pipeline
 from tests.programs import ExactCosts, equal_stages
 from tests.shares import one_in
 from tests.test_zero_bubble import freed_by_half
@@ -62,7 +62,7 @@ def test_longest_path_equals_simulated_step(size: tuple[str, int, int, int], dat
 
     groups = schedule.groups(num_groups, num_chunks)
     passes = [dict(zip(Pass, row, strict=True)) for row in seconds.tolist()]
-    runs, _ = run_pipeline(
+    runs, _ = plain_pipeline(
         schedule.orders(num_groups, count, num_chunks), groups, passes, there[:-1].tolist(), back[1:].tolist()
     )
     assert timing.begins.tolist() == [done[0].start for done in runs]
@@ -185,7 +185,7 @@ def test_links_serve_traffic_first_in_first_out(size: tuple[str, int, int, int],
 
     nothing = [0.0] * (len(groups) - 1)
     each = [dict(zip(Pass, (own.forward, own.backward, own.weight), strict=True)) for own in works]
-    runs, _ = run_pipeline(schedule.orders(num_groups, count, num_chunks), groups, each, nothing, nothing)
+    runs, _ = plain_pipeline(schedule.orders(num_groups, count, num_chunks), groups, each, nothing, nothing)
     longest = 0.0
     for group, done in enumerate(runs):
         stages = [stage for stage, own in enumerate(groups) if own == group]

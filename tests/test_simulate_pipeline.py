@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, NodeGroup, load_cluster
@@ -25,8 +25,13 @@ from autopar.program.records import (
 )
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.schedule.base import Schedule
+from autopar.schedule.timing import tasks_of
 from autopar.simulate import Row, Timeline, simulate
+from autopar.simulate.blocks import Peak
+from autopar.simulate.memory import StageMemory, host_bytes, memory_over_time
 from autopar.simulate.pipeline import run_pipeline
+from tests.plain_pipeline import plain_pipeline
 from tests.programs import ExactCosts, equal_stages, programs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -330,13 +335,74 @@ def test_a_channel_carries_one_transfer_at_a_time() -> None:
     assert timeline.step_seconds == 11
 
 
-def test_a_deadlock_is_caught() -> None:
-    """Stage 0 wants the backward first, stage 1 the forward."""
-    forward, backward = Task(Pass.FORWARD, 0), Task(Pass.BACKWARD, 0)
-    seconds = [{Pass.FORWARD: 1.0, Pass.BACKWARD: 1.0}] * 2
+CHUNKS = {"interleaved": 2, "zb-v": 2, "1f1b-a2a": 2, "dualpipe-v": 2}
 
-    with pytest.raises(AssertionError, match=r"groups \[0, 1\] wait"):
-        run_pipeline([[backward, forward], [forward, backward]], (0, 1), seconds, [0.0], [0.0])
+
+@given(name=st.sampled_from(sorted(SCHEDULES)), num_groups=st.integers(1, 4), rounds=st.integers(1, 3), data=st.data())
+@settings(max_examples=60)
+def test_the_compiled_pipeline_equals_a_plain_loop(
+    name: str, num_groups: int, rounds: int, data: st.DataObject
+) -> None:
+    """Stages and transfers of random seconds: runs and transfers of every group are those of the plain loop."""
+    schedule, num_chunks, count = SCHEDULES[name], CHUNKS.get(name, 1), num_groups * rounds
+    groups, some = schedule.groups(num_groups, num_chunks), st.integers(0, 6).map(float)
+    seconds = [{kind: data.draw(some) for kind in schedule.passes} for _ in groups]
+    there, back, longer = ([data.draw(some) for _ in groups] for _ in range(3))
+    arguments = (groups, seconds, there[:-1], back[:-1], longer)
+
+    runs, transfers = run_pipeline(tasks_of(schedule, num_groups, count, num_chunks), *arguments)
+
+    expected, sent = plain_pipeline(schedule.orders(num_groups, count, num_chunks), *arguments)
+    assert [list(own) for own in runs] == expected
+    assert [own[-1] for own in runs] == [own[-1] for own in expected]
+    assert sorted(transfers) == sorted(sent)
+
+
+@given(name=st.sampled_from(sorted(SCHEDULES)), num_groups=st.integers(1, 4), rounds=st.integers(1, 3), data=st.data())
+@settings(max_examples=40)
+def test_memory_over_time_is_what_passes_leave_and_take(
+    name: str, num_groups: int, rounds: int, data: st.DataObject
+) -> None:
+    """Task by task: what a pass leaves stays until the next pass of the same microbatch on the same stage starts."""
+    schedule, num_chunks, count = SCHEDULES[name], CHUNKS.get(name, 1), num_groups * rounds
+    groups, some = schedule.groups(num_groups, num_chunks), st.integers(0, 9).map(float)
+    tasks, nothing = tasks_of(schedule, num_groups, count, num_chunks), [0.0] * (len(groups) - 1)
+    runs, _ = run_pipeline(tasks, groups, [dict.fromkeys(Pass, 1.0)] * len(groups), nothing, nothing)
+    needs = [_draw_memory(data, schedule, some) for _ in range(num_chunks)]
+    receiving, transit = sum(own.receiving for own in needs), max(own.transit for own in needs)
+
+    for done in runs:
+        found, hosted = memory_over_time(needs, done, schedule.trains, 2.0), host_bytes(needs, done)
+
+        held: dict[tuple[int, int], float] = {}
+        away, most = 0.0, 0.0
+        for moment, run in zip(found.tolist(), done, strict=False):
+            chunk, key = run.task.chunk, (run.task.chunk, run.task.microbatch)
+            held.pop(key, 0.0)
+            peak = needs[chunk].passes[run.task.kind]
+            assert moment == [
+                sum(held.values()) + peak.activations, peak.gathered, receiving + transit + peak.reducing,
+                peak.bytes - peak.activations, peak.unmade, 2.0,
+            ]  # fmt: skip
+            if schedule.trains:
+                held[key] = needs[chunk].left[run.task.kind]
+            away += {Pass.FORWARD: 1, Pass.BACKWARD: -1}.get(run.task.kind, 0) * needs[chunk].hosted
+            most = max(most, away)
+        assert len(found) == len(done) + schedule.trains
+        assert hosted == most
+
+
+def _draw_memory(data: st.DataObject, schedule: Schedule, some: st.SearchStrategy[float]) -> StageMemory:
+    """Draw what the tasks of a stage need; the last pass of a microbatch leaves nothing."""
+    return StageMemory(
+        left={kind: 0.0 if kind is schedule.passes[-1] else data.draw(some) for kind in Pass},
+        passes={kind: Peak(*(data.draw(some) for _ in range(5))) for kind in Pass},
+        blocks={},
+        receiving=data.draw(some),
+        update=data.draw(some),
+        transit=data.draw(some),
+        hosted=data.draw(some),
+    )
 
 
 def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:

@@ -28,8 +28,9 @@ from autopar.program.records import Program
 from autopar.schedule import SCHEDULES
 from autopar.simulate.engine import maker_of, run_step, stages_in_time, traffic_of
 from autopar.simulate.fitting import Jobs
-from autopar.simulate.gradients import StageTraffic, transfers_by_group, urgent_intervals
+from autopar.simulate.gradients import Busy, StageTraffic, making, transfers_by_group, urgent_intervals
 from autopar.simulate.layout import NETWORK, Resource
+from autopar.simulate.pipeline import PASSES
 from autopar.simulate.simulation import Simulation
 from autopar.solvers.batching import Cuts, cut_front
 
@@ -150,14 +151,12 @@ class BucketTimer:
         """
         nothing = [StageTraffic(Jobs.of(()), Jobs.of(()), (), 0.0, 0.0) for _ in self.stages]
         sim = self.run(nothing)
-        every = self.traffic(self.uncut)
+        every, urgent = self.traffic(self.uncut), self.urgent(sim)
         longest = 0.0
         for group, chunks in enumerate(self.program.chunks):
-            carried = {link: _taken(spans) for link, spans in self.urgent(sim, group).items()}
-            counts = {chunk: 0 for chunk in range(len(chunks))}
-            for run in sim.runs[group]:
-                counts[run.task.chunk] += run.task.kind is self.maker
-            for chunk, number in counts.items():
+            carried = {link: _taken(spans) for link, spans in urgent[group].items()}
+            counts = sim.runs[group].counts(len(chunks))[:, PASSES.index(self.maker)].tolist()
+            for chunk, number in enumerate(counts):
                 for link, once, seconds in self._least(chunks[chunk], every[chunks[chunk]]):
                     carried[link] += seconds if once else number * seconds
             update = sim.ends[group] - sim.reduced[group]
@@ -174,10 +173,10 @@ class BucketTimer:
             seconds = float(costs.collective_seconds(first.collective, total, first.axis))
             yield first.resource, key[2] == STEP, seconds
 
-    def urgent(self, sim: Simulation, group: int) -> dict[Resource, FloatArray]:
-        """Return when each link of a group of devices has something that compute or another stage waits for."""
+    def urgent(self, sim: Simulation) -> list[Busy]:
+        """Return, per group of devices, when its links have something that compute or another stage waits for."""
         passing = transfers_by_group(sim.transfers, sim.boundaries, self.program.groups, -1.0)
-        return urgent_intervals(sim.groups[group], sim.runs[group], passing[group], -1.0)
+        return [urgent_intervals(*own, -1.0) for own in zip(sim.groups, sim.runs, passing, strict=True)]
 
 
 def _taken(spans: FloatArray) -> float:
@@ -209,7 +208,9 @@ def _block_ends(program: Program) -> list[dict[Key, NDArray[np.bool_]]]:
     ]
 
 
-def cut_gradients(program: Program, costs: CostModel, *, whole_blocks: bool = False) -> Bucketing:
+def cut_gradients(
+    program: Program, costs: CostModel, *, whole_blocks: bool = False, least_gain: float = 0.0
+) -> Bucketing:
     """Return the buckets found for a program, whatever buckets it has; the uniform rule stands where nothing is better.
 
     Buckets of whole blocks start with one per block, and are never slower than these.
@@ -218,9 +219,14 @@ def cut_gradients(program: Program, costs: CostModel, *, whole_blocks: bool = Fa
         program: A lawful program.
         costs: What it costs.
         whole_blocks: As of `BucketTimer`.
+        least_gain: Share of the step that cuts have to save to be of use: where full overlap saves less, nothing is
+            looked for; 0 to look anyhow.
     """
     timer = BucketTimer(program, costs, whole_blocks=whole_blocks)
-    uniform = timer.time(timer.uncut)
+    uniform, bound = timer.time(timer.uncut), timer.full_overlap()
+    if least_gain and bound > (1.0 - least_gain) * uniform.step_seconds:
+        most = max((len(each.issued) for each in timer.traffic(timer.uncut)), default=0)
+        return Bucketing(timer.uncut, uniform, uniform, bound, most)
     cuts = timer.start
     traffic = timer.traffic(cuts)
     sim = timer.run(traffic)
@@ -236,7 +242,7 @@ def cut_gradients(program: Program, costs: CostModel, *, whole_blocks: bool = Fa
         if not _is_better(_score(sim), before):
             break
     most = max((len(each.issued) for each in traffic), default=0)
-    return Bucketing(cuts, uniform, timed(sim), timer.full_overlap(), most)
+    return Bucketing(cuts, uniform, timed(sim), bound, most)
 
 
 def _score(sim: Simulation) -> tuple[float, float]:
@@ -259,6 +265,7 @@ def _proposals(
     """
     overlap = Overlap.of(timer.costs.stack)
     counts = overlap.share > 0 or overlap.slowdown > 1 or key[2] != STEP
+    urgent = timer.urgent(sim)
     found: dict[int, list[StageCuts]] = {}
     for group, chunks in enumerate(timer.program.chunks):
         for chunk, stage in enumerate(chunks):
@@ -267,7 +274,9 @@ def _proposals(
                 continue
             chosen: list[Cuts] = []
             for alone in (False, True) if key[2] != STEP else (False,):
-                front, weight = _front(timer, traffic, sim, group, chunk, key, members, LABELS if counts else 1, alone)
+                front, weight = _front(
+                    timer, traffic, sim, urgent[group], group, chunk, key, members, LABELS if counts else 1, alone
+                )
                 end = sim.runs[group][-1].end
                 chosen.append(min(front, key=lambda own: max(own.finish, end) + weight * own.total))
                 chosen += [front[0], front[len(front) // 2], front[-1]] if counts else []
@@ -282,6 +291,7 @@ def _front(
     timer: BucketTimer,
     traffic: Sequence[StageTraffic],
     sim: Simulation,
+    urgent: Busy,
     group: int,
     chunk: int,
     key: Key,
@@ -295,6 +305,7 @@ def _front(
         timer: Of the program.
         traffic: What all gradients do now.
         sim: The step with that.
+        urgent: When the links of these devices have something more urgent, as of `BucketTimer.urgent`.
         group: The devices of the stage.
         chunk: Which of their stages it is.
         key: The gradients.
@@ -306,7 +317,7 @@ def _front(
     costs, issued = timer.costs.on(range(*timer.program.stages[stage].devices)), traffic[stage].issued
     first = issued[members[0]].traffic
     begin, offset = last_backward(timer, traffic, sim, group, chunk)
-    times, jobs = np.array(sim.times[group]).reshape(-1, 2), sim.jobs[group]
+    times, jobs = sim.times[group], sim.jobs[group]
     links, keys = jobs.each(lambda job: NETWORK.index(job.resource)), [model.key for model in jobs.models]
     own_part = np.arange(len(jobs))
     here = (links == NETWORK.index(first.resource)) & np.array([keys[number] is not None for number in jobs.model])
@@ -314,7 +325,7 @@ def _front(
     own = in_part & np.array([keys[number] == key for number in jobs.model])
     earlier = here & (own_part < offset)
     others = times[here & ~own & ~earlier]
-    taken = [timer.urgent(sim, group)[first.resource], *([] if alone else [others])]
+    taken = [urgent[first.resource], *([] if alone else [others])]
     clock = LinkClock(np.concatenate(taken))
     release = [begin + issued[number].ready for number in members]
     for place, number in enumerate(members):
@@ -348,13 +359,9 @@ def last_backward(
     timer: BucketTimer, traffic: Sequence[StageTraffic], sim: Simulation, group: int, chunk: int
 ) -> tuple[float, int]:
     """Return when the last backward of a stage starts, and the first of its jobs among those of its group."""
-    offset, begin, first = 0, 0.0, 0
-    runs = [run for run in sim.runs[group] if run.task.kind is timer.maker]
-    final = {run.task.chunk: number for number, run in enumerate(runs)}
-    for number, run in enumerate(runs):
-        own = traffic[timer.program.chunks[group][run.task.chunk]]
-        is_last = final[run.task.chunk] == number
-        if is_last and run.task.chunk == chunk:
-            begin, first = run.start, offset
-        offset += len(own.last if is_last else own.every)
-    return begin, first
+    runs, chunks = sim.runs[group], timer.program.chunks[group]
+    makers, is_last = making(runs, timer.maker)
+    own = [traffic[stage] for stage in chunks]
+    lengths = np.array([[len(each.every), len(each.last)] for each in own])[runs.chunk[makers], is_last.astype(int)]
+    number = int(np.flatnonzero(is_last & (runs.chunk[makers] == chunk))[0])
+    return float(runs.start[makers[number]]), int(lengths[:number].sum())

@@ -105,6 +105,6 @@ def _times(timer: BucketTimer, found: Bucketing) -> tuple[tuple[BucketTime, ...]
         for own in traffic[stage].issued:
             sizes[own.job] += own.traffic.nbytes
         for number, nbytes in enumerate(sizes):
-            job, (start, end) = sim.jobs[group][first + number], sim.times[group][first + number]
+            job, (start, end) = sim.jobs[group][first + number], sim.times[group][first + number].tolist()
             times.append(BucketTime(job.name, nbytes, job.ready, start, end))
     return tuple(sorted(times, key=lambda own: own.start)), sim.runs[group][-1].end

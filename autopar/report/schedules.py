@@ -1,12 +1,11 @@
 """Schedules as text: what each leaves idle and holds, and one of them drawn task by task."""
 
-from collections.abc import Sequence
-
 from autopar.errors import ProgramError
 from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.report.text import format_share, format_table
 from autopar.schedule import SCHEDULES, Pass, Schedule
-from autopar.simulate.pipeline import Run, run_pipeline
+from autopar.schedule.timing import tasks_of
+from autopar.simulate.pipeline import Runs, run_pipeline
 
 Seconds = tuple[float, float, float]
 """Of a forward, a backward for inputs and one for weights of a whole group; its stages share them evenly."""
@@ -89,7 +88,7 @@ def format_chart(
     took = {Pass.FORWARD: forward, Pass.BACKWARD: backward, Pass.WEIGHT: weight}
     nothing = [0.0] * (stages - 1)
     runs, _ = run_pipeline(
-        schedule.orders(num_groups, num_microbatches, num_chunks),
+        tasks_of(schedule, num_groups, num_microbatches, num_chunks),
         schedule.groups(num_groups, num_chunks),
         [took] * stages,
         nothing,
@@ -98,7 +97,7 @@ def format_chart(
     return "".join(f"{_row(done)}\n" for done in runs)
 
 
-def _row(runs: Sequence[Run]) -> str:
+def _row(runs: Runs) -> str:
     cell = _CELL * max(1, *(len(str(run.task.microbatch)) for run in runs))
     text = ""
     for run in runs:

@@ -17,8 +17,8 @@ Ints = NDArray[np.int64]
 
 def _longest_path(
     group: Ints, seconds: Floats, source: Ints, link: Ints, hop: Floats, num_groups: int, num_links: int
-) -> tuple[Floats, Floats]:
-    """Return when each task starts and ends.
+) -> tuple[Floats, Floats, Floats]:
+    """Return when each task starts and ends, and when its message to another group leaves, if it sends one.
 
     Args:
         group: Group of each task; tasks come after those they wait for, and in the order of their group.
@@ -29,22 +29,23 @@ def _longest_path(
         num_groups: Number of groups.
         num_links: Number of channels.
     """
-    starts, ends, arrivals = np.empty(len(group)), np.empty(len(group)), np.empty(len(group))
+    starts, ends, departures = np.empty(len(group)), np.empty(len(group)), np.empty(len(group))
     clock, free = np.zeros(num_groups), np.zeros(num_links)
     for task in range(len(group)):
         start = clock[group[task]]
-        if source[task] >= 0:
-            start = max(start, arrivals[source[task]])
+        sender = source[task]
+        if sender >= 0:
+            start = max(start, departures[sender] + (hop[sender] if link[sender] >= 0 else 0.0))
         end = start + seconds[task]
-        starts[task], ends[task], arrivals[task] = start, end, end
+        starts[task], ends[task], departures[task] = start, end, end
         clock[group[task]] = end
         if link[task] >= 0:
-            arrivals[task] = max(end, free[link[task]]) + hop[task]
-            free[link[task]] = arrivals[task]
-    return starts, ends
+            departures[task] = max(end, free[link[task]])
+            free[link[task]] = departures[task] + hop[task]
+    return starts, ends, departures
 
 
-longest_path: Callable[..., tuple[Floats, Floats]] = compiled(_longest_path)
+longest_path: Callable[..., tuple[Floats, Floats, Floats]] = compiled(_longest_path)
 
 
 def _queue_ends(

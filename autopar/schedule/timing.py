@@ -3,9 +3,9 @@
     start(task)   = max(end of the group's previous task, arrival of the task's input)
     arrival       = max(end of the sender's task, channel free) + seconds of the message
 
-Between two groups there is one FIFO channel per direction; stages of one group exchange no messages. The simulator
-applies the same rule to whole programs (`autopar.simulate.pipeline`). This module serves callers that have only the
-seconds of stages and time many candidates: the task graph is built once per schedule and size and cached.
+Between two groups there is one FIFO channel per direction; stages of one group exchange no messages. This module serves
+callers that have only the seconds of stages and time many candidates: the task graph is built once per schedule and
+size and cached. The simulator times whole programs on the same task graph (`autopar.simulate.pipeline`).
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ class TaskGraph:
     Attributes:
         stage: (tasks,) stage.
         kind: (tasks,) 0, 1, 2 for a forward, a backward, a weight pass.
+        microbatch: (tasks,) microbatch.
         group: (tasks,) group.
         source: (tasks,) the task of a neighbouring stage whose output the task reads; -1 if none.
         link: (tasks,) channel that carries the output of the task to another group; -1 if none.
@@ -60,6 +61,7 @@ class TaskGraph:
 
     stage: Ints
     kind: Ints
+    microbatch: Ints
     group: Ints
     source: Ints
     link: Ints
@@ -69,25 +71,31 @@ class TaskGraph:
     final: Ints
 
 
+@lru_cache(maxsize=4)  # an entry of a large schedule takes megabytes
+def listed_tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Ints, Ints]:
+    """Return chunk, pass and microbatch of every task, and where the tasks of each group begin.
+
+    Returns:
+        (3, tasks) group by group, in the order of the group; (groups + 1,), the last one the number of tasks.
+    """
+    orders = schedule.orders(num_groups, num_microbatches, num_chunks)
+    listed = np.array([(chunk, _NUMBERS[kind], microbatch) for order in orders for kind, microbatch, chunk in order])
+    return listed.T.copy(), np.cumsum([0, *map(len, orders)])
+
+
 @lru_cache(maxsize=32)  # an entry of a large schedule takes megabytes
 def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> TaskGraph:
     """Build the task graph of one step; cached per schedule and size."""
     from autopar.schedule.task_loops import runnable  # numba is imported only when it is needed
 
     groups = schedule.groups(num_groups, num_chunks)
-    orders, chunks = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups)
-    listed = np.array(
-        [
-            (own[chunk], _NUMBERS[kind], microbatch)
-            for own, order in zip(chunks, orders, strict=True)
-            for kind, microbatch, chunk in order
-        ]
-    )
-    begins, group_of = np.cumsum([0, *map(len, orders)]), np.asarray(groups)
-    order, count = runnable(*listed.T.copy(), begins, group_of, num_microbatches)
-    if count < len(order):
-        topological_order(orders, groups)  # raises the error that describes the deadlock
-    stage, kind, microbatch = listed[order].T.copy()
+    listed, begins = listed_tasks(schedule, num_groups, num_microbatches, num_chunks)
+    group_of, stage_of = np.asarray(groups), np.array(chunks_of(groups))
+    listed = np.stack([stage_of[np.repeat(np.arange(num_groups), np.diff(begins)), listed[0]], *listed[1:]])
+    order, count = runnable(*listed, begins, group_of, num_microbatches)
+    if count < len(order):  # the error that describes the deadlock
+        topological_order(schedule.orders(num_groups, num_microbatches, num_chunks), groups)
+    stage, kind, microbatch = listed[:, order]
     # Padded with a stage before the first and one after the last, whose tasks are -1.
     every = np.full((len(Pass), len(groups) + 2, num_microbatches), -1)
     every[kind, stage + 1, microbatch] = np.arange(len(order))
@@ -102,6 +110,7 @@ def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chu
     return TaskGraph(
         stage=stage,
         kind=kind,
+        microbatch=microbatch,
         group=group,
         source=np.where(step != 0, every[kind, stage + 1 - step, microbatch], -1),
         link=np.where(crosses, own, -1),
@@ -140,7 +149,7 @@ def time_tasks(
     assert len(seconds) % num_groups == 0, "all groups must have the same number of stages"
     tasks = tasks_of(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
     hop = np.where(tasks.kind == 0, forward_hop[tasks.stage], backward_hop[tasks.stage])
-    starts, ends = longest_path(
+    starts, ends, _ = longest_path(
         tasks.group, seconds[tasks.stage, tasks.kind], tasks.source, tasks.link, hop, num_groups, tasks.num_links
     )
     return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final], starts, tasks)

@@ -8,10 +8,12 @@ of distinct blocks and on stages x microbatches, not on depth or on the number o
 on the same devices (a group) are timed together.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from math import fsum, inf
+
+import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel, Overlap
@@ -19,6 +21,7 @@ from autopar.cost.nearest import step_error
 from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.timing import tasks_of
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, track_names, transfer_event
 from autopar.simulate.fitting import fit_in
@@ -35,7 +38,7 @@ from autopar.simulate.layout import Costs, Layout, Resource, lay_out
 from autopar.simulate.measured_share import measured_share
 from autopar.simulate.memory import StageMoments, fullest_host, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
-from autopar.simulate.pipeline import Run, run_pipeline
+from autopar.simulate.pipeline import PASSES, Runs, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
 from autopar.simulate.stages import StageLayout, lay_out_stage
 from autopar.simulate.step_arrays import step_arrays
@@ -111,24 +114,18 @@ _ROUNDING = 1e-12
 """Share of a step below which a sum of its parts is nothing but rounding."""
 
 
-def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
+def _idle(runs: Runs, begin: float) -> tuple[float, float]:
     """Return the seconds a stage waits for values on their way, and for its neighbours."""
-    wait, bubble, clock = 0.0, 0.0, begin
-    for run in runs:
-        gap = run.start - clock
-        if gap > 0:
-            on_the_way = min(gap, run.start - run.sent)
-            wait += on_the_way
-            bubble += gap - on_the_way
-        clock = run.end
-    return wait, bubble
+    gaps = np.maximum(0.0, runs.start - np.concatenate([[begin], runs.end[:-1]]))
+    waits = np.minimum(gaps, runs.start - runs.sent)
+    return fsum(waits.tolist()), fsum((gaps - waits).tolist())
 
 
 def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimeline:
     """Return where the step of a group of devices goes."""
     chunks, runs = sim.groups[group], sim.runs[group]
-    counts = Counter((run.task.chunk, run.task.kind) for run in runs)
-    tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
+    counts = [dict(zip(PASSES, row, strict=True)) for row in runs.counts(len(chunks)).tolist()]
+    tasks = [(own[kind], layout.passes[kind]) for own, layout in zip(counts, chunks, strict=True) for kind in PASSES]
     compute = fsum(count * task.compute_seconds for count, task in tasks)
     collective = fsum(count * task.collective_seconds for count, task in tasks)
     copies = fsum(count * task.copy_seconds for count, task in tasks)
@@ -140,7 +137,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs, sim.begins[group])
-    late = fsum(run.end - run.start for run in runs) - compute - collective - copies
+    late = fsum((runs.end - runs.start).tolist()) - compute - collective - copies
     late += (sim.slower[group] - 1) * update + sim.fixed
     late = late if late > _ROUNDING * sim.step else 0.0
     return StageTimeline(
@@ -149,7 +146,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         collective_seconds=collective,
         wait_seconds=wait,
         bubble_seconds=bubble + (sim.longest - (sim.ends[group] - sim.begins[group])),
-        gradient_seconds=sim.reduced[group] - runs[-1].end,
+        gradient_seconds=sim.reduced[group] - float(runs.end[-1]),
         update_seconds=computing,
         gather_seconds=fsum(layout.update.collective_seconds for layout in chunks),
         delay_seconds=late,
@@ -161,7 +158,8 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         + fsum(layout.update.host_link_seconds for layout in chunks),
         host_bytes=moments.host_bytes,
         again_seconds=fsum(
-            counts[i, Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds for i, chunk in enumerate(chunks)
+            own[Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds
+            for own, chunk in zip(counts, chunks, strict=True)
         ),
         axis_seconds=tuple(sorted(by_axis.items())),
     )
@@ -203,7 +201,7 @@ def run_step(
     turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
     factors = [slower[group] * turns for group in placed]
     runs, transfers = run_pipeline(
-        program.orders(),
+        tasks_of(SCHEDULES[program.schedule], program.num_groups, program.num_microbatches, program.num_chunks),
         placed,
         [
             {
@@ -224,16 +222,16 @@ def run_step(
     since = min((float(queue.ready[0]) for queue in jobs if len(queue)), default=inf)
     passing = transfers_by_group(transfers, boundaries, placed, since)
     times = [
-        fit_in(queue, urgent_intervals(chunks, done, passed, float(queue.ready[0]))) if len(queue) else []
+        fit_in(queue, urgent_intervals(chunks, done, passed, float(queue.ready[0])) if len(queue) else {})
         for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
     ]
-    reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
+    reduced = [float(spans[:, 1].max(initial=done.end[-1])) for done, spans in zip(runs, times, strict=True)]
     ends = [
         start + factor * _update_seconds(chunks) for start, factor, chunks in zip(reduced, slower, groups, strict=True)
     ]
     # Where steps overlap, a group's step starts with its first task, and all of them repeat at one and the same pace.
     overlap = SCHEDULES[program.schedule].steps_overlap
-    begins = [done[0].start if overlap else 0.0 for done in runs]
+    begins = [float(done.start[0]) if overlap else 0.0 for done in runs]
     fixed = stack["step_seconds"]
     return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, ends, fixed)
 
@@ -292,15 +290,14 @@ def simulate(
     for i, chunks in enumerate(sim.groups):
         begins = [firsts[stage] for stage in held[i]]
         events.extend(task_events(i, chunks, sim.runs[i], begins))
-        events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
+        events.extend(gradient_events(i, sim.jobs[i], sim.times[i].tolist()))
         start = sim.reduced[i]
         for layout, first in zip(chunks, begins, strict=True):
             events.extend(part_events(i, layout.update.parts, start, first))
             start += layout.update.seconds
     samples = tuple(
-        sample for stage, runs, chunks in zip(moments, sim.runs, sim.groups, strict=True)
-        for sample in stage.samples(runs, chunks)
-    )  # fmt: skip
+        sample for stage, chunks in zip(moments, sim.groups, strict=True) for sample in stage.samples(chunks)
+    )
     arrays = step_arrays(program, sim, samples)
     path, tracks = _path(program, sim), track_names(program)
     return Timeline(
@@ -320,7 +317,7 @@ def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
                 runs=sim.runs[group],
                 passes=[chunks[run.task.chunk].passes[run.task.kind] for run in sim.runs[group]],
                 jobs=sim.jobs[group],
-                times=sim.times[group],
+                times=sim.times[group].tolist(),
                 reduced=sim.reduced[group],
                 update=[chunk.update for chunk in chunks],
                 end=sim.ends[group],

@@ -77,24 +77,28 @@ class Jobs:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence["Jobs"], starts: Sequence[float]) -> "Jobs":
-        """Return jobs one after the other; the times of each part count from its start."""
-        if not parts:
+    def joined(cls, parts: Sequence["Jobs"], starts: FloatArray, numbers: IntArray) -> "Jobs":
+        """Return jobs of parts one after the other; the times of each part count from its start.
+
+        Args:
+            parts: What is repeated.
+            starts: (repeats,) start of each repeat.
+            numbers: (repeats,) which part it is.
+        """
+        if not len(numbers):
             return cls.of(())
-        first: dict[int, int] = {}  # of the models of a part
-        models: list[Job] = []
-        for part in parts:
-            if id(part) not in first:
-                first[id(part)] = len(models)
-                models += part.models
-        lengths = [len(part) for part in parts]
-        before = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        after = np.concatenate([part.after for part in parts])
+        sizes = np.array([len(part) for part in parts])
+        lengths = sizes[numbers]
+        stops = np.cumsum(lengths)
+        before = np.repeat(stops - lengths, lengths)  # jobs of earlier repeats
+        own = np.arange(stops[-1]) - before + np.repeat((np.cumsum(sizes) - sizes)[numbers], lengths)
+        after = np.concatenate([part.after for part in parts])[own]
+        first = np.cumsum([0, *(len(part.models) for part in parts)])
         return cls(
-            tuple(models),
-            np.concatenate([part.model for part in parts]) + np.repeat([first[id(part)] for part in parts], lengths),
-            np.concatenate([part.ready for part in parts]) + np.repeat(np.asarray(starts, np.float64), lengths),
-            np.concatenate([part.seconds for part in parts]),
+            tuple(model for part in parts for model in part.models),
+            np.concatenate([part.model + base for part, base in zip(parts, first[:-1], strict=True)])[own],
+            np.concatenate([part.ready for part in parts])[own] + np.repeat(starts, lengths),
+            np.concatenate([part.seconds for part in parts])[own],
             np.where(after < 0, after, after + before),
         )
 
@@ -114,25 +118,25 @@ class Jobs:
         return np.array([ask(model) for model in self.models])[self.model]
 
 
-def fit_in(jobs: Jobs, busy: Mapping[Resource, FloatArray]) -> list[Interval]:
-    """Return when each job runs, from its first to its last moment on the link.
+def fit_in(jobs: Jobs, busy: Mapping[Resource, FloatArray]) -> FloatArray:
+    """Return when each job runs, from its first to its last moment on the link, (jobs, 2).
 
     Args:
         jobs: On links between devices.
         busy: When each link has something more urgent to do: starts and ends, (intervals, 2), which may overlap.
 
     >>> job = Job(Resource.INTRA, "a", ready=1.0, seconds=2.0, after=-1)
-    >>> fit_in(Jobs.of([job]), {Resource.INTRA: np.array([(0.0, 1.5), (2.0, 3.0)])})
-    [(1.5, 4.5)]
+    >>> fit_in(Jobs.of([job]), {Resource.INTRA: np.array([(0.0, 1.5), (2.0, 3.0)])}).tolist()
+    [[1.5, 4.5]]
     """
     if not len(jobs):
-        return []
+        return np.zeros((0, 2))
     urgent = [_in_order(busy.get(resource, np.zeros((0, 2)))) for resource in NETWORK]
     starts, ends = np.concatenate(urgent).T.copy()
     first = np.cumsum([0, *map(len, urgent)])
     link = jobs.each(lambda job: NETWORK.index(job.resource))
     begin, end = _fit_all(link, jobs.ready, jobs.seconds, jobs.after, starts, ends, first)
-    return list(zip(begin.tolist(), end.tolist(), strict=True))
+    return np.stack([begin, end], axis=1)
 
 
 class Line:

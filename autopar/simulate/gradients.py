@@ -11,21 +11,21 @@ What does not overlap whatever the room (`exposed_share` of a stack) is paid whe
 slow the backward beside which they run.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cost import Overlap
 from autopar.fusion_plan import STEP, BucketCuts
 from autopar.program.bucket_order import BucketQueue
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
-from autopar.simulate.fitting import FloatArray, Interval, Job, Jobs
+from autopar.simulate.fitting import FloatArray, IntArray, Job, Jobs
 from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, Traffic
-from autopar.simulate.pipeline import Run, Transfer
+from autopar.simulate.pipeline import PASSES, Runs, Transfers
 from autopar.simulate.stages import StageLayout
 
 
@@ -181,7 +181,7 @@ def _hidden(layout: StageLayout, maker: Pass, jobs: Iterable[Job], share: float)
     return reduced - late
 
 
-def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraffic], share: float) -> Jobs:
+def gradient_jobs(runs: Runs, maker: Pass, traffic: Sequence[StageTraffic], share: float) -> Jobs:
     """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step.
 
     Args:
@@ -190,13 +190,9 @@ def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraff
         traffic: The traffic of each of its stages.
         share: What of the reductions overlaps nothing and runs when all backwards are over.
     """
-    backwards = [run for run in runs if run.task.kind is maker]
-    final = {run.task.chunk: number for number, run in enumerate(backwards)}
-    parts = [
-        traffic[run.task.chunk].last if final[run.task.chunk] == number else traffic[run.task.chunk].every
-        for number, run in enumerate(backwards)
-    ]
-    jobs = Jobs.joined(parts, [run.start for run in backwards])
+    makers, is_last = making(runs, maker)
+    parts = [part for each in traffic for part in (each.every, each.last)]
+    jobs = Jobs.joined(parts, runs.start[makers], 2 * runs.chunk[makers] + is_last)
     if not share or not len(jobs):
         return jobs
     seconds = np.where(jobs.each(lambda job: job.once), (1 - share) * jobs.seconds, jobs.seconds)
@@ -204,37 +200,61 @@ def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraff
     for resource in NETWORK:
         left = fsum(job.seconds for each in traffic for job in each.last if job.once and job.resource is resource)
         if left:
-            rest.append(Job(resource, "what overlaps nothing", backwards[-1].end, share * left, -1, True))
-    return Jobs.joined([replace(jobs, seconds=seconds), Jobs.of(rest)], (0.0, 0.0))
+            over = float(runs.end[makers[-1]])
+            rest.append(Job(resource, "what overlaps nothing", over, share * left, -1, True))
+    return Jobs.joined([replace(jobs, seconds=seconds), Jobs.of(rest)], np.zeros(2), np.arange(2))
+
+
+def making(runs: Runs, maker: Pass) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Return the numbers of the tasks of a group that make gradients, and which of them are the last ones of a stage.
+
+    Args:
+        runs: The tasks of the group.
+        maker: As of `stage_traffic`.
+    """
+    makers = np.flatnonzero(runs.kind == PASSES.index(maker))
+    chunks = runs.chunk[makers]
+    is_last = np.zeros(len(makers), dtype=np.bool_)
+    final = np.zeros(chunks.max(initial=0) + 1, dtype=np.int64)
+    final[chunks] = np.arange(len(makers))  # of equal indices the last one counts
+    is_last[final[np.unique(chunks)]] = True
+    return makers, is_last
+
+
+Busy = Mapping[Resource, FloatArray]
+"""When each link is taken: starts and ends, (intervals, 2)."""
 
 
 def transfers_by_group(
-    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], groups: Sequence[int], since: float
-) -> list[list[tuple[Resource, Interval]]]:
-    """Return, per group of devices, when which of its links carries a transfer to or from another, from `since` on."""
-    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in set(groups)]
-    for transfer in transfers:
-        if transfer.end > since:
-            link = boundaries[min(transfer.sender, transfer.receiver)].resource
-            for stage in (transfer.sender, transfer.receiver):
-                passing[groups[stage]].append((link, (transfer.start, transfer.end)))
-    return passing
+    transfers: Transfers, boundaries: Sequence[Boundary], groups: Sequence[int], since: float
+) -> list[Busy]:
+    """Return, per group of devices, when its links carry transfers to or from another group, from `since` on."""
+    late = np.flatnonzero(transfers.end > since)
+    sender, receiver = transfers.sender[late], transfers.receiver[late]
+    spans = np.stack([transfers.start[late], transfers.end[late]], axis=1)
+    on = np.array([NETWORK.index(boundary.resource) for boundary in boundaries], dtype=np.int64)
+    link, placed = on[np.minimum(sender, receiver)], np.asarray(groups)
+    ends = [placed[sender], placed[receiver]]
+    return [
+        {
+            resource: np.concatenate([spans[(end == group) & (link == number)] for end in ends])
+            for number, resource in enumerate(NETWORK)
+        }
+        for group in range(max(groups) + 1)
+    ]
 
 
-def urgent_intervals(
-    chunks: Sequence[StageLayout], runs: Iterable[Run], passing: Iterable[tuple[Resource, Interval]], since: float
-) -> dict[Resource, FloatArray]:
+def urgent_intervals(chunks: Sequence[StageLayout], runs: Runs, passing: Busy, since: float) -> Busy:
     """Return when each link of a group of devices is taken by what is waited for, from `since` on, (intervals, 2)."""
-    busy: dict[Resource, list[FloatArray]] = {resource: [np.zeros((0, 2))] for resource in NETWORK}
-    for link in NETWORK:
-        busy[link].append(np.array([own for resource, own in passing if resource is link]).reshape(-1, 2))
-    begins: defaultdict[tuple[int, Pass], list[float]] = defaultdict(list)
-    for run in runs:
-        if run.end > since:
-            begins[run.task.chunk, run.task.kind].append(run.start)
-    for (chunk, kind), starts in begins.items():
-        taken = list(chunks[chunk].passes[kind].on_links())
-        for link in NETWORK:
-            own = np.array([(start, end) for resource, start, end in taken if resource is link]).reshape(-1, 2)
-            busy[link].append((np.array(starts)[:, None, None] + own).reshape(-1, 2))
+    busy: dict[Resource, list[FloatArray]] = {link: [passing.get(link, np.zeros((0, 2)))] for link in NETWORK}
+    is_late = runs.end > since
+    for chunk, layout in enumerate(chunks):
+        for number, kind in enumerate(PASSES):
+            taken = list(layout.passes[kind].on_links())
+            if not taken:
+                continue
+            starts = runs.start[is_late & (runs.chunk == chunk) & (runs.kind == number)]
+            for link in NETWORK:
+                own = np.array([(start, end) for resource, start, end in taken if resource is link]).reshape(-1, 2)
+                busy[link].append((starts[:, None, None] + own).reshape(-1, 2))
     return {link: np.concatenate(parts) for link, parts in busy.items()}

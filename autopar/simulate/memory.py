@@ -26,15 +26,20 @@ from itertools import zip_longest
 from math import fsum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.cluster import Cluster
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.cost.stack import Gradients
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
-from autopar.schedule import Pass, Task
+from autopar.schedule import Pass
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
-from autopar.simulate.pipeline import Run
+from autopar.simulate.pipeline import PASSES, Runs
 from autopar.simulate.stages import StageLayout, TaskLayout
 from autopar.simulate.timeline import HostMemory, MemoryPeak, MemorySample
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +133,11 @@ def stage_memory(
 
 
 class TaskMemory(NamedTuple):
-    """Fullest moment of a task (None: the update) in bytes, by category; without resident tensors."""
+    """Fullest moment of a task in bytes, by category; without resident tensors.
 
-    task: Task | None
+    What counts as resident and is not there is subtracted: sums of gradients, and what the update makes.
+    """
+
     activations: float
     gathered: float
     communication: float
@@ -138,50 +145,53 @@ class TaskMemory(NamedTuple):
     unmade: float = 0.0
     absent: float = 0.0
 
-    @property
-    def bytes(self) -> float:
-        """All of it, less what counts as resident and is not there: sums of gradients, and what the update makes."""
-        return self.activations + self.gathered + self.communication + self.transient - self.unmade - self.absent
+
+_SIGNS = np.array([1.0, 1.0, 1.0, 1.0, -1.0, -1.0])
+"""How the fields of `TaskMemory` count."""
 
 
-def memory_over_time(
-    chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool, absent: float = 0.0
-) -> Iterator[TaskMemory]:
-    """Yield the fullest moment of each task in order, then of the update if there is one; without resident tensors.
+def memory_over_time(chunks: Sequence[StageMemory], runs: Runs, trains: bool, absent: float = 0.0) -> FloatArray:
+    """Return the fullest moment of each task in order, then of the update if there is one; without resident tensors.
 
     Args:
         chunks: What the tasks of each stage of the group of devices need.
-        order: The tasks of the group.
+        runs: The tasks of the group.
         trains: Whether there are backwards and an update.
         absent: Bytes that are there in the update alone, of those that count as resident.
+
+    Returns:
+        (tasks, fields of `TaskMemory`); (tasks + 1, ...) with the update.
     """
-    held: dict[tuple[int, int], float] = {}
-    total = 0.0
     communication = fsum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
-    for task in order:
-        memory, key = chunks[task.chunk], (task.chunk, task.microbatch)
-        total -= held.pop(key, 0.0)
-        peak = memory.passes[task.kind]
-        yield TaskMemory(
-            task, total + peak.activations, peak.gathered, communication + peak.reducing,
-            peak.bytes - peak.activations, peak.unmade, absent,
-        )  # fmt: skip
-        left = memory.left[task.kind]
-        if trains and left:
-            held[key] = left
-            total += left
-    if trains:
-        yield TaskMemory(None, 0.0, 0.0, 0.0, max(memory.update for memory in chunks))
+    peaks = np.array(
+        [
+            [
+                (peak.activations, peak.gathered, communication + peak.reducing, peak.bytes - peak.activations,
+                 peak.unmade, absent)
+                for peak in (memory.passes[kind] for kind in PASSES)
+            ]
+            for memory in chunks
+        ]
+    )  # fmt: skip
+    moments = peaks[runs.chunk, runs.kind]
+    if not trains:
+        return np.asarray(moments)
+    for chunk, memory in enumerate(chunks):
+        passes = [np.where(runs.chunk == chunk, runs.kind == number, False) for number in range(len(PASSES))]
+        for kind, own, following in zip(PASSES, passes, passes[1:], strict=False):
+            if memory.left[kind]:  # what a pass leaves is held until the next pass of its microbatch starts
+                held = np.cumsum(own) - own - np.cumsum(following)
+                moments[:, TaskMemory._fields.index("activations")] += memory.left[kind] * held
+    update = np.zeros((1, moments.shape[1]))
+    update[0, TaskMemory._fields.index("transient")] = max(memory.update for memory in chunks)
+    return np.concatenate([moments, update])
 
 
-def host_bytes(chunks: Sequence[StageMemory], order: Sequence[Task]) -> float:
+def host_bytes(chunks: Sequence[StageMemory], runs: Runs) -> float:
     """Return the most bytes that a device of a group has left in host memory, the optimizer's state not counted."""
-    most = total = 0.0
-    for task in order:
-        size = chunks[task.chunk].hosted
-        total += {Pass.FORWARD: size, Pass.BACKWARD: -size}.get(task.kind, 0.0)
-        most = max(most, total)
-    return most
+    sizes = np.array([memory.hosted for memory in chunks])[runs.chunk]
+    signs = np.array([{Pass.FORWARD: 1.0, Pass.BACKWARD: -1.0}.get(kind, 0.0) for kind in PASSES])
+    return float(np.cumsum(signs[runs.kind] * sizes).max(initial=0.0))
 
 
 def fullest_host(program: Program, cluster: Cluster, per_device: Sequence[float]) -> HostMemory | None:
@@ -222,19 +232,21 @@ def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tupl
 
 @dataclass(frozen=True, slots=True)
 class StageMoments:
-    """The fullest moment of each task of the stages of a group of devices, and when the task starts.
+    """The fullest moment of each task of the stages of a group of devices, and of the update.
 
     Attributes:
         chunks: The stages.
-        starts: When each task starts.
-        moments: The fullest moment of each.
+        runs: The tasks of the group, in order.
+        update_start: When the update starts; None if there is none.
+        moments: The fullest moment of each task and of the update, as of `memory_over_time`.
         host_bytes: Most bytes of a device in host memory.
         needs: What the tasks of each stage need.
     """
 
     chunks: Sequence[StageProgram]
-    starts: Sequence[float]
-    moments: Sequence[TaskMemory]
+    runs: Runs
+    update_start: float | None
+    moments: FloatArray
     host_bytes: float
     needs: Sequence[StageMemory]
 
@@ -243,37 +255,48 @@ class StageMoments:
         """Bytes that are there all the time."""
         return fsum(part.bytes for stage in self.chunks for part in stage.resident)
 
+    @property
+    def sizes(self) -> FloatArray:
+        """Bytes at each moment without resident tensors, (moments,)."""
+        return np.asarray(self.moments @ _SIGNS)
+
     def peak(self) -> MemoryPeak:
         """Return the fullest moment of the step, the first of several."""
-        sizes = [moment.bytes for moment in self.moments]
-        highest = sizes.index(max(sizes))
-        moment = self.moments[highest]
-        during = "update" if moment.task is None else str(moment.task)
-        return MemoryPeak(self.resident + sizes[highest], self.starts[highest], during, _breakdown(self.chunks, moment))
+        sizes = self.sizes
+        highest = int(sizes.argmax())
+        moment = TaskMemory(*self.moments[highest].tolist())
+        start, during = self.update_start, "update"
+        if highest < len(self.runs):
+            run = self.runs[highest]
+            start, during = run.start, str(run.task)
+        assert start is not None, "without an update there are tasks only"
+        return MemoryPeak(self.resident + float(sizes[highest]), start, during, _breakdown(self.chunks, moment))
 
-    def samples(self, runs: Sequence[Run], layouts: Sequence[StageLayout]) -> Iterator[MemorySample]:
+    def samples(self, layouts: Sequence[StageLayout]) -> Iterator[MemorySample]:
         """Yield the fullest moment of each block within each task, or of a task where moments are not known by block.
 
         Args:
-            runs: The tasks, with their times.
             layouts: What each stage does in time.
         """
         group, resident = self.chunks[0].index, self.resident
-        for start, moment, run in zip_longest(self.starts, self.moments, runs):
-            whole = resident + moment.bytes
-            blocks = self.needs[run.task.chunk].blocks.get(run.task.kind, ()) if run else ()
-            parts = layouts[run.task.chunk].passes[run.task.kind] if run and blocks else TaskLayout(())
+        for size, run in zip_longest(self.sizes.tolist(), self.runs):
+            whole = resident + size
+            if run is None:
+                assert self.update_start is not None, "there are no other moments"
+                yield MemorySample(group, self.update_start, whole)
+                continue
+            blocks = self.needs[run.task.chunk].blocks.get(run.task.kind, ())
+            parts = layouts[run.task.chunk].passes[run.task.kind] if blocks else TaskLayout(())
             fullest = max(range(len(blocks)), key=blocks.__getitem__, default=0)
             if not parts.seconds or all(part.index != fullest for part in parts.parts):
-                yield MemorySample(group, start, whole)
+                yield MemorySample(group, run.start, whole)
                 continue
-            assert run is not None, "it has blocks"
             begun = whole - blocks[fullest]
             stretched = (run.end - run.start) / parts.seconds  # tasks that share the devices take longer
             last = -1
             for part in parts.parts:
                 if part.index != last:  # what runs again before a backward is in its block's moment
-                    yield MemorySample(group, start + stretched * part.offset, begun + blocks[part.index])
+                    yield MemorySample(group, run.start + stretched * part.offset, begun + blocks[part.index])
                 last = part.index
 
 
@@ -281,7 +304,7 @@ def stage_moments(
     chunks: Sequence[StageProgram],
     program: Program,
     memories: BlockMemories,
-    runs: Sequence[Run],
+    runs: Runs,
     update_start: float,
     gradients: Gradients = "kept",
     *,
@@ -310,9 +333,7 @@ def stage_moments(
         )
         for stage in chunks
     ]
-    order = [run.task for run in runs]
     passing = fsum(part.bytes for stage in chunks for part in stage.resident if part.category is Category.UPDATE)
-    moments = list(memory_over_time(needs, order, program.trains, passing))
-    starts = [run.start for run in runs]
-    hosted = host_bytes(needs, order) + fsum(part.bytes for stage in chunks for part in stage.hosted)
-    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments, hosted, needs)
+    moments = memory_over_time(needs, runs, program.trains, passing)
+    hosted = host_bytes(needs, runs) + fsum(part.bytes for stage in chunks for part in stage.hosted)
+    return StageMoments(chunks, runs, update_start if program.trains else None, moments, hosted, needs)

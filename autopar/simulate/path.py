@@ -4,11 +4,11 @@ It is followed back from the end of the step: to what the last update waited for
 it on the same devices or to the transfer it waited for, whichever ended when it started.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.simulate.fitting import Interval, Jobs
-from autopar.simulate.pipeline import Run, Transfer
+from autopar.simulate.pipeline import Runs, Transfer
 from autopar.simulate.stages import TaskLayout
 
 
@@ -56,7 +56,7 @@ class Track:
 
     stages: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
-    runs: Sequence[Run]
+    runs: Runs
     passes: Sequence[TaskLayout]
     jobs: Jobs
     times: Sequence[Interval]
@@ -65,7 +65,7 @@ class Track:
     end: float
 
 
-def critical_path(tracks: Sequence[Track], transfers: Sequence[Transfer], fixed: float) -> tuple[PathStep, ...]:
+def critical_path(tracks: Sequence[Track], transfers: Iterable[Transfer], fixed: float) -> tuple[PathStep, ...]:
     """Return the critical path of a step, in order of time, with the `fixed` seconds of every step at its end.
 
     Its pieces follow each other from the first task of any group. They add up to the step, but for schedules whose

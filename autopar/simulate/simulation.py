@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.simulate.fitting import Interval, Jobs
+from autopar.simulate.fitting import FloatArray, Jobs
 from autopar.simulate.gradients import Boundary
-from autopar.simulate.pipeline import Run, Transfer
+from autopar.simulate.pipeline import Runs, Transfers
 from autopar.simulate.stages import StageLayout
 
 
@@ -45,7 +45,7 @@ class Simulation:
         runs: Tasks in order.
         transfers: All transfers between stages.
         jobs: Gradient traffic in order of issue.
-        times: When each of these jobs runs.
+        times: When each of these jobs runs, from its first to its last moment on the link, (jobs, 2).
         reduced: When the reductions are over and the update starts.
         slower: How many times as long the slowest device takes.
         begins: When the step of each group begins; later than 0 only where steps overlap.
@@ -55,10 +55,10 @@ class Simulation:
 
     groups: Sequence[Sequence[StageLayout]]
     boundaries: Sequence[Boundary]
-    runs: Sequence[Sequence[Run]]
-    transfers: Sequence[Transfer]
+    runs: Sequence[Runs]
+    transfers: Transfers
     jobs: Sequence[Jobs]
-    times: Sequence[Sequence[Interval]]
+    times: Sequence[FloatArray]
     reduced: Sequence[float]
     slower: Sequence[float]
     begins: Sequence[float]

@@ -57,7 +57,7 @@ def step_arrays(program: Program, sim: Simulation, samples: Sequence[MemorySampl
             (
                 (group, str(job.resource), job.ready, start, end, job.seconds)
                 for group, (jobs, times) in enumerate(zip(sim.jobs, sim.times, strict=True))
-                for job, (start, end) in zip(jobs, times, strict=True)
+                for job, (start, end) in zip(jobs, times.tolist(), strict=True)
             ),
         ),
         memory=_table(_MEMORY, ((sample.stage, sample.start, sample.bytes) for sample in samples)),

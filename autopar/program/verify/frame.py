@@ -1,12 +1,14 @@
 """Schedule, stages and devices of a program; and that nobody waits forever."""
 
 from functools import lru_cache
-from itertools import product
+
+import numpy as np
 
 from autopar.errors import ProgramError
 from autopar.limits import MAX_DEVICES, MAX_MICROBATCHES
 from autopar.program.records import Program, SegmentPhase
-from autopar.schedule import SCHEDULES, Schedule, Task, topological_order
+from autopar.schedule import SCHEDULES, Pass, Schedule, Task
+from autopar.schedule.timing import listed_tasks, tasks_of
 from autopar.sharding import Mesh
 
 
@@ -82,12 +84,17 @@ def verify_frame(program: Program) -> None:
 @lru_cache(maxsize=256)  # programs are many, schedules of one size few
 def _verify_order(name: str, schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
     """Check that no group of devices waits for what another one only does later, and that nothing is left out."""
-    orders = schedule.orders(num_groups, num_microbatches, num_chunks)
-    wanted = {Task(*task) for task in product(schedule.passes, range(num_microbatches), range(num_chunks))}
-    for group, order in enumerate(orders):
-        if len(order) != len(wanted) or set(order) != wanted:
-            missing = ", ".join(sorted(map(str, wanted.difference(order)))[:3])
+    listed, begins = listed_tasks(schedule, num_groups, num_microbatches, num_chunks)
+    once = np.zeros((num_chunks, len(Pass), num_microbatches), dtype=np.int64)
+    once[:, [tuple(Pass).index(kind) for kind in schedule.passes]] = 1
+    for group, (chunk, kind, microbatch) in enumerate(np.split(listed, begins[1:-1], axis=1)):
+        cells = np.ravel_multi_index((chunk, kind, microbatch), once.shape)
+        found = np.bincount(cells, minlength=once.size).reshape(once.shape)
+        if (found != once).any():
+            lacking = np.argwhere(found < once).tolist()
+            missing = sorted(str(Task(tuple(Pass)[number], batch, own)) for own, number, batch in lacking)
             raise ProgramError(
-                f"schedule {name!r} does not run every task once; group {group} lacks {missing or 'none'}"
+                f"schedule {name!r} does not run every task once; "
+                f"group {group} lacks {', '.join(missing[:3]) or 'none'}"
             )
-    topological_order(orders, schedule.groups(num_groups, num_chunks))
+    tasks_of(schedule, num_groups, num_microbatches, num_chunks)
