@@ -250,6 +250,7 @@ def kernels(stack: Stack) -> Stack:
         recompute_modules=stack.recompute_modules,
         recompute_among=stack.recompute_among,
         dropout=stack.dropout,
+        gathers=stack.gathers,
     )
 
 

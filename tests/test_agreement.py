@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 
@@ -21,12 +22,13 @@ from autopar.formulate.scheduled_step import scheduled_step, stage_works
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot, Tables
 from autopar.program.lower import lower
-from autopar.program.records import Collective
+from autopar.program.records import Collective, SegmentPhase
 from autopar.recompute import Recompute
 from autopar.search.candidate import Candidate
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.simulate.hops import hops
+from autopar.simulate.layout import lay_out
 from autopar.task import rules_for
 from autopar.workload import open_workload
 from tests.executions import written
@@ -185,3 +187,28 @@ def test_the_formula_agrees_where_tokens_travel_to_experts(
     moves = [step for segment in program.segments for step in segment.instructions if isinstance(step, Collective)]
     assert {step.kind for step in moves if step.routed is not None and step.routed.parts} == {CollectiveKind.ALL_TO_ALL}
     assert time.seconds == pytest.approx(simulate(program, costs).step_seconds, rel=CLOSE)
+
+
+def test_a_layer_gathers_as_long_in_the_formula_as_in_the_simulator() -> None:
+    """Where all of its parameters are sharded alike, the shares of the latency add up to that of one gather."""
+    tables = _tables(8)
+    folded, pipeline = tables.folded, Pipeline(1, 1, "1f1b")
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.3, bounding=False, traffic=None)
+    mean = mean_bytes(tables, pipeline, 1e12, [Recompute.NONE] * len(folded.kinds))
+    _, choice = optimum(mean.priced(problem(tables, weighting), tables, 100 * SHARDING))
+    configuration = Configuration(1, Mesh.of(outer=8, inner=2), 1, "1f1b")
+    split = Split.uniform(_ranges(folded.num_blocks, 1), (Recompute.NONE,))
+    candidate = Candidate(configuration, tables, choice, split, StepTime(0.0, 0.0, 0.0, np.zeros(1)))
+    program, kind = lower(written(candidate, SAMPLES, True), folded, COSTS), folded.chain[1]
+
+    layer, table = tables.block_seconds(choice)[kind], program.table()
+
+    for phase, slot in (
+        (SegmentPhase.FORWARD, Slot.FORWARD_GATHER),
+        (SegmentPhase.BACKWARD, Slot.BACKWARD_GATHER),
+    ):
+        layout = lay_out(table[kind, phase], COSTS)
+        members = [own for own in table[kind, phase].instructions if isinstance(own, Collective) and own.unit]
+        alone = fsum(COSTS.collective_seconds(own.kind, own.bytes, own.axis) for own in members)
+        assert layer[slot] == pytest.approx(layout.gather_seconds, rel=CLOSE)
+        assert alone > 1.5 * layout.gather_seconds

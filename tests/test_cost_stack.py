@@ -213,5 +213,6 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "dropout",
         "gaps",
         "outside",
+        "gathers",
     }
     assert set(stack.to_dict()) == {"name", "clusters", "scalars", "fit", *choices}

@@ -10,6 +10,7 @@ import pytest
 from autopar.cluster import PRESETS
 from autopar.cost import ALONE, Bucketed, CostModel, Fused, Resharder
 from autopar.folding.fold import Producer, Source
+from autopar.folding.gather_units import NO_UNIT, gather_units
 from autopar.folding.graph_facts import element_bytes
 from autopar.formulate.block_memory import block_bytes
 from autopar.formulate.building import build_tables
@@ -78,6 +79,7 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
     rng = np.random.default_rng(0)
     graph = found.folded.graph
     _, wire = element_bytes(found.folded, found.costs.policy)
+    units = gather_units(found.folded, found.costs, found.mesh.shape)
 
     for edge in found.edges:
         first, second = found.nodes[edge.first], found.nodes[edge.second]
@@ -85,7 +87,11 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
         source, target = _source(found, edge.first, edge.value), _target(found, edge.second, edge.consumer)
         assert edge.table.shape == (first.count, second.count)
         assert (edge.table[source[:, None] == target[None, :]] == 0).all()
-        reshards = _resharder(found, edge.slot).of(shape, wire[edge.value], found.meaning.chunks(edge.value))
+        parts = 1.0
+        if edge.slot in GATHER.values():
+            parts = units[edge.kind, edge.slot is Slot.BACKWARD_GATHER].get(edge.value, NO_UNIT).parts
+        resharder = _resharder(found, edge.slot)
+        reshards = resharder.of(shape, wire[edge.value], found.meaning.chunks(edge.value), parts=parts)
         for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
             if np.isfinite(edge.table[row, column]):
                 path = reshards.path(
@@ -150,9 +156,19 @@ class _Unfolded:
         assert placements is not None
         return int(placements[self.choice[node]])
 
-    def move(self, value: str, source: int, target: int, slot: Slot) -> None:
-        reshards = _resharder(self.found, slot).of(self.graph.values[value].shape, self.wire[value])
+    def move(self, value: str, source: int, target: int, slot: Slot, block: int = -1) -> None:
+        parts = self.parts(value, block, slot) if slot in GATHER.values() else 1.0
+        resharder = _resharder(self.found, slot)
+        reshards = resharder.of(self.graph.values[value].shape, self.wire[value], parts=parts)
         self.totals[slot].append(float(reshards.between(np.array([source]), np.array([target]))[0, 0]))
+
+    def parts(self, value: str, block: int, slot: Slot) -> float:
+        """Return the bytes of the parameters that a pass through a block reads over those of one of them."""
+        ops = [op for op in self.graph.ops if op.block == block and GATHER.get(_paid(op)) is slot]
+        owners = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
+        read = {name for op in ops for name in op.inputs} & owners
+        sizes = {name: self.wire[name] * self.graph.values[name].size for name in read}
+        return fsum(sizes.values()) / sizes[value]
 
     def walk(self) -> dict[Slot, float]:
         folded = self.found.folded
@@ -192,7 +208,7 @@ class _Unfolded:
             fine = (GATHER if producer.source is Source.STATE else WAIT).get(slot, slot)
             if len(uses) > 1:
                 copy = self.at(self.named[f"{label}@{folded.chain[block]}/{slot.name.lower()}"])
-                self.move(value, source, copy, fine)
+                self.move(value, source, copy, fine, block)
                 source = copy
             for op, index in uses:
                 target = self.option(order[op.name], index)
@@ -200,7 +216,7 @@ class _Unfolded:
                     continue
                 accumulates = any(out in self.states and self.states[out].role is Role.GRADIENT for out in op.outputs)
                 paid = Slot.GRADIENT if accumulates else Slot.REDUCE if op.phase is Phase.UPDATE else fine
-                self.move(value, source, target, paid)
+                self.move(value, source, target, paid, block)
         for state in self.graph.states:
             if state.role is Role.PARAMETER and state.output != state.input:
                 old = folded.by_value[state.input]

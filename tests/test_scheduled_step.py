@@ -217,7 +217,8 @@ def test_links_serve_traffic_first_in_first_out(size: tuple[str, int, int, int],
 def test_pass_seconds_equal_those_of_the_lowered_program(model: str, host: float, cache_dir: Path) -> None:
     """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole.
 
-    With a host that takes no time, and with one that takes most of it.
+    With a host that takes no time, and with one that takes most of it. Parameters pay their share of a gather of all of
+    their block, of which the plan gathers some, which makes less than 1e-5.
     """
     costs = replace(COSTS, stack=Stack("slow host", scalars=(("host_launch", host),)))
     execution, rules = Execution.of(model, 4, 2), model_rules(model, cache_dir)
@@ -235,7 +236,7 @@ def test_pass_seconds_equal_those_of_the_lowered_program(model: str, host: float
             for column, phase in enumerate((SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)):
                 segment = table.get((kind, phase))
                 expected = 0.0 if segment is None else lay_out(segment, costs).seconds
-                assert found[kind, column] == pytest.approx(expected, rel=1e-9), (kind, phase)
+                assert found[kind, column] == pytest.approx(expected, rel=1e-5), (kind, phase)
 
 
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"forward-only"}))

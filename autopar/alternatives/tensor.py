@@ -29,6 +29,7 @@ from autopar.program.records import (
     Slice,
     StageProgram,
 )
+from autopar.program.units import bytes_together, units_of
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.recompute import Recompute
 from autopar.sharding import Placements, Shard, parse_placements
@@ -299,12 +300,14 @@ def _moves(names: set[str], segment: Segment, costs: CostModel, times: int) -> I
         for step in steps:
             if {step.operand.value, step.result.value} & names:
                 names |= {step.operand.value, step.result.value}
-    phase = str(segment.phase)
+    phase, units = str(segment.phase), units_of(segment)
     for step in steps:
         if step.operand.value not in names:
             continue
         if isinstance(step, Collective):
-            seconds = float(costs.collective_seconds(step.kind, step.bytes, step.axis, step.routed))
+            together = bytes_together(step, units)
+            seconds = float(costs.collective_seconds(step.kind, together, step.axis, step.routed))
+            seconds *= step.bytes / together if together else 1.0
             change = f"{step.source} -> {step.target}"
             beside = step.overlaps or segment.phase is SegmentPhase.REDUCE
             yield Move(phase, str(step.kind), step.axis.name, change, step.bytes, seconds, times, beside)

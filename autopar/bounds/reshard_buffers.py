@@ -11,6 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from autopar.cost.reshard import bucketed
+from autopar.folding.gather_units import NO_UNIT, gather_units
 from autopar.folding.graph_facts import element_bytes
 from autopar.formulate.block_memory import FloatArray
 from autopar.formulate.op_strategies import local_sizes
@@ -53,6 +54,7 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
     """Return the nonempty buffers of a graph."""
     resident, wire = element_bytes(tables.folded, tables.costs.policy)
     found = []
+    units = gather_units(tables.folded, tables.costs, tables.mesh.shape)
     amounts_of: dict[tuple[int, BufferUse, float, float], FloatArray] = {}  # edges with one table have equal reshards
     for index, edge in enumerate(tables.edges):
         use = _USES.get(edge.slot)
@@ -70,7 +72,10 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
         if key not in amounts_of:
             reducing = use is BufferUse.REDUCING
             resharder = bucketed(tables.mesh, tables.costs) if reducing else tables.resharder
-            reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name))
+            part = NO_UNIT
+            if not reducing:
+                part = units[edge.kind, use is BufferUse.BACKWARD].get(name, NO_UNIT)
+            reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name), parts=part.parts)
             is_gathered, handed_bytes = reshards.ways(source, target)
             if reducing:
                 amounts_of[key] = handed_bytes * min(1.0, resident[name] / wire[name])

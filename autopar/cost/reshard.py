@@ -329,6 +329,7 @@ def reshards(
     cost: CostModel | Bucketed,
     chunks: tuple[int, ...] = (),
     routing: Routing | None = None,
+    parts: float = 1.0,
 ) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
 
@@ -339,6 +340,7 @@ def reshards(
         cost: What collectives cost.
         chunks: Per dim, in how many chunks it is cut before it is sharded; one each by default.
         routing: Of rows of experts, dim 0 of which are the experts, which of these the tokens chose.
+        parts: Bytes of what travels in one collective over those of the tensor, which pays its share of it.
     """
     chunks = chunks or (1,) * len(shape)
     space = _space(len(shape), len(mesh.axes))
@@ -347,19 +349,19 @@ def reshards(
     local = prod(shape) * element_bytes / split.prod(axis=1)
     fitting = np.ones(len(local), bool)
     for dim, size in enumerate(shape):
-        parts = np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1)
-        fitting &= size % np.where(parts > 1, parts * chunks[dim], 1) == 0
+        pieces = np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1)
+        fitting &= size % np.where(pieces > 1, pieces * chunks[dim], 1) == 0
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
         starts, sizes_of = np.unique(local[states], return_inverse=True)
-        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts), None)
+        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts), None, 1.0)
         number = np.append(sizes_of.astype(np.int64), 0)
         rows, first = np.arange(len(number)), each[0]
         seconds = np.stack([own.seconds for own in each])[number, rows]
         outside = np.stack([own.outside for own in each])[number, rows]
         hop = np.stack([own._hop for own in each])[number, rows]
         return Reshards(shape, mesh, chunks, first.places, seconds, outside, hop, states, first._local, each, number)
-    return _between(shape, mesh, chunks, local, states, cost, 1, routing)[0]
+    return _between(shape, mesh, chunks, local, states, cost, 1, routing, parts)[0]
 
 
 def _between(
@@ -371,6 +373,7 @@ def _between(
     cost: CostModel | Carried,
     count: int,
     routing: Routing | None,
+    parts: float,
 ) -> tuple[Reshards, ...]:
     """Return the cheapest ways between states that fit, whatever comes before a move.
 
@@ -383,6 +386,7 @@ def _between(
         cost: What collectives cost, of one tensor or of a column of several that begin with different bytes.
         count: How many these are, each of which has ways of its own.
         routing: As of `reshards`.
+        parts: As of `reshards`.
     """
     space, other = _space(len(shape), len(mesh.axes)), len(states)
     leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
@@ -398,12 +402,12 @@ def _between(
             edges[:, here, there] = 0.0
         else:
             nbytes = np.maximum(local[before], local[after])
-            edges[:, here, there] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
+            edges[:, here, there] = cost.collective_seconds(collective, parts * nbytes, mesh.axes[axis]) / parts
             if routing is not None and collective is Collective.ALL_TO_ALL:
-                codes, parts = space.codes, _parts(space.codes[before], mesh, axis)
+                codes, shares = space.codes, _parts(space.codes[before], mesh, axis)
                 rows = (codes[before, axis] == _EXPERTS) | (codes[after, axis] == _EXPERTS)
-                for number in np.unique(parts[rows]):
-                    own = rows & (parts == number)
+                for number in np.unique(shares[rows]):
+                    own = rows & (shares == number)
                     routed = Routed(routing, int(number))
                     edges[:, here[own], there[own]] = cost.collective_seconds(
                         collective, nbytes[own], mesh.axes[axis], routed
@@ -426,7 +430,7 @@ class Resharder:
 
     mesh: Mesh
     cost: CostModel | Bucketed
-    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...], Routing | None], Reshards] = field(
+    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...], Routing | None, float], Reshards] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -441,12 +445,13 @@ class Resharder:
         element_bytes: float,
         chunks: tuple[int, ...] = (),
         routing: Routing | None = None,
+        parts: float = 1.0,
     ) -> Reshards:
         """Return the reshards of a tensor of this shape; the other arguments are as of `reshards`."""
-        key = (shape, element_bytes, chunks or (1,) * len(shape), routing)
+        key = (shape, element_bytes, chunks or (1,) * len(shape), routing, parts)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing)
+            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing, parts)
         return found
 
 

@@ -58,6 +58,11 @@ Gradients = Literal["kept", "made"]
 of a step and freed after the update, as those of FSDP2 are."""
 
 
+Gathers = Literal["block", "parameter"]
+"""What of sharded parameters one collective gathers: those of a block (FSDP, Megatron FSDP, XLA's combiner of gathers),
+or each by itself (ZeRO-3 of DeepSpeed, which fetches the parameters of a module as that runs)."""
+
+
 Selective = Literal["cheap", "alternate"]
 """What selective recompute runs again: ops that are "cheap" for the bytes they leave behind (norms, activation
 functions, the scores of unfused attention), or all but attention and every other product with parameters ("alternate":
@@ -191,6 +196,7 @@ class Stack:
         hides_tp: Whether gathers and reduce-scatters of tensor parallelism run in chunks beside the products next to
             them: `--tp-comm-overlap` of Megatron-LM (user buffers of Transformer Engine), async TP of PyTorch. Both
             need sequence parallelism: an all-reduce waits for the whole product.
+        gathers: What of sharded parameters one collective gathers.
         graphs: What CUDA graphs launch; it takes the host no time.
         experts: Kernels of the products of a device's experts.
         context: Kind of context parallelism that plans by degrees have unless they say otherwise: `--cp-comm-type p2p`
@@ -227,6 +233,7 @@ class Stack:
     dropout: Dropout = "scores"
     gaps: float = GAPS
     outside: float = CONTEXT
+    gathers: Gathers = "block"
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -238,6 +245,7 @@ class Stack:
             ("experts", self.experts, get_args(Experts)),
             ("loss", self.loss, get_args(Loss)),
             ("gradients", self.gradients, get_args(Gradients)),
+            ("gathers", self.gathers, get_args(Gathers)),
             ("context", self.context, CONTEXT_KINDS),
             ("selective", self.selective, get_args(Selective)),
             ("dropout", self.dropout, get_args(Dropout)),
@@ -338,6 +346,8 @@ class Stack:
             data["loss"] = self.loss
         if self.gradients != IDEAL.gradients:
             data["gradients"] = self.gradients
+        if self.gathers != IDEAL.gathers:
+            data["gathers"] = self.gathers
         if self.context != IDEAL.context:
             data["context"] = self.context
         if self.selective != IDEAL.selective:
@@ -413,6 +423,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     experts: str = IDEAL.experts
     loss: str = IDEAL.loss
     gradients: str = IDEAL.gradients
+    gathers: str = IDEAL.gathers
     context: str = IDEAL.context
     selective: str = IDEAL.selective
     recompute_modules: tuple[str, ...] = ()
@@ -482,6 +493,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             fit=fit,
             loss=data.loss,  # type: ignore[arg-type]
             gradients=data.gradients,  # type: ignore[arg-type]
+            gathers=data.gathers,  # type: ignore[arg-type]
             hides_tp=data.hides_tp,
             context=data.context,  # type: ignore[arg-type]
             selective=data.selective,  # type: ignore[arg-type]

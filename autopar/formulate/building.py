@@ -19,6 +19,7 @@ from autopar.discover import Rules, Strategy
 from autopar.discover.rules import Local
 from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
+from autopar.folding.gather_units import NO_UNIT, gather_units
 from autopar.folding.graph_facts import (
     beside_products,
     covering_ops,
@@ -92,6 +93,7 @@ class _Builder:
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
         self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
+        self.units = gather_units(folded, costs, mesh.shape)
         self.leaving = tuple(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.leaves_nodes = any(self.leaving)
         self.beside = beside_products(folded)
@@ -456,7 +458,10 @@ class _Builder:
             slot = (_HIDDEN if self.costs.stack.hides_dispatch else _IN_LINE).get(slot, slot)
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         chunks, routing = self.meaning.chunks(value.name), self.routings.get(value.name)
-        ways = resharder.of(value.shape, self.wire[value.name], chunks, routing)
+        parts = 1.0
+        if slot in _GATHER.values():
+            parts = self.units[kind, slot is Slot.BACKWARD_GATHER].get(value.name, NO_UNIT).parts
+        ways = resharder.of(value.shape, self.wire[value.name], chunks, routing, parts)
         table = self.cache.prices(ways, source, target)
         ends = (self.cache.places(ways, numbers) for numbers in (source, target))
         outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None

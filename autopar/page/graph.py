@@ -21,6 +21,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
+from autopar.program.units import bytes_together, units_of
 from autopar.report.summary import format_range
 from autopar.sharding import Mesh, Shard, parse_placements
 from autopar.simulate import Costs
@@ -89,7 +90,7 @@ def _blocks(places: Sequence[int]) -> str:
 def _nodes(segment: Segment, costs: Costs, mesh: Mesh) -> tuple[Node, ...]:
     kernels = iter(span.seconds for span in lay_out(segment, costs).spans if span.resource is Resource.COMPUTE)
     made: dict[str, int] = {}
-    tensors = _persistent(segment)
+    tensors, units = _persistent(segment), units_of(segment)
     described: list[tuple[Instruction, float, tuple[int, ...], tuple[Sharded, ...]]] = []
     for position, instruction in enumerate(segment.instructions):
         sources = tuple(dict.fromkeys(made[value.value] for value in reads(instruction) if value.value in made))
@@ -104,9 +105,11 @@ def _nodes(segment: Segment, costs: Costs, mesh: Mesh) -> tuple[Node, ...]:
                     if value is not None and value.value in tensors
                 )
             case Collective():
+                together = bytes_together(instruction, units)
                 seconds = float(
-                    costs.collective_seconds(instruction.kind, instruction.bytes, instruction.axis, instruction.routed)
+                    costs.collective_seconds(instruction.kind, together, instruction.axis, instruction.routed)
                 )
+                seconds *= instruction.bytes / together if together else 1.0
             case Exchange():
                 seconds = float(costs.exchange_seconds(instruction.bytes, instruction.axis))
             case Slice():

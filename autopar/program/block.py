@@ -19,6 +19,7 @@ from autopar.cost.reshard import padded_move
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
+from autopar.folding.gather_units import NO_UNIT, UnitPart, gather_units
 from autopar.folding.graph_facts import row_routings
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
@@ -165,6 +166,7 @@ class BlockLowering:
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
         self.routings = row_routings(folded)
+        self.units = gather_units(folded, costs, self.mesh.shape)
         known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
         self.owners = known.owners
@@ -397,7 +399,8 @@ class BlockLowering:
         current = list(source)
         bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
         resharder = self.reshards.bucketed if bucketed else self.reshards.alone
-        for move in self._moves(resharder, name, chunks, source, target):
+        unit = self._unit(draft.phase, name)
+        for move in self._moves(resharder, name, chunks, source, target, unit.parts):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -414,13 +417,26 @@ class BlockLowering:
                 draft.instructions.append(Slice(axis, move.target, operand, result))
             else:
                 ends = move.source, move.target, operand, result
-                draft.instructions.append(Collective(move.collective, axis, *ends, move.nbytes, overlaps, move.routed))
+                rest = move.nbytes, overlaps, move.routed, unit.unit
+                draft.instructions.append(Collective(move.collective, axis, *ends, *rest))
             draft.forms[name, reached] = result
             operand = result
         return operand
 
+    def _unit(self, phase: SegmentPhase, name: str) -> UnitPart:
+        """Return with what a parameter is gathered in a pass; nothing for other values, and outside passes."""
+        if phase not in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
+            return NO_UNIT
+        return self.units[self.kind.id, phase is not SegmentPhase.FORWARD].get(name, NO_UNIT)
+
     def _moves(
-        self, resharder: Resharder, name: str, chunks: tuple[int, ...], source: Placements, target: Placements
+        self,
+        resharder: Resharder,
+        name: str,
+        chunks: tuple[int, ...],
+        source: Placements,
+        target: Placements,
+        parts: float,
     ) -> Iterator[Move]:
         """Yield the changes of placement of a value; those that split or join a padded dim come first."""
         shape = self.graph.values[name].shape
@@ -433,7 +449,7 @@ class BlockLowering:
                 yield padded_move(index, before, after, nbytes)
         free = [index for index, placement in enumerate(rest) if not _is_padded(placement)]
         if len(free) == len(rest):
-            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name)).path(
+            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name), parts).path(
                 tuple(current), tuple(rest)
             )
             return
@@ -442,7 +458,7 @@ class BlockLowering:
         for placement, axis in zip(rest, self.mesh.axes, strict=True):
             if isinstance(placement, Shard) and placement.whole:
                 element, local[placement.dim] = element * placement.block(axis.size), 1
-        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks)
+        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks, parts=parts)
         for move in found.path(tuple(current[index] for index in free), tuple(rest[index] for index in free)):
             yield replace(move, axis=free[move.axis])
 

@@ -204,6 +204,8 @@ class Collective:
         overlaps: Whether it runs beside compute and only the optimizer waits for it (traffic of gradients). What is
             computed from its result inside the segment is taken to be on time.
         routed: Of rows of experts, which of these the tokens chose.
+        unit: Of a parameter, the unit of the block that it is gathered with: collectives of a segment with equal units,
+            kinds and axes travel as one. "" if it travels alone.
     """
 
     kind: CollectiveKind
@@ -215,6 +217,7 @@ class Collective:
     bytes: float
     overlaps: bool = False
     routed: Routed | None = None
+    unit: str = ""
 
     def __post_init__(self) -> None:
         implied = collective_kind(self.source, self.target)

@@ -23,7 +23,8 @@ A value is written with its local shape, placements and bytes where it is define
 is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
-keeps for its gradient, `kernel=a` the first op of its kernel, `again=(b)` which ops that kernel runs besides their own.
+keeps for its gradient, `unit=dense` that a parameter is gathered with the others of its block that say so, `kernel=a`
+the first op of its kernel, `again=(b)` which ops that kernel runs besides their own.
 What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
 bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`, and in
@@ -163,7 +164,8 @@ def format_instruction(instruction: Instruction) -> str:
                 f"{_definition(result)} = {kind}({format_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
             )
             line = f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
-            return line if instruction.routed is None else f"{line} routed={_routed(instruction.routed)}"
+            line = line if instruction.routed is None else f"{line} routed={_routed(instruction.routed)}"
+            return f"{line} unit={format_name(instruction.unit)}" if instruction.unit else line
         case Slice(axis=axis, target=target, operand=operand, result=result):
             return f"{_definition(result)} = slice({format_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
         case Offload(operand=operand, result=result):
@@ -344,7 +346,8 @@ def _parse_move(
     size = line.size()
     overlaps = line.accept("overlaps")
     routed = _parse_routed(line) if line.accept("routed=") else None
-    return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, overlaps, routed)
+    unit = line.name() if line.accept("unit=") else ""
+    return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, overlaps, routed, unit)
 
 
 def _parse_routed(line: Line) -> Routed:

@@ -553,12 +553,12 @@ class Rank:
                 self._take_step(activity, step, backward, late=late)
 
     def _gather_together(self, activity: _Activity, gathers: Sequence[Collective]) -> None:
-        """Start gathers of a segment, one collective per mesh axis and element type."""
-        by_axis: dict[str, list[Collective]] = {}
+        """Start gathers of a segment, one collective per unit, mesh axis and element type."""
+        together: dict[tuple[str, str], list[Collective]] = {}
         for instruction in gathers:
-            by_axis.setdefault(instruction.axis.name, []).append(instruction)
+            together.setdefault((instruction.axis.name, instruction.unit), []).append(instruction)
         with self._clock(activity.clock[1]):
-            for axis, own in by_axis.items():
+            for (axis, _), own in together.items():
                 items = [(instruction, activity.values[instruction.operand.value]) for instruction in own]
                 started = begin_together(items, self._groups[axis], self._communicator, self._memory)
                 activity.pending.update(zip((item.result.value for item in own), started, strict=True))

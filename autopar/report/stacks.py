@@ -27,6 +27,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
         told += f"; kernels of experts: {_EXPERTS[stack.experts]}"
         told += f"; context parallelism: {stack.context}"
         told += "; tensor parallelism hidden behind products" if stack.hides_tp else ""
+        told += "; sharded parameters gathered one by one" if stack.gathers == "parameter" else ""
         told += (
             "; selective recompute keeps attention and every other product" if stack.selective == "alternate" else ""
         )

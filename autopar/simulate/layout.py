@@ -39,6 +39,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
+from autopar.program.units import unit_key, units_of
 from autopar.sharding import Axis
 from autopar.simulate.learned import learned_seconds
 
@@ -385,6 +386,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     beside = _Chunks(segment) if costs.stack.hides_tp else None
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
+    units = units_of(segment)
     for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
@@ -411,8 +413,17 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                         exchanges.append((ring.name, shown))
             case Collective():
                 axis, kind, link = instruction.axis, instruction.kind, _link(instruction.axis, costs)
-                seconds = float(costs.collective_seconds(kind, instruction.bytes, axis, instruction.routed))
                 name = f"{kind}[{axis.name}] {instruction.operand.value}"
+                members = [instruction]
+                if instruction.unit:  # all of its unit travels with the first
+                    members = units.pop(unit_key(instruction), [])
+                    if not members:
+                        there.add(instruction.result.value)
+                        continue
+                    if len(members) > 1:
+                        name = f"{kind}[{axis.name}] of {len(members)} parameters"
+                nbytes = fsum(member.bytes for member in members)
+                seconds = float(costs.collective_seconds(kind, nbytes, axis, instruction.routed))
                 if instruction.overlaps or segment.phase is SegmentPhase.REDUCE:
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1

@@ -2,6 +2,7 @@
 
 from autopar.cost import ALONE, CostModel, devices_in_node
 from autopar.program.records import Collective, Compute, Exchange, Program, Segment, SegmentPhase, StageProgram
+from autopar.program.units import bytes_together, units_of
 from autopar.recompute import Recompute
 from autopar.simulate.layout import compute_seconds, element_bytes, fused_in, shapes_of
 
@@ -41,7 +42,7 @@ def _times(stage: StageProgram, index: int, phase: SegmentPhase, microbatches: i
 def _segment_seconds(segment: Segment, costs: CostModel) -> tuple[float, float]:
     """Return measured seconds and all seconds of a segment, nothing hidden."""
     prices, known, total = costs.prices, 0.0, 0.0
-    fused = fused_in(segment, costs)
+    fused, units = fused_in(segment, costs), units_of(segment)
     for each in segment.instructions:
         seconds, is_known = 0.0, False
         match each:
@@ -51,9 +52,11 @@ def _segment_seconds(segment: Segment, costs: CostModel) -> tuple[float, float]:
                 inputs, outputs = shapes_of(each.inputs), shapes_of(each.outputs)
                 is_known = prices is not None and prices.knows_op(each.op, inputs, outputs, sizes)
             case Collective() if each.axis.size > 1:
-                seconds = float(costs.collective_seconds(each.kind, each.bytes, each.axis, each.routed))
+                together = bytes_together(each, units)
+                seconds = float(costs.collective_seconds(each.kind, together, each.axis, each.routed))
+                seconds *= each.bytes / together if together else 1.0
                 inside = devices_in_node(each.axis, costs.cluster.devices_per_node)
-                is_known = prices is not None and prices.knows_transfer(each.kind, each.bytes, each.axis.size, inside)
+                is_known = prices is not None and prices.knows_transfer(each.kind, together, each.axis.size, inside)
             case Exchange() if each.axis.size > 1:
                 seconds = costs.exchange_seconds(each.bytes, each.axis)
                 inside = min(2, devices_in_node(each.axis, costs.cluster.devices_per_node))
