@@ -12,7 +12,7 @@ from autopar.folding.fold import BlockKind, Source
 from autopar.formulate.op_placement import op_placement
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
-from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements, padded, parse_placements
+from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements, parse_placements, uneven
 from autopar.tactics.state import OpKey, State, is_partial
 from autopar.tactics.terms import left, passes_terms
 
@@ -65,7 +65,7 @@ class Writer:
         """Return placements of a value with dims that are padded marked; only those of states are."""
         if self.topology.of(name) not in self.topology.stateful:
             return placements
-        return padded(self.topology.folded.graph.values[name].shape, placements, self.topology.mesh)
+        return uneven(self.topology.folded.graph.values[name].shape, placements, self.topology.mesh)
 
     def home(self, key: OpKey, slot: int) -> Placements:
         """Return how an op leaves an output."""
@@ -149,7 +149,7 @@ class Writer:
         def texts(names: Sequence[str], placed: Sequence[str]) -> tuple[str, ...]:
             values, mesh = self.topology.folded.graph.values, self.topology.mesh
             return tuple(
-                format_placements(padded(values[name].shape, parse_placements(text), mesh)) if text else text
+                format_placements(uneven(values[name].shape, parse_placements(text), mesh)) if text else text
                 for name, text in zip(names, placed, strict=True)
             )
 
