@@ -69,7 +69,7 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
         key = (id(edge.table), use, resident[name], wire[name])
         if key not in amounts_of:
             reducing = use is BufferUse.REDUCING
-            resharder = bucketed(tables.mesh, tables.costs) if reducing else tables.resharder
+            resharder = bucketed(tables.mesh, tables.costs, tables.resharder.dealt) if reducing else tables.resharder
             reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name))
             is_gathered, handed_bytes = reshards.ways(source, target)
             if reducing:
