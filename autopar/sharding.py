@@ -7,8 +7,10 @@ whether a tensor dim is split over the axis (`Shard`), copied (`Replicate`) or p
 A dim that holds several things side by side (queries, keys and values of a fused projection) is sharded *block-cyclic*:
 cut into equal chunks first, then every chunk is split over the axis, so that each device has its share of all of them.
 
-State of the optimizer may be split along a dim that the axis does not divide: the dim is *padded* with zeros, as FSDP2
-pads it (and as good as the flat padded buffers of Megatron-LM and DeepSpeed). One axis alone splits a padded dim.
+A vocabulary, or the state of the optimizer, may be split along a dim that the axis does not divide: the shards are
+*uneven*. Every device has as many rows as the largest block, until none are left for the last devices, as in PyTorch's
+DTensor and FSDP2 (Megatron-LM and DeepSpeed pad the last blocks to the same size). One axis alone splits such a dim.
+Shapes of a program are those of the first device, whose block is the largest.
 """
 
 import re
@@ -33,7 +35,7 @@ class Shard:
 
     With `chunks` above 1 it holds, side by side, the i-th block of each of that many equal chunks of the dim. All axes
     that split a dim agree on its chunks. With `whole` above 0 the axis does not divide the dim, which has that many
-    elements and is padded.
+    elements, and the blocks are uneven.
 
     >>> str(Shard(1)), str(Shard(1, chunks=3)), str(Shard(0, whole=10))
     ('S(1)', 'S(1/3)', 'S(0:10)')
@@ -49,8 +51,17 @@ class Shard:
         return f"S({self.dim})" if self.chunks == 1 else f"S({self.dim}/{self.chunks})"
 
     def block(self, size: int) -> int:
-        """Return the elements of a block of a padded dim over `size` devices."""
+        """Return the elements of the largest block of a dim in uneven blocks over `size` devices."""
         return -(-self.whole // size)
+
+    def ends(self, size: int) -> tuple[int, ...]:
+        """Return where each of the uneven blocks over `size` devices ends.
+
+        >>> Shard(0, whole=10).ends(4), Shard(0, whole=5).ends(4)
+        ((3, 6, 9, 10), (2, 4, 5, 5))
+        """
+        rows = self.block(size)
+        return tuple(min(rows * (index + 1), self.whole) for index in range(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +219,36 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
     return tuple(local)
 
 
+def own_shape(block: tuple[int, ...], placements: Placements, mesh: Mesh, position: int) -> tuple[int, ...]:
+    """Return the shape of the block of one device, given the shape of the largest block.
+
+    Args:
+        block: Shape of the largest block, as of `local_shape`.
+        placements: One placement per mesh axis; () for a value without placements.
+        mesh: The devices.
+        position: Position of the device in the mesh.
+
+    >>> own_shape((3, 6), (Shard(0, whole=10), Replicate()), Mesh.of(dp=4, tp=2), 7)
+    (1, 6)
+    """
+    own = list(block)
+    for placement, axis in zip(placements, mesh.axes if placements else (), strict=True):
+        if isinstance(placement, Shard) and placement.whole:
+            index = position // axis.stride % axis.size
+            ends = (0, *placement.ends(axis.size))
+            own[placement.dim] = ends[index + 1] - ends[index]
+    return tuple(own)
+
+
+def deals(length: int, size: int) -> bool:
+    """Whether a dim can be dealt to `size` devices in uneven blocks none of which is empty.
+
+    >>> deals(50257, 8), deals(9, 8)
+    (True, False)
+    """
+    return -(-length // size) * (size - 1) < length
+
+
 def fits(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> bool:
     """Whether `local_shape` exists: every sharded dim is there and divisible."""
     local = list(shape)
@@ -226,10 +267,10 @@ def fits(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> bool:
     return True
 
 
-def padded(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> Placements:
-    """Return placements with dims marked as padded that an axis splits alone and does not divide.
+def uneven(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> Placements:
+    """Return placements with dims marked as uneven that an axis splits alone and does not divide.
 
-    >>> format_placements(padded((10, 6), (Shard(0), Shard(1)), Mesh.of(dp=4, tp=2)))
+    >>> format_placements(uneven((10, 6), (Shard(0), Shard(1)), Mesh.of(dp=4, tp=2)))
     'S(0:10)S(1)'
     """
     split = [placement.dim for placement in placements if isinstance(placement, Shard)]

@@ -260,13 +260,12 @@ def named_plan(
 
 def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor, list[tuple[Placement, ...]]]]:
     """Yield everything a node places, with its placements per strategy."""
-    axes = len(tables.mesh.axes)
     if node.options is None:
         assert node.value is not None, node.name
         assert node.placements is not None, node.name
         if node.decision is not Decision.COPY:
             name = node.value.name
-            placed = [tables.meaning.placements(name, int(number), axes) for number in node.placements]
+            placed = [tables.meaning.placements(name, int(number), tables.mesh) for number in node.placements]
             yield facts.tensor(name, None, output=True), placed
         return
     op = tables.folded.kinds[node.kind].ops[node.position]
@@ -276,7 +275,7 @@ def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor
     ):
         for name, numbers in zip(names, all_numbers, strict=True):
             if name and numbers is not None:
-                placed = [tables.meaning.placements(name, int(number), axes) for number in numbers]
+                placed = [tables.meaning.placements(name, int(number), tables.mesh) for number in numbers]
                 yield facts.tensor(name, op, output=output), placed
 
 

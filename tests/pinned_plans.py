@@ -75,9 +75,8 @@ def _placed(tables: Tables, node: Node) -> list[tuple[str, list[str]]]:
     else:
         op = tables.folded.kinds[node.kind].ops[node.position]
         names, arrays = [*op.inputs, *op.outputs], [*node.options.inputs, *node.options.outputs]
-    axes = len(tables.mesh.axes)
     return [
-        (name, [format_placements(tables.meaning.placements(name, int(number), axes)) for number in numbers])
+        (name, [format_placements(tables.meaning.placements(name, int(number), tables.mesh)) for number in numbers])
         for name, numbers in zip(names, arrays, strict=True)
         if numbers is not None
     ]

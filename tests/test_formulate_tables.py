@@ -28,7 +28,7 @@ CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-
 
 
 def _placements(found: Tables, value: str, number: int) -> Placements:
-    return found.meaning.placements(value, int(number), len(found.mesh.axes))
+    return found.meaning.placements(value, int(number), found.mesh)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -82,7 +82,7 @@ def test_placement_numbers_decode_to_reduction_and_chunks() -> None:
     product = [strategy("R,S(1)->S(1)", cyclic=True), strategy("S(1),S(0)->P(max)")]
     found = means(chain("Relu"), {"op0": product, "op1": [strategy("S(1/3)->S(1)")]})
 
-    assert found.placements("op0.0", 1 * 4 + 3, 2) == (Partial("max"), Shard(1, chunks=3))
+    assert found.placements("op0.0", 1 * 4 + 3, Mesh.of(dp=2, tp=2)) == (Partial("max"), Shard(1, chunks=3))
 
 
 TIED = strategy("R,S(1)->S(1)", cyclic=True)

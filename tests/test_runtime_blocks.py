@@ -9,7 +9,7 @@ from autopar.errors import ProgramError
 from autopar.program.records import Start
 from autopar.ranks import collectives
 from autopar.runtime.blocks import block_starts, exchange, gather, join, move, scatter, split
-from autopar.sharding import REDUCTIONS, Mesh, Partial, Placement, Replicate, Shard, local_shape
+from autopar.sharding import REDUCTIONS, Mesh, Partial, Placement, Replicate, Shard, local_shape, own_shape
 
 MESH = Mesh.of(outer=2, middle=3, inner=2)
 ARRAY = np.random.default_rng(0).normal(size=(12, 24, 5))
@@ -125,14 +125,15 @@ def test_devices_know_where_their_block_starts() -> None:
     assert {start.dtype for start in starts} == {np.dtype(np.int64)}
 
 
-def test_a_padded_dim_is_split_into_equal_blocks() -> None:
-    """Ten rows over four devices are blocks of three, the last with two rows of padding; ranks do the same."""
+def test_a_dim_that_does_not_divide_is_dealt_unevenly() -> None:
+    """Ten rows over four devices are blocks of three and a last one of one row; ranks pad it while it travels."""
     whole, placement = np.arange(20).reshape(10, 2), Shard(0, whole=10)
 
     blocks = split(whole, placement, 4)
 
-    assert [len(block) for block in blocks] == [3, 3, 3, 3]
-    assert blocks[3].tolist() == [[18, 19], [0, 0], [0, 0]]
+    assert [len(block) for block in blocks] == [3, 3, 3, 1]
+    assert blocks[3].tolist() == [[18, 19]]
+    assert [own_shape((3, 2), (placement,), Mesh.of(axis=4), rank) for rank in range(4)] == [b.shape for b in blocks]
     assert (join(blocks, placement) == whole).all()
     pieces = collectives.split(whole, placement, 4)
     assert pieces.shape == (4, 3, 2)

@@ -71,7 +71,7 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
         key = (id(edge.table), use, resident[name], wire[name])
         if key not in amounts_of:
             reducing = use is BufferUse.REDUCING
-            resharder = bucketed(tables.mesh, tables.costs) if reducing else tables.resharder
+            resharder = bucketed(tables.mesh, tables.costs, tables.resharder.dealt) if reducing else tables.resharder
             part = NO_UNIT
             if not reducing:
                 part = units[edge.kind, use is BufferUse.BACKWARD].get(name, NO_UNIT)

@@ -20,19 +20,25 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.bounds.chain_cuts import least_step_over_cuts
 from autopar.bounds.critical_path import PARTS, CriticalPath, has_path_bound, least_path
-from autopar.bounds.saved_values import most_shards
+from autopar.bounds.saved_values import freed, most_shards
 from autopar.bounds.task_graph import is_truncated
 from autopar.configuration import Configuration
 from autopar.cost import ALONE, IDEAL, CostModel, DtypePolicy, is_view, op_bytes
 from autopar.folding.fold import Folded
-from autopar.folding.graph_facts import element_bytes, fused_ops, global_shapes, host_seconds, moved_bytes
+from autopar.folding.graph_facts import (
+    dealt_lengths,
+    element_bytes,
+    fused_ops,
+    global_shapes,
+    host_seconds,
+    moved_bytes,
+)
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.scheduled_step import StageWork, scheduled_step
 from autopar.formulate.step_time import Pipeline
@@ -61,7 +67,8 @@ class Roofline:
         compute: Seconds of each op on one device by FLOPs alone, as base and slope: base + slope * samples.
         memory: Seconds of each op on one device by bytes alone, as base and slope.
         dims: Lengths of the dims that an op reads and writes, (ops, dims) padded with 1, as base and slope.
-        states: Shapes of parameters and gradient sums, each with the bytes of one element of all tensors of this shape.
+        dealt: Whether a dim may be dealt out in uneven blocks, so that every axis may split it, (ops, dims).
+        states: Shapes of parameters and gradient sums, as of `freed`, each with the bytes of all tensors of this shape.
         moments: Shapes of moments, which can lie in host memory; as `states`.
         per_moment_byte: Least device bytes of a parameter and its gradient sum per byte of its moments.
         samples: The two microbatch sizes it is made from.
@@ -78,6 +85,7 @@ class Roofline:
     compute: tuple[FloatArray, FloatArray]
     memory: tuple[FloatArray, FloatArray]
     dims: tuple[FloatArray, FloatArray]
+    dealt: Mask
     states: tuple[tuple[tuple[int, ...], float], ...]
     moments: tuple[tuple[tuple[int, ...], float], ...]
     per_moment_byte: float
@@ -249,9 +257,9 @@ class Roofline:
 
 
 def _state_bytes(states: Sequence[tuple[tuple[int, ...], float]], configuration: Configuration) -> float:
-    """Least bytes of states, by shape and bytes per element, on the fullest device of a configuration."""
+    """Least bytes of states, by shape and bytes of all tensors of it, on the fullest device of a configuration."""
     axes = tuple(axis.size for axis in configuration.mesh.axes)
-    return sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states) / configuration.num_stages
+    return sum(nbytes / most_shards(shape, axes) for shape, nbytes in states) / configuration.num_stages
 
 
 @lru_cache(maxsize=4096)  # independent of schedules and cuts
@@ -263,7 +271,7 @@ def _op_seconds(roofline: Roofline, mesh: tuple[int, ...], samples: float) -> Fl
     lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(roofline.counts))
     for size in mesh:
         # An op of which an axis divides no dim runs whole on every device of the axis.
-        devices *= np.where((lengths % size == 0).any(axis=1), size, 1)
+        devices *= np.where(((lengths % size == 0) | roofline.dealt).any(axis=1), size, 1)
     seconds = np.asarray(roofline.launches + np.maximum(compute, memory) / devices)
     seconds.flags.writeable = False
     return seconds
@@ -315,6 +323,7 @@ def roofline(small: Folded, large: Folded, samples: tuple[int, int], costs: Cost
     lengths = _dim_lengths(small, large, common)
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
+    dealt = np.isin(lengths[0], [*dealt_lengths(small)]) & (slope == 0)
     states, moments = _state_shapes(small.pattern, costs.policy)
     per_moment_byte = _bytes_per_moment_byte(small.pattern, costs.policy)
     return Roofline(
@@ -324,6 +333,7 @@ def roofline(small: Folded, large: Folded, samples: tuple[int, int], costs: Cost
         compute,
         memory,
         dims,
+        dealt,
         states,
         moments,
         per_moment_byte,
@@ -389,7 +399,7 @@ def _dim_lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArr
 
 @lru_cache(maxsize=8)
 def _state_shapes(folded: Folded, policy: DtypePolicy) -> tuple[tuple[tuple[tuple[int, ...], float], ...], ...]:
-    """Shapes of resident tensors with the bytes per element of all tensors of each shape; moments last."""
+    """Shapes of resident tensors with the bytes of all tensors of each shape; moments last."""
     resident, _ = element_bytes(folded, policy)
     return tuple(tuple(_bytes_by_shape(folded, resident, moments=moments).items()) for moments in (False, True))
 
@@ -409,12 +419,13 @@ def _bytes_per_moment_byte(folded: Folded, policy: DtypePolicy) -> float:
 
 
 def _bytes_by_shape(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> dict[tuple[int, ...], float]:
-    """Bytes per element of all moments, or of all other states, by shape."""
+    """Bytes of all moments, or of all other states, by shape."""
     sizes: dict[tuple[int, ...], float] = {}
     for role, name, _ in _resident_states(folded):
         if (role is Role.MOMENT) == moments:
-            shape = folded.graph.values[name].shape
-            sizes[shape] = sizes.get(shape, 0.0) + resident[name]
+            value = folded.graph.values[name]
+            shape = freed(value.shape, folded)
+            sizes[shape] = sizes.get(shape, 0.0) + value.size * resident[name]
     return sizes
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from autopar.cost import Collective, CostModel, is_view
 from autopar.folding.block_interface import hand_overs
 from autopar.folding.fold import BlockKind, Folded, boundary_groups
-from autopar.folding.graph_facts import element_bytes, global_shapes
+from autopar.folding.graph_facts import dealt_lengths, element_bytes, global_shapes
 from autopar.folding.selective_recompute import selective_ops
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.tables import Memory
@@ -37,8 +37,8 @@ class SavedValue:
 def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
     """Upper bound on the number of shards: every mesh axis cuts one dim of the tensor or none.
 
-    >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4))
-    (12, 3)
+    >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4)), most_shards((0, 5), (3, 4))
+    (12, 3, 12)
     """
     if not axes:
         return 1
@@ -48,6 +48,12 @@ def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
             rest = (*shape[:dim], length // axes[0], *shape[dim + 1 :])
             most = max(most, axes[0] * most_shards(rest, axes[1:]))
     return most
+
+
+def freed(shape: tuple[int, ...], folded: Folded) -> tuple[int, ...]:
+    """Return a shape with 0, which every axis divides, for a dim that may be dealt out in uneven blocks."""
+    dealt = dealt_lengths(folded)
+    return tuple(0 if length in dealt else length for length in shape)
 
 
 def main_kind(folded: Folded) -> BlockKind:
@@ -78,7 +84,7 @@ def saved_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[SavedValue
         for name, saved in zip(op.outputs, kind.saved[position], strict=True):
             if name and saved and name not in written:
                 value = graph.values[name]
-                entries.append(SavedValue(memory, value.shape, value.size * resident[name]))
+                entries.append(SavedValue(memory, freed(value.shape, folded), value.size * resident[name]))
     for producers, arrivals in boundary_groups(folded):
         first_producer = producers[0]
         value = graph.values[
@@ -91,7 +97,7 @@ def saved_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[SavedValue
                     for producer, _ in arrival.producers
                 )
                 memory = Memory.HANDED if all(are_saved) else Memory.ARRIVED
-                entries.append(SavedValue(memory, value.shape, value.size * resident[value.name]))
+                entries.append(SavedValue(memory, freed(value.shape, folded), value.size * resident[value.name]))
     return tuple(entries)
 
 
@@ -100,7 +106,7 @@ class Storage:
     """A tensor in memory together with its views.
 
     Attributes:
-        shapes: Shapes of the tensor and its views.
+        shapes: Shapes of the tensor and its views, as of `freed`.
         bytes: Bytes of the whole tensor.
     """
 
@@ -140,7 +146,7 @@ def deferred_values(folded: Folded, costs: CostModel) -> tuple[Storage, ...]:
     resident, wire = element_bytes(folded, costs.policy)
     return tuple(
         Storage(
-            frozenset(graph.values[name].shape for name in names),
+            frozenset(freed(graph.values[name].shape, folded) for name in names),
             min(graph.values[name].size * min(resident[name], wire[name]) for name in names),
         )
         for names in views_of.values()
@@ -154,7 +160,7 @@ def received_values(folded: Folded, costs: CostModel, kind: int) -> tuple[tuple[
     interface, values = hand_overs(folded)[kind], folded.graph.values
     arriving, returning = (
         tuple(
-            Storage(frozenset({values[name].shape}), values[name].size * min(resident[name], wire[name]))
+            Storage(frozenset({freed(values[name].shape, folded)}), values[name].size * min(resident[name], wire[name]))
             for name in names
         )
         for names in (interface.forward_in, interface.backward_in)
@@ -203,7 +209,7 @@ def sharded_states(folded: Folded, costs: CostModel) -> tuple[ShardedState, ...]
     for value, is_parameter in sharded:
         entries.append(
             ShardedState(
-                Storage(frozenset({value.shape}), value.size * resident[value.name]),
+                Storage(frozenset({freed(value.shape, folded)}), value.size * resident[value.name]),
                 value.size * wire[value.name],
                 Collective.ALL_GATHER if is_parameter else Collective.REDUCE_SCATTER,
                 len(readers.get(value.name, ())) if is_parameter else 1,
@@ -230,7 +236,7 @@ def resident_states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple
     outputs = {name for op in kind.ops for name in op.outputs}
     resident, _ = element_bytes(folded, costs.policy)
     entries = [
-        Storage(frozenset({value.shape}), value.size * resident[value.name])
+        Storage(frozenset({freed(value.shape, folded)}), value.size * resident[value.name])
         for value in _unwritten_parameters(folded, kind)
     ]
     for state in graph.states:
@@ -238,5 +244,5 @@ def resident_states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple
             name = state.input if state.role is Role.PARAMETER else state.output
             if state.role in (Role.PARAMETER, Role.GRADIENT, Role.MOMENT):
                 value = graph.values[name]
-                entries.append(Storage(frozenset({value.shape}), value.size * resident[name]))
+                entries.append(Storage(frozenset({freed(value.shape, folded)}), value.size * resident[name]))
     return tuple(entries)

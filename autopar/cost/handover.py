@@ -105,14 +105,14 @@ class Pieces:
 
 
 def intervals(size: int, chunks: int, parts: int, part: int) -> list[tuple[int, int]]:
-    """Return the rows of a dim that one of its equal parts has, chunk by chunk.
+    """Return the rows of a dim that one of its parts has, chunk by chunk; of uneven parts the first are the largest.
 
-    >>> intervals(12, chunks=2, parts=3, part=1)
-    [(2, 4), (8, 10)]
+    >>> intervals(12, chunks=2, parts=3, part=1), intervals(10, chunks=1, parts=4, part=3)
+    ([(2, 4), (8, 10)], [(9, 10)])
     """
-    width = size // (chunks * parts)
+    width = -(-size // (chunks * parts))
     starts = (chunk * (size // chunks) + part * width for chunk in range(chunks))
-    return [(start, start + width) for start in starts]
+    return [(min(start, size), min(start + width, size)) for start in starts]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,10 +223,9 @@ def _segments(source: Division, target: Division, dim: int) -> tuple[IntArray, I
     """Return the longest ranges of a dim that are in one part of both: those parts, starts and stops, by start."""
     size = target.shape[dim]
     counts = [side.chunks[dim] * side.parts[dim] for side in (source, target)]
-    starts = np.unique(np.concatenate([np.arange(count) * (size // count) for count in counts]))
-    here, there = (
-        starts // (size // count) % side.parts[dim] for count, side in zip(counts, (source, target), strict=True)
-    )
+    widths = [max(1, -(-size // count)) for count in counts]
+    starts = np.unique(np.concatenate([np.arange(0, size, width) for width in widths]))
+    here, there = (starts // width % side.parts[dim] for width, side in zip(widths, (source, target), strict=True))
     return here, there, starts, np.append(starts[1:], size)
 
 

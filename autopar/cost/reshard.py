@@ -8,13 +8,15 @@ One move changes the placement on one mesh axis (bytes are those of the larger s
     P -> R         all_reduce      input
     P -> S(d)      reduce_scatter  input
 
-Nothing becomes P, and what a P stands for (a sum, a maximum) makes no difference. A dim in chunks moves like any other,
-if every chunk can be split; its number of chunks never changes. A dim split over several axes is split by the major
-axis first, so a move may split or join a dim on an axis only while no later axis splits the same dim. Cheapest paths
-over all placements that fit the tensor are found by Floyd and Warshall's algorithm.
+A dim that may be dealt out in uneven blocks (a vocabulary) lies so on one axis alone, and never moves to another dim
+directly: blocks are joined first. The largest block counts. Nothing becomes P, and what a P stands for (a sum, a
+maximum) makes no difference. A dim in chunks moves like any other, if every chunk can be split; its number of chunks
+never changes. A dim split over several axes is split by the major axis first, so a move may split or join a dim on an
+axis only while no later axis splits the same dim. Cheapest paths over all placements that fit the tensor are found by
+Floyd and Warshall's algorithm.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -80,25 +82,6 @@ def _collective(source: int, target: int) -> Collective | None:
     if source == _PARTIAL:
         return Collective.ALL_REDUCE if target == _REPLICATE else Collective.REDUCE_SCATTER
     return Collective.ALL_GATHER if target == _REPLICATE else Collective.ALL_TO_ALL
-
-
-def padded_move(axis: int, source: Placement, target: Placement, nbytes: float) -> Move:
-    """Return the move that splits or joins a padded dim.
-
-    Args:
-        axis: Index of the mesh axis.
-        source: Placement on that axis before.
-        target: Placement on that axis after; one of both is padded, the other no shard.
-        nbytes: Bytes on one device of the side that is whole.
-
-    >>> str(padded_move(0, Partial(), Shard(1, whole=10), 80.0))
-    'reduce_scatter[0] P->S(1:10)'
-    """
-    assert not (isinstance(source, Shard) and isinstance(target, Shard)), (
-        "other blocks of a padded dim are not asked for"
-    )
-    collective = _collective(_code(source), _code(target))
-    return Move(collective, axis, source, target, nbytes if collective else 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,7 +279,9 @@ class Reshards:
             old, new = int(codes[state, axis]), int(codes[following, axis])
             placement: Placement = Replicate()
             if new != _REPLICATE:
-                placement = Shard(new - _SHARD, self.chunks[new - _SHARD])
+                dim = new - _SHARD
+                is_dealt = self.shape[dim] % self.mesh.axes[axis].size > 0
+                placement = Shard(dim, self.chunks[dim], self.shape[dim] if is_dealt else 0)
             collective = _collective(old, new)
             nbytes = float(max(self._local[state], self._local[following])) if collective else 0.0
             seconds = float(self.seconds[state, following])  # a move on a cheapest way is the cheapest way there
@@ -330,6 +315,7 @@ def reshards(
     chunks: tuple[int, ...] = (),
     routing: Routing | None = None,
     parts: float = 1.0,
+    dealt: frozenset[int] = frozenset(),
 ) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
 
@@ -341,6 +327,7 @@ def reshards(
         chunks: Per dim, in how many chunks it is cut before it is sharded; one each by default.
         routing: Of rows of experts, dim 0 of which are the experts, which of these the tokens chose.
         parts: Bytes of what travels in one collective over those of the tensor, which pays its share of it.
+        dealt: Lengths of dims that may be dealt out in uneven blocks.
     """
     chunks = chunks or (1,) * len(shape)
     space = _space(len(shape), len(mesh.axes))
@@ -349,8 +336,14 @@ def reshards(
     local = prod(shape) * element_bytes / split.prod(axis=1)
     fitting = np.ones(len(local), bool)
     for dim, size in enumerate(shape):
-        pieces = np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1)
-        fitting &= size % np.where(pieces > 1, pieces * chunks[dim], 1) == 0
+        own = space.codes == dim + _SHARD
+        pieces = np.where(own, sizes, 1).prod(axis=1)
+        fits = size % np.where(pieces > 1, pieces * chunks[dim], 1) == 0
+        if size in dealt and chunks[dim] == 1:
+            is_dealt = ~fits & (own.sum(axis=1) == 1)
+            fits |= is_dealt
+            local *= np.where(is_dealt, -(-size // pieces) * pieces / size, 1.0)
+        fitting &= fits
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
         starts, sizes_of = np.unique(local[states], return_inverse=True)
@@ -396,6 +389,10 @@ def _between(
     leaving = np.zeros(edges.shape)
     for axis, collective, sources, targets in space.moves:
         fits = (places[sources] < other) & (places[targets] < other)
+        if collective is Collective.ALL_TO_ALL:
+            for dim, size in enumerate(shape):
+                if size % mesh.axes[axis].size:  # a dim that is dealt out, if it is split
+                    fits &= (space.codes[sources, axis] != dim + _SHARD) & (space.codes[targets, axis] != dim + _SHARD)
         before, after = sources[fits], targets[fits]
         here, there = places[before], places[after]
         if collective is None:
@@ -426,13 +423,18 @@ def _between(
 
 @dataclass(frozen=True, slots=True)
 class Resharder:
-    """Reshards by shape, each computed once."""
+    """Reshards by shape, each computed once.
+
+    Attributes:
+        mesh: The devices.
+        cost: What collectives cost.
+        dealt: Lengths of dims that may be dealt out in uneven blocks.
+    """
 
     mesh: Mesh
     cost: CostModel | Bucketed
-    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...], Routing | None, float], Reshards] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    dealt: frozenset[int] = frozenset()
+    _known: dict[Hashable, Reshards] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -446,16 +448,19 @@ class Resharder:
         chunks: tuple[int, ...] = (),
         routing: Routing | None = None,
         parts: float = 1.0,
+        dealt: frozenset[int] = frozenset(),
     ) -> Reshards:
         """Return the reshards of a tensor of this shape; the other arguments are as of `reshards`."""
-        key = (shape, element_bytes, chunks or (1,) * len(shape), routing, parts)
+        lengths = (self.dealt | dealt).intersection(shape)
+        key = (shape, element_bytes, chunks or (1,) * len(shape), routing, parts, lengths)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing, parts)
+            found = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing, parts, lengths)
+            self._known[key] = found
         return found
 
 
 @lru_cache(maxsize=2)  # while tables are written and blocks lowered for one mesh
-def bucketed(mesh: Mesh, costs: CostModel) -> Resharder:
+def bucketed(mesh: Mesh, costs: CostModel, dealt: frozenset[int] = frozenset()) -> Resharder:
     """Return the changes of placement on a mesh of what travels in buckets."""
-    return Resharder(mesh, Bucketed(costs))
+    return Resharder(mesh, Bucketed(costs), dealt)

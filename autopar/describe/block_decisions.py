@@ -28,13 +28,15 @@ def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, .
             op = folded.kinds[node.kind].ops[node.position]
             placed = known.get((index, strategy))
             if placed is None:
-                placed = known[index, strategy] = op_placement(op, node.options.by_axis(strategy), tables.mesh)
+                placed = known[index, strategy] = op_placement(
+                    op, node.options.by_axis(strategy), tables.mesh, folded.graph.values
+                )
             ops[node.kind][op.name] = placed
             continue
         assert node.value is not None
         assert node.placements is not None
         number = int(node.placements[strategy])
-        text = format_placements(tables.meaning.placements(node.value.name, number, len(tables.mesh.axes)))
+        text = format_placements(tables.meaning.placements(node.value.name, number, tables.mesh))
         match node.decision:
             case Decision.PARAMETER:
                 states[node.value.name] = ValuePlacement(node.value.name, text)

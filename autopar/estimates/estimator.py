@@ -30,6 +30,7 @@ from autopar.degrees import Degrees
 from autopar.errors import JobError
 from autopar.estimates.table import Table, schedule_of
 from autopar.events import Profile
+from autopar.folding.graph_facts import dealt_lengths
 from autopar.formulate.scheduled_step import scheduled_step
 from autopar.formulate.step_time import Pipeline, time_of
 from autopar.prediction import Predictor, check_work, in_context, kernels
@@ -183,7 +184,8 @@ class Estimator:
         )
         plan = self.predictor.planned(small, machine, self.stack, policy=self.policy)
         folded = self.predictor.workload.folded(small.samples)
-        resharder = Resharder(plan.device_mesh, CostModel(machine, self.policy, kernels(self.stack)))
+        costs = CostModel(machine, self.policy, kernels(self.stack))
+        resharder = Resharder(plan.device_mesh, costs, dealt_lengths(folded))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
         costs = priced(CostModel(machine, self.policy, self.stack), self.profile)
         costs = costs.overlapped() if schedule.hides_dispatch else costs

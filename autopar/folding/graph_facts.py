@@ -107,6 +107,39 @@ def _shapes_read(folded: Folded, kind: int) -> frozenset[tuple[int, ...]]:
     )
 
 
+def dealt_lengths(folded: Folded) -> frozenset[int]:
+    """Return the lengths of dims that may be dealt out in uneven blocks: those of vocabularies.
+
+    They are the numbers of classes that the loss tells apart; without a loss, those of results that are also the number
+    of rows of a table of parameters that is looked up.
+    """
+    return _dealt_lengths(folded.pattern)
+
+
+_SCORES = {"autopar::CrossEntropyStats": 0, "autopar::HeadStats": 1}
+"""Ops that score classes, and which of their inputs has these as its last dim: the scores, or the matrix that makes
+them."""
+
+
+def _axis(op: Op) -> int:
+    axis = op.attr("axis")
+    return axis if isinstance(axis, int) else 0
+
+
+@lru_cache(maxsize=32)
+def _dealt_lengths(folded: Folded) -> frozenset[int]:
+    values, parameters = folded.graph.values, states_of(folded).parameters
+    scored, looked_up = set(), set()
+    for op in (op for kind in folded.kinds for op in kind.ops):
+        if op.kind in _SCORES:
+            scored.add(values[op.inputs[_SCORES[op.kind]]].shape[-1])
+        elif op.kind == "Gather" and op.inputs[0] in parameters:
+            looked_up.add(values[op.inputs[0]].shape[_axis(op)])
+    if scored:
+        return frozenset(scored)
+    return frozenset(looked_up & {values[name].shape[-1] for name in folded.graph.outputs if values[name].shape})
+
+
 def gradient_terms(folded: Folded) -> frozenset[Producer]:
     """Return the terms of parameter gradients: values whose only use is to be summed into a gradient."""
     return _gradient_terms(folded.pattern)

@@ -23,6 +23,7 @@ from autopar.folding.gather_units import NO_UNIT, gather_units
 from autopar.folding.graph_facts import (
     beside_products,
     covering_ops,
+    dealt_lengths,
     element_bytes,
     fused_ops,
     gradient_terms,
@@ -85,14 +86,15 @@ class _Builder:
     ) -> None:
         self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
-        self.cache = OpCache(folded.graph, mesh, costs, folded.free)
+        dealt = dealt_lengths(folded)
+        self.cache = OpCache(folded.graph, mesh, costs, folded.free, dealt)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.bytes: list[Bytes] = []
         self.boundaries: list[Boundary] = []
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
-        self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
+        self.resharder, self.bucketed = Resharder(mesh, costs, dealt), bucketed(mesh, costs, dealt)
         self.units = gather_units(folded, costs, mesh.shape)
         self.leaving = tuple(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.leaves_nodes = any(self.leaving)

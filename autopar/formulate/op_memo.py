@@ -73,10 +73,13 @@ class OpCache:
         mesh: The devices.
         costs: The cost model.
         free: Values without a placement of their own, such as data and constants.
+        dealt: Lengths of dims that may be dealt out in uneven blocks.
     """
 
-    def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel, free: frozenset[str]) -> None:
-        self._graph, self._mesh, self._costs, self._free = graph, mesh, costs, free
+    def __init__(
+        self, graph: Graph, mesh: Mesh, costs: CostModel, free: frozenset[str], dealt: frozenset[int] = frozenset()
+    ) -> None:
+        self._graph, self._mesh, self._costs, self._free, self._dealt = graph, mesh, costs, free, dealt
         self._results: dict[Hashable, object] = {}
         # objects whose identity is part of a key, kept alive so that no other object gets this identity
         self._referenced: dict[int, object] = {}
@@ -89,7 +92,9 @@ class OpCache:
         operands = tuple((values[name].shape, name in self._free) if name else None for name in names)
         numbers = tuple(number_inside(self._graph, op, number) for number in self._divided(strategies))
         key = ("options", self._id(strategies), len(op.inputs), operands, numbers, _hashable(allowed))
-        return self._cached(key, lambda: options(self._graph, op, strategies, self._mesh, self._free, allowed))
+        return self._cached(
+            key, lambda: options(self._graph, op, strategies, self._mesh, self._free, allowed, dealt=self._dealt)
+        )
 
     def selected(self, options: OpStrategies, keep: NDArray[np.bool_]) -> OpStrategies:
         """Return the strategies of an op that a mask keeps."""
@@ -128,7 +133,7 @@ class OpCache:
         """Return the placement numbers of a value; see `op_strategies.all_placements`."""
         return self._cached(
             ("placements", shape, chunks, partial, _hashable(allowed)),
-            lambda: all_placements(shape, chunks, self._mesh, partial=partial, allowed=allowed),
+            lambda: all_placements(shape, chunks, self._mesh, partial=partial, allowed=allowed, dealt=self._dealt),
         )
 
     def prices(self, ways: Reshards, source: IntArray, target: IntArray) -> FloatArray:

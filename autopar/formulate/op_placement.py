@@ -1,20 +1,24 @@
 """Write the strategy of an op on a mesh into a plan: placements, divided and replaced attributes, halo rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.discover import Replaced, Scaled, Strategy
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Value
 from autopar.plan import DividedNumber, HaloRows, LocalKind, OpPlacement, ReplacedNumber
-from autopar.sharding import Mesh, Placements, format_placements
+from autopar.sharding import Mesh, Placements, format_placements, uneven
 
 
-def op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement:
-    """Return an op's placements and its changed attributes, given its strategy on each mesh axis."""
+def op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh, values: Mapping[str, Value]) -> OpPlacement:
+    """Return an op's placements and its changed attributes, given its strategy on each mesh axis.
+
+    Dims that an axis splits alone and does not divide are dealt out in uneven blocks.
+    """
 
     def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
         """Return the text per tensor; `placements` has one entry per axis, each with one placement per tensor."""
         return tuple(
-            format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True)
+            format_placements(uneven(values[name].shape, tuple(own), mesh)) if name else ""
+            for name, *own in zip(names, *placements, strict=True)
         )
 
     divisors: dict[Scaled, int] = {}

@@ -7,7 +7,8 @@ numbers.
 
 A product of one-axis strategies is a strategy on the mesh if
 
-- all sharded dims, chunks and divided numbers divide evenly;
+- all sharded dims, chunks and divided numbers divide evenly, or the dim is one that may be dealt out in uneven blocks
+  (a vocabulary), one axis alone splits it, no block is empty, and the strategy on that axis holds on uneven blocks;
 - at most one axis splits a dim that needs halo rows, and at most one is a ring;
 - no two axes replace a number of the op by different values;
 - if devices run a variant of the op that depends on the offset of their shard, all axes that split that dim use it.
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from autopar.discover import Halo, Local, Scaled, Strategy
 from autopar.ir.graph import Graph, Op
 from autopar.ir.rings import RINGS
-from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard, deals
 
 IntArray = NDArray[np.int64]
 
@@ -123,6 +124,7 @@ def options(
     free: frozenset[str],
     allowed: Sequence[NDArray[np.bool_]] | None = None,
     *,
+    dealt: frozenset[int] = frozenset(),
     pads: bool = False,
 ) -> OpStrategies:
     """Return the strategies of an op on a mesh, given its strategies on one axis.
@@ -136,7 +138,8 @@ def options(
         mesh: The devices.
         free: Values without a placement of their own, such as data and constants.
         allowed: Per axis a mask of allowed strategies; None for all. An axis with no allowed strategy is free.
-        pads: Whether a dim that one axis alone splits may be padded, of ops that work element by element.
+        dealt: Lengths of dims that may be dealt out in uneven blocks.
+        pads: Whether any dim that one axis alone splits may be, of ops that work element by element.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
@@ -155,6 +158,8 @@ def options(
     divides = sizes_D[None, :] % divisors_SD == 0
     if pads:
         divides |= (digits_SAT[:, :, tensor_D] == code_D).sum(axis=1) == 1
+    elif not dealt.isdisjoint(sizes_D.tolist()):
+        divides |= _deals(strategies, combos_SA, digits_SAT[:, :, tensor_D] == code_D, sizes_D, axis_A, dealt)
     valid = divides.all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
     valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
     valid &= _is_compatible(strategies, combos_SA, digits_SAT)
@@ -190,6 +195,35 @@ def options(
         sent,
         own[combos_SA].max(axis=1),
     )
+
+
+def _deals(
+    strategies: Sequence[Strategy],
+    combos_SA: IntArray,
+    splits_SAD: NDArray[np.bool_],
+    sizes_D: IntArray,
+    axis_A: IntArray,
+    lengths: frozenset[int],
+) -> NDArray[np.bool_]:
+    """Return for each combination and dim whether the dim is dealt out in uneven blocks, (S, D).
+
+    Args:
+        strategies: Those on one axis.
+        combos_SA: Which of them each axis takes.
+        splits_SAD: Whether an axis splits a dim.
+        sizes_D: Lengths of the dims.
+        axis_A: Sizes of the axes.
+        lengths: Lengths of dims that may be dealt out.
+    """
+    may_AD = np.array([[length in lengths and deals(length, size) for length in sizes_D.tolist()] for size in axis_A])
+    holds_SA = np.array([strategy.uneven for strategy in strategies])[combos_SA]
+    # All that an axis splits has one length: blocks of the same rows are together.
+    alike_SA = np.ones(combos_SA.shape, dtype=bool)
+    for length in set(sizes_D.tolist()) & lengths:
+        own = splits_SAD & (sizes_D == length)
+        alike_SA &= ~own.any(axis=2) | (own == splits_SAD).all(axis=2)
+    deals_SAD = splits_SAD & may_AD & (holds_SA & alike_SA)[:, :, None]
+    return np.asarray(deals_SAD.any(axis=1) & (splits_SAD.sum(axis=1) == 1))
 
 
 def _first_occurrences(rows: IntArray, bases: IntArray) -> IntArray:
@@ -317,8 +351,9 @@ def all_placements(
     *,
     partial: bool,
     allowed: Sequence[NDArray[np.bool_]] | None = None,
+    dealt: frozenset[int] = frozenset(),
 ) -> IntArray:
-    """Return the numbers of all placements of a tensor that divide evenly.
+    """Return the numbers of all placements of a tensor that divide evenly, or deal a dim out in uneven blocks.
 
     Args:
         shape: Global shape.
@@ -326,6 +361,7 @@ def all_placements(
         mesh: The devices.
         partial: Whether to list placements with Partial.
         allowed: Per axis a mask of allowed codes; None for all. An axis with no allowed code is free.
+        dealt: Lengths of dims that may be dealt out in uneven blocks.
     """
     rank = len(shape)
     numbers = []
@@ -334,12 +370,15 @@ def all_placements(
             continue
         left = list(shape)
         number = 0
+        alone = [digits.count(2 + dim) == 1 and chunks[dim] == 1 and shape[dim] in dealt for dim in range(rank)]
         for digit, axis in zip(digits, mesh.axes, strict=True):
             number = number * (rank + 2) + digit
             if digit >= 2:
-                if left[digit - 2] % (axis.size * chunks[digit - 2]):
+                length = left[digit - 2]
+                if length % (axis.size * chunks[digit - 2]) == 0:
+                    left[digit - 2] //= axis.size
+                elif not (alone[digit - 2] and deals(length, axis.size)):
                     break
-                left[digit - 2] //= axis.size
         else:
             numbers.append(number)
     return np.array(numbers, dtype=np.int64)
@@ -368,11 +407,18 @@ def is_partial(numbers: IntArray, rank: int, num_axes: int) -> NDArray[np.bool_]
 
 
 def local_sizes(shape: Sequence[int], numbers: IntArray, mesh: Mesh) -> NDArray[np.float64]:
-    """Return the elements on one device for each placement number; Replicate and Partial do not divide a tensor."""
+    """Return the elements on the device that has most for each placement number.
+
+    Replicate and Partial do not divide a tensor.
+    """
     rank = len(shape)
     left = numbers.copy()
     sizes = np.full(len(numbers), float(np.prod(shape, dtype=np.float64)))
     for axis in reversed(mesh.axes):
         left, digits = np.divmod(left, rank + 2)
-        sizes = np.where(digits >= 2, sizes / axis.size, sizes)
+        split = sizes / axis.size
+        for dim, length in enumerate(shape):
+            if length % axis.size:  # a placement that splits it deals it out
+                split = np.where(digits == 2 + dim, sizes / length * -(-length // axis.size), split)
+        sizes = np.where(digits >= 2, split, sizes)
     return sizes

@@ -21,7 +21,7 @@ from autopar.discover import Rule, Rules, Strategy
 from autopar.folding.fold import Folded, Producer, Source, boundary_groups
 from autopar.folding.graph_facts import gradient_terms, states_of
 from autopar.ir.graph import Op, Role
-from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replicate, Shard
+from autopar.sharding import REDUCTIONS, Mesh, Partial, Placement, Placements, Replicate, Shard, uneven
 
 Key = TypeVar("Key", bound=Hashable)
 Dim = tuple[str, int]
@@ -58,11 +58,12 @@ class PlacementSemantics:
             return (1,) * rank
         return tuple(self._chunks.get((name, dim), 1) for dim in range(rank))
 
-    def placements(self, value: str, number: int, num_axes: int) -> Placements:
+    def placements(self, value: str, number: int, mesh: Mesh) -> Placements:
         """Return the placements that a placement number of a value encodes (see `op_strategies.py`)."""
-        rank = len(self.folded.graph.values[value].shape)
+        shape = self.folded.graph.values[value].shape
+        rank = len(shape)
         found: list[Placement] = []
-        for _ in range(num_axes):
+        for _ in mesh.axes:
             number, digit = divmod(number, rank + 2)
             match digit:
                 case 0:
@@ -73,7 +74,7 @@ class PlacementSemantics:
                     found.append(Partial(reduce))
                 case _:
                     found.append(Shard(digit - 2, self.chunks(value)[digit - 2]))
-        return tuple(reversed(found))
+        return uneven(shape, tuple(reversed(found)), mesh)
 
     def strategies(self, op: Op) -> tuple[Strategy, ...]:
         """Return the strategies of an op on one mesh axis, with the chunks of its values filled in.

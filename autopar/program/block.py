@@ -7,15 +7,14 @@ reduced before they are summed over microbatches, and the reduction of the sums,
 Ops are rewritten for one device (`local_op.py`), so that every instruction can be executed as it stands.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from math import fsum, prod
+from math import fsum
 
 import numpy as np
 
 from autopar.cost import CostModel, Move, Resharder
-from autopar.cost.reshard import padded_move
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
@@ -45,7 +44,6 @@ from autopar.program.records import (
 from autopar.program.rerun_ops import run_again
 from autopar.sharding import (
     Mesh,
-    Placement,
     Placements,
     Replicate,
     Shard,
@@ -437,30 +435,13 @@ class BlockLowering:
         source: Placements,
         target: Placements,
         parts: float,
-    ) -> Iterator[Move]:
-        """Yield the changes of placement of a value; those that split or join a padded dim come first."""
-        shape = self.graph.values[name].shape
-        current, rest = list(source), list(target)
-        for index, (before, after) in enumerate(zip(source, target, strict=True)):
-            if before != after and (_is_padded(before) or _is_padded(after)):
-                current[index] = after
-                whole = [Replicate() if place == index else each for place, each in enumerate(source)]
-                nbytes = self.wire[name] * prod(local_shape(shape, tuple(whole), self.mesh))
-                yield padded_move(index, before, after, nbytes)
-        free = [index for index, placement in enumerate(rest) if not _is_padded(placement)]
-        if len(free) == len(rest):
-            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name), parts).path(
-                tuple(current), tuple(rest)
-            )
-            return
-        # The block of a padded dim stays where it is: the rest moves on the other axes, and splits it no further.
-        element, local = self.wire[name], list(shape)
-        for placement, axis in zip(rest, self.mesh.axes, strict=True):
-            if isinstance(placement, Shard) and placement.whole:
-                element, local[placement.dim] = element * placement.block(axis.size), 1
-        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks, parts=parts)
-        for move in found.path(tuple(current[index] for index in free), tuple(rest[index] for index in free)):
-            yield replace(move, axis=free[move.axis])
+    ) -> tuple[Move, ...]:
+        """Return the changes of placement of a value; states of the optimizer may be dealt out along any dim."""
+        dealt = frozenset(each.whole for each in (*source, *target) if isinstance(each, Shard) and each.whole)
+        found = resharder.of(
+            self.graph.values[name].shape, self.wire[name], chunks, self.routings.get(name), parts, dealt
+        )
+        return found.path(source, target)
 
     # Instructions.
 
@@ -564,16 +545,6 @@ class BlockLowering:
                 if passing:
                     add(Category.UPDATE, size * passing, owner)
         return totals
-
-
-@lru_cache(maxsize=16)  # a few meshes and costs at a time
-def _on_axes(resharder: Resharder, axes: tuple[int, ...]) -> Resharder:
-    """Return the changes of placement on some axes of a mesh."""
-    return Resharder(Mesh(tuple(resharder.mesh.axes[index] for index in axes)), resharder.cost)
-
-
-def _is_padded(placement: Placement) -> bool:
-    return isinstance(placement, Shard) and placement.whole > 0
 
 
 def _missing(draft: _Draft) -> list[str]:

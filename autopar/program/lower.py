@@ -9,7 +9,7 @@ from autopar.cost.reshard import bucketed
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver, hand_overs, instance_names
 from autopar.folding.fold import Folded
-from autopar.folding.graph_facts import element_bytes
+from autopar.folding.graph_facts import dealt_lengths, element_bytes
 from autopar.fusion_plan import OpGroup
 from autopar.plan import BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
@@ -63,7 +63,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         found = lower_blocks(
             blocks,
             folded,
-            Resharder(variant.device_mesh, costs),
+            Resharder(variant.device_mesh, costs, dealt_lengths(folded)),
             used,
             splits=SCHEDULES[plan.schedule].splits,
             groups=groups,
@@ -232,7 +232,7 @@ def lower_blocks(
     costs = resharder.cost
     assert isinstance(costs, CostModel), "what travels in buckets is told apart here"
     handed, sizes = _known(folded, costs.policy)
-    reshards = Reshards(resharder, bucketed(resharder.mesh, costs))
+    reshards = Reshards(resharder, bucketed(resharder.mesh, costs, resharder.dealt))
     lowered = {}
     before = known or {}
     for block in blocks:

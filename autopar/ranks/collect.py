@@ -13,7 +13,7 @@ from autopar.ranks.communicator import Communicator, Handle, Memory, Tensor
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.routes import stored
 from autopar.runtime.blocks import join
-from autopar.sharding import Mesh, Placements, Replicate, local_shape
+from autopar.sharding import Mesh, Placements, Replicate, local_shape, own_shape
 
 Array = NDArray[Any]
 
@@ -84,9 +84,10 @@ def collect(
     for item in items:
         stage, value = lowered.program.stages[item.stage], lowered.graph.values[item.tensor]
         if own == 0:
-            shape = local_shape(value.shape, item.placements, stage.mesh)
+            largest = local_shape(value.shape, item.placements, stage.mesh)
             blocks = []
-            for rank in range(*stage.devices):
+            for position, rank in enumerate(range(*stage.devices)):
+                shape = own_shape(largest, item.placements, stage.mesh, position)
                 tensor = share(item) if rank == 0 else memory.empty(shape, value.dtype)
                 if rank != 0:
                     communicator.receive(tensor, rank).wait()

@@ -14,7 +14,7 @@ from typing import Any
 from autopar.cost.collectives import Collective as Kind
 from autopar.program.records import Collective, Exchange
 from autopar.ranks.communicator import Communicator, Group, Handle, Memory, Tensor
-from autopar.sharding import Partial, Shard
+from autopar.sharding import Partial, Placement, Shard
 
 _NATIVE = ("sum", "max", "min", "prod")
 
@@ -122,10 +122,11 @@ def _begin_gathers(
 ) -> list[Pending]:
     """Start one all-gather of several tensors of one element type."""
     size = len(group)
-    blocks = memory.contiguous(memory.xp.concatenate([tensor.reshape((-1,)) for _, tensor in items], 0))
+    filled = [_filled(tensor, instruction.source, size, memory) for instruction, tensor in items]
+    blocks = memory.contiguous(memory.xp.concatenate([tensor.reshape((-1,)) for tensor in filled], 0))
     out = memory.blank(blocks, (size, *blocks.shape))
     handle = _Once(communicator.all_gather(out, blocks, group))
-    shapes = [tuple(tensor.shape) for _, tensor in items]
+    shapes = [tuple(tensor.shape) for tensor in filled]
     ends = [0, *accumulate(prod(shape) for shape in shapes)]
 
     def own(number: int) -> Tensor:
@@ -165,6 +166,7 @@ def _begin_sums(
 
     def own(number: int) -> Tensor:
         cut = memory.copy(out.reshape((-1,))[ends[number] : ends[number + 1]]).reshape(shapes[number])
+        cut = _own(cut, items[number][0].target, group, communicator, memory)
         return cut / size if reduce == "mean" else cut
 
     return [Pending(handle, partial(own, number)) for number in range(len(items))]
@@ -197,6 +199,27 @@ def _padded(tensor: Tensor, placement: Shard, size: int) -> Tensor:
     return tensor[(*(slice(None),) * placement.dim, rows)]
 
 
+def _filled(block: Tensor, placement: Placement, size: int, memory: Memory) -> Tensor:
+    """Return a device's block with as many rows as the largest one; nobody reads those that are added."""
+    if not isinstance(placement, Shard) or not placement.whole:
+        return block
+    shape = tuple(block.shape)
+    rows = placement.block(size) - shape[placement.dim]
+    if not rows:
+        return block
+    added = memory.filled(block, (*shape[: placement.dim], rows, *shape[placement.dim + 1 :]), 0)
+    return memory.xp.concatenate([block, added], placement.dim)
+
+
+def _own(block: Tensor, placement: Placement, group: Group, communicator: Communicator, memory: Memory) -> Tensor:
+    """Return the rows of a block that are the device's own, if the placement deals out uneven blocks."""
+    if not isinstance(placement, Shard) or not placement.whole:
+        return block
+    ends, index = (0, *placement.ends(len(group))), group.index(communicator.rank)
+    rows = ends[index + 1] - ends[index]
+    return memory.contiguous(block[(*(slice(None),) * placement.dim, slice(0, rows))])
+
+
 def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
     axes = list(range(len(tensor.shape)))
     axes.insert(target, axes.pop(source))
@@ -206,6 +229,7 @@ def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
 
 def all_gather(tensor: Tensor, placement: Shard, group: Group, communicator: Communicator, memory: Memory) -> Pending:
     """Start to gather the blocks of a group into copies."""
+    tensor = memory.contiguous(_filled(tensor, placement, len(group), memory))
     out = memory.blank(tensor, (len(group), *tensor.shape))
     handle = communicator.all_gather(out, tensor, group)
     return Pending(handle, lambda: memory.contiguous(merge(out, placement)))
@@ -236,13 +260,17 @@ def _reduce_scatter(
 ) -> Pending:
     size, xp = len(group), memory.xp
     pieces = memory.contiguous(split(tensor, target, size))
+
+    def own(block: Tensor) -> Tensor:
+        return _own(block, target, group, communicator, memory)
+
     if reduce in ("sum", "mean"):
         out = memory.blank(tensor, tuple(pieces.shape[1:]))
         handle = communicator.reduce_scatter(out, pieces, group)
-        return Pending(handle, lambda: out / size if reduce == "mean" else out)
+        return Pending(handle, lambda: own(out / size if reduce == "mean" else out))
     received = xp.empty_like(pieces)
     handle = communicator.all_to_all(received, pieces, group)
-    return Pending(handle, lambda: memory.contiguous(_reduced(received, reduce, xp)))
+    return Pending(handle, lambda: own(memory.contiguous(_reduced(received, reduce, xp))))
 
 
 def _reduced(pieces: Tensor, reduce: str, xp: Any) -> Tensor:

@@ -10,6 +10,7 @@ from math import prod
 from autopar.program.records import Crossing, StageProgram
 from autopar.ranks.communicator import Memory, Tensor
 from autopar.runtime.crossings import divisions
+from autopar.sharding import own_shape
 
 Place = tuple[slice, ...]
 """Where a box lies in the block of a device."""
@@ -61,7 +62,11 @@ def exchanged(crossing: Crossing, stages: Sequence[StageProgram], rank: int) -> 
             sends.setdefault(piece.receiver, []).append(source.place(rank - first, piece.box))
         if piece.receiver == rank:
             receives.setdefault(piece.sender, []).append(target.place(rank - other, piece.box))
-    return Exchanged(_parcels(sends), _parcels(receives), source.num_terms > 1, crossing.target.shape)
+    there = stages[crossing.receiver].mesh
+    position = rank - other
+    placed = crossing.target.placements
+    shape = own_shape(crossing.target.shape, placed, there, position) if receives else crossing.target.shape
+    return Exchanged(_parcels(sends), _parcels(receives), source.num_terms > 1, shape)
 
 
 def _parcels(places: dict[int, list[Place]]) -> tuple[Parcel, ...]:

@@ -7,12 +7,13 @@ because one sends in another order than the other one receives.
 
 from collections.abc import Iterator, Sequence
 
-from autopar.program.records import Crossing, SegmentPhase
+from autopar.program.records import Crossing, Operand, SegmentPhase
 from autopar.ranks.communicator import Communicator, Handle, Memory, Tensor
 from autopar.ranks.crossings import Exchanged, exchanged, pack, unpack
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.routes import Message, sent_in_order
 from autopar.schedule import Task
+from autopar.sharding import own_shape
 
 
 class Mailbox:
@@ -112,11 +113,16 @@ class Mailbox:
             message, made = next(self._coming[wanted.source])
             if message.target == self._group:
                 self._arrived[message, made.microbatch] = (
-                    self.receive_from(message.source, message.value.shape, message.dtype)
+                    self.receive_from(message.source, self._shape(message.value), message.dtype)
                     if message.crossing is None
                     else self.receive_pieces(message.crossing, message.dtype)
                 )
         return self._arrived.pop((wanted, microbatch))
+
+    def _shape(self, value: Operand) -> tuple[int, ...]:
+        """Return the shape of this rank's block of a value."""
+        mesh = self._lowered.program.stages[self._group].mesh
+        return own_shape(value.shape, value.placements, mesh, self._position)
 
     def receive_from(self, group: int, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Wait for the next tensor from the counterpart in another group."""

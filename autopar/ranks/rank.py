@@ -31,7 +31,7 @@ from autopar.ranks.stopwatch import Clock
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.schedule import SCHEDULES, Pass, Task
-from autopar.sharding import Placements, Shard, format_placements, local_shape
+from autopar.sharding import Placements, Shard, format_placements, local_shape, own_shape
 
 Array = NDArray[Any]
 Values = dict[str, Tensor]
@@ -276,8 +276,7 @@ class Rank:
         for tensor, placements in held(self._lowered, self.group):
             if tensor in self._gradients:
                 value = self._lowered.graph.values[tensor]
-                shape = local_shape(value.shape, placements, self._mesh)
-                self._held[tensor, placements] = self._memory.zeros(shape, value.dtype)
+                self._held[tensor, placements] = self._memory.zeros(self._shape(value.shape, placements), value.dtype)
 
     def _backward(self, chunk: int, *, is_last: bool) -> _Backward:
         """Return a backward of a stage that is about to run."""
@@ -642,8 +641,12 @@ class Rank:
         elif refresh.crossing is not None:
             self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_pieces(refresh.crossing, refresh.dtype)
         else:
-            shape = local_shape(refresh.shape, refresh.copy, self._mesh)
+            shape = self._shape(refresh.shape, refresh.copy)
             self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
+
+    def _shape(self, shape: tuple[int, ...], placements: Placements) -> tuple[int, ...]:
+        """Return the shape of this rank's block of a tensor."""
+        return own_shape(local_shape(shape, placements, self._mesh), placements, self._mesh, self.position)
 
     def _gathered(self, tensor: Tensor, placements: Placements) -> Tensor:
         """Return the whole tensor of which this rank has a share."""

@@ -26,7 +26,7 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.rings import CompiledRing, RingModel, ring_model
 from autopar.ranks.routes import forms
 from autopar.runtime.blocks import scatter
-from autopar.sharding import Mesh, Shard
+from autopar.sharding import Mesh, Shard, own_shape
 
 Array = NDArray[Any]
 
@@ -203,8 +203,8 @@ class SegmentCompiler:
             node, numbers = self._node(instruction, f"number.{index}")
             nodes.append(node)
             known.update(numbers)
-        ports = [Port(name, operand.shape, types[name]) for name, operand in inputs.items()]
-        results = [Port(name, operand.shape, types[name]) for name, operand in outputs.items() if name in wanted]
+        ports = [Port(name, self._shape(operand), types[name]) for name, operand in inputs.items()]
+        results = [Port(name, self._shape(operand), types[name]) for name, operand in outputs.items() if name in wanted]
         model = assemble(nodes, ports, results, known, self._lowered.graph.opset)
         return RunModel(run, model, tuple(ports), tuple(results))
 
@@ -235,19 +235,23 @@ class SegmentCompiler:
         results = tuple("" if operand is None else operand.value for operand in instruction.outputs)
         return Node(op.kind, op.attrs, tuple(names), results), numbers
 
+    def _shape(self, operand: Operand) -> tuple[int, ...]:
+        """Return the shape of the rank's own block of a value."""
+        return own_shape(operand.shape, operand.placements, self._mesh, self._position)
+
     def _coordinates(self) -> tuple[int, ...]:
         return tuple(int(index) for index in np.unravel_index(self._position, self._mesh.shape))
 
 
 def _own_rows(count: int, target: Shard, size: int, coordinate: int) -> Array:
-    """Return which rows of a whole dim a device keeps; of a padded one the last is there again where none is left.
+    """Return which rows of a whole dim a device keeps.
 
     >>> _own_rows(12, Shard(0, chunks=2), 3, 1).tolist()
     [2, 3, 8, 9]
     """
     if target.whole:
-        rows = np.arange(target.block(size), dtype=np.int64) + coordinate * target.block(size)
-        return np.minimum(rows, count - 1)
+        ends = (0, *target.ends(size))
+        return np.arange(ends[coordinate], ends[coordinate + 1], dtype=np.int64)
     return np.arange(count, dtype=np.int64).reshape(target.chunks, size, -1)[:, coordinate].reshape(-1)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.program.records import Start
-from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, own_shape
 
 Array = NDArray[Any]
 Blocks = list[Array]
@@ -38,9 +38,7 @@ def split(array: Array, placement: Placement, size: int) -> Blocks:
     """
     match placement:
         case Shard(dim, _, whole) if whole:
-            rows = [(0, 0)] * array.ndim
-            rows[dim] = (0, placement.block(size) * size - whole)
-            return np.split(np.pad(array, rows), size, axis=dim)
+            return np.split(array, placement.ends(size)[:-1], axis=dim)
         case Shard(dim, chunks):
             pieces = np.split(array, size * chunks, axis=dim)
             return pieces if chunks == 1 else [np.concatenate(pieces[i::size], axis=dim) for i in range(size)]
@@ -58,8 +56,8 @@ def join(parts: Sequence[Array], placement: Placement) -> Array:
         ProgramError: If copies differ: the devices did not compute the same.
     """
     match placement:
-        case Shard(dim, _, whole) if whole:
-            return np.concatenate(parts, axis=dim)[(*(slice(None),) * dim, slice(0, whole))]
+        case Shard(dim, 1):
+            return np.concatenate(parts, axis=dim)
         case Shard(dim, chunks):
             rows = zip(*(np.split(part, chunks, axis=dim) for part in parts), strict=True)
             return np.concatenate([piece for chunk in rows for piece in chunk], axis=dim)
@@ -153,7 +151,22 @@ def move_together(
         parts: dict[int, list[Array]] = {id(block): np.split(block, ends, axis=1) for block in moved}
         for place, (number, (_, shape)) in enumerate(zip(numbers, shapes, strict=True)):
             cut = {key: own[place].reshape(shape) for key, own in parts.items()}
-            found[number] = [cut[id(block)] for block in moved]
+            found[number] = _own_blocks([cut[id(block)] for block in moved], axis, moves[number][1], mesh)
+    return found
+
+
+def _own_blocks(blocks: Blocks, axis: int, placement: Placement, mesh: Mesh) -> Blocks:
+    """Return equal blocks without the rows that pad them, if the placement deals out uneven ones."""
+    if not isinstance(placement, Shard) or not placement.whole:
+        return blocks
+    own: dict[tuple[int, int], Array] = {}
+    found = []
+    for rank, block in enumerate(blocks):
+        index = rank // mesh.axes[axis].stride % mesh.axes[axis].size
+        if (id(block), index) not in own:
+            rows = own_shape(block.shape, (placement,), Mesh.of(axis=mesh.axes[axis].size), index)[placement.dim]
+            own[id(block), index] = block[(*(slice(None),) * placement.dim, slice(0, rows))]
+        found.append(own[id(block), index])
     return found
 
 
@@ -170,7 +183,13 @@ def _places(blocks: Blocks) -> list[int]:
 
 def _rows(block: Array, target: Placement, size: int) -> Array:
     """Return what a device hands to a collective: its array as one row, or the share of each device as a row."""
-    return np.stack(split(block, target, size)) if isinstance(target, Shard) else block[None]
+    if not isinstance(target, Shard):
+        return block[None]
+    if target.whole:
+        width = [(0, 0)] * block.ndim
+        width[target.dim] = (0, target.block(size) * size - target.whole)
+        return np.stack(np.split(np.pad(block, width), size, axis=target.dim))
+    return np.stack(split(block, target, size))
 
 
 def exchange(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:

@@ -11,6 +11,7 @@ from autopar.program.crossings import holding
 from autopar.program.records import Crossing, StageProgram
 from autopar.program.verify.shapes import whole_shape
 from autopar.runtime.blocks import Blocks
+from autopar.sharding import own_shape
 
 Array = NDArray[Any]
 
@@ -37,10 +38,11 @@ def deliver(crossing: Crossing, blocks: Blocks, stages: Sequence[StageProgram]) 
         coming[piece.receiver].append((i, source.place(i, piece.box), target.place(j, piece.box)))
     known: dict[object, Array] = {}
     received = []
-    for parts in coming.values():
-        key = str([(id(blocks[sender]), *places) for sender, *places in parts])
+    for position, parts in enumerate(coming.values()):
+        shape = own_shape(crossing.target.shape, crossing.target.placements, there.mesh, position)
+        key = str((shape, [(id(blocks[sender]), *places) for sender, *places in parts]))
         if key not in known:
-            known[key] = np.zeros(crossing.target.shape, blocks[0].dtype)
+            known[key] = np.zeros(shape, blocks[0].dtype)
             for sender, taken, put in parts:
                 if source.num_terms > 1:
                     known[key][put] += blocks[sender][taken]

@@ -47,7 +47,7 @@ from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, lines
 from autopar.runtime.crossings import deliver
 from autopar.runtime.shard_check import Check
 from autopar.schedule import SCHEDULES, Pass, Task, topological_order
-from autopar.sharding import Axis, Mesh, Placement, Placements, Replicate
+from autopar.sharding import Axis, Mesh, Placement, Placements, Replicate, own_shape
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
@@ -512,7 +512,7 @@ class _Step:
         for (activity, instruction), blocks in zip(found, moved, strict=True):
             activity.todo.remove(instruction)
             activity.values[defines(instruction)[0].value] = blocks
-            _check_shapes(instruction, activity.values, f"block {activity.block} {activity.phase}")
+            _check_shapes(instruction, activity.values, stage.mesh, f"block {activity.block} {activity.phase}")
             self._hold(instruction, activity)
         self._departed[self._groups[stage.index]].append(bucket.name)
 
@@ -571,7 +571,7 @@ class _Step:
                 values[result.value] = [copies[id(block)] for block in values[operand.value]]
             case _:
                 assert_never(instruction)
-        _check_shapes(instruction, values, where)
+        _check_shapes(instruction, values, mesh, where)
 
     def _hold(self, instruction: Instruction, activity: _Activity) -> None:
         """Hold what an instruction has computed against the unpartitioned graph, if that is asked for.
@@ -658,14 +658,14 @@ class _Step:
                 values[operand.value] = [made[rank][slot] for rank in range(mesh.size)]
 
 
-def _check_shapes(instruction: Instruction, values: Mapping[str, Blocks], where: str) -> None:
+def _check_shapes(instruction: Instruction, values: Mapping[str, Blocks], mesh: Mesh, where: str) -> None:
     """Check that the results of an instruction have the shapes that the program states.
 
     Raises:
         ProgramError: If one has another shape.
     """
     for operand in defines(instruction):
-        for block in values[operand.value]:
-            if block.shape != operand.shape:
+        for position, block in enumerate(values[operand.value]):
+            if block.shape != own_shape(operand.shape, operand.placements, mesh, position):
                 line = format_instruction(instruction)
                 raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")

@@ -161,7 +161,7 @@ def _decided(state: State, tables: Tables, choice: Choice, axes: frozenset[int],
             assert node.value is not None
             assert node.placements is not None
             number = int(node.placements[strategy])
-            placements = tables.meaning.placements(node.value.name, number, len(topology.mesh.axes))
+            placements = tables.meaning.placements(node.value.name, number, topology.mesh)
             for axis, placement in enumerate(placements):
                 dim = sharded_dim(placement)
                 if dim is not None and axis in axes:

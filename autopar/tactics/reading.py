@@ -1,6 +1,7 @@
 """Plans read back as schedules of tactics: those people would name where they agree, the rest as it stands."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from autopar.context_parallelism import CONTEXT_KINDS
@@ -9,7 +10,7 @@ from autopar.errors import PlanError, TacticError
 from autopar.folding.fold import Folded
 from autopar.formulate.op_placement import op_placement
 from autopar.plan import OpPlacement, Plan
-from autopar.sharding import parse_placements
+from autopar.sharding import Placement, Shard, parse_placements
 from autopar.tactics.apply import Applier, Splitting
 from autopar.tactics.records import (
     ContextParallel,
@@ -104,7 +105,7 @@ def chosen_in(plan: Plan, topology: Topology) -> dict[OpKey, dict[int, int]]:
 
 
 def _numbers(topology: Topology, key: OpKey, placed: OpPlacement) -> tuple[int, ...] | None:
-    op, strategies = topology.ops[key], topology.strategies(key)
+    op, strategies, values = topology.ops[key], topology.strategies(key), topology.folded.graph.values
     texts = (*placed.inputs, *placed.outputs)
     by_axis = []
     for axis in range(len(topology.mesh.axes)):
@@ -114,15 +115,20 @@ def _numbers(topology: Topology, key: OpKey, placed: OpPlacement) -> tuple[int, 
                 number
                 for number, strategy in enumerate(strategies)
                 if all(
-                    own in (None, other)
-                    for own, other in zip(wanted, (*strategy.inputs, *strategy.outputs), strict=True)
+                    _is_of(own, other) for own, other in zip(wanted, (*strategy.inputs, *strategy.outputs), strict=True)
                 )
             ]
         )
     for numbers in product(*by_axis):
-        if op_placement(op, [strategies[number] for number in numbers], topology.mesh) == placed:
+        if op_placement(op, [strategies[number] for number in numbers], topology.mesh, values) == placed:
             return numbers
     return None
+
+
+def _is_of(placement: Placement | None, strategy: Placement) -> bool:
+    """Whether a placement, if there is one, is what a strategy says; it may deal a dim out in uneven blocks."""
+    even = replace(placement, whole=0) if isinstance(placement, Shard) else placement
+    return even in (None, strategy)
 
 
 def _named(plan: Plan) -> Iterator[Splitting]:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from autopar.context_parallelism import ContextKind
 from autopar.discover import Rules, Strategy
 from autopar.folding.fold import Folded, Source, boundary_groups
+from autopar.folding.graph_facts import dealt_lengths
 from autopar.formulate.op_strategies import OpStrategies, options
 from autopar.formulate.placement_semantics import PlacementSemantics, meaning
 from autopar.ir.graph import Op, Phase, Role
-from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard, deals
 
 OpKey = tuple[int, int]
 """Kind of block and position of an op in it."""
@@ -59,6 +60,7 @@ class Topology:
         self.folded, self.mesh = folded, mesh
         self.meaning: PlacementSemantics = meaning(folded, rules, any_terms=True)
         graph = folded.graph
+        self.dealt = dealt_lengths(folded)
         self.ops: dict[OpKey, Op] = {
             (kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)
         }
@@ -148,7 +150,7 @@ class Topology:
             op = self.ops[key]
             strategies = sorted(self.meaning.strategies(op), key=_order)
             graph, free = self.folded.graph, self.folded.free
-            self._by_op[key] = options(graph, op, strategies, self.mesh, free, pads=self.pads(key))
+            self._by_op[key] = options(graph, op, strategies, self.mesh, free, dealt=self.dealt, pads=self.pads(key))
         return self._by_op[key]
 
     def pads(self, key: OpKey) -> bool:
@@ -226,12 +228,14 @@ class State:
         return value.shape[dim] % pieces == 0
 
     def pads(self, name: str, dim: int, axis: int) -> bool:
-        """Whether an axis can split a dim of a parameter, or of what its optimizer keeps, that is padded for it."""
+        """Whether an axis can deal out a dim in uneven blocks: a vocabulary, or a dim of a parameter or its state."""
         cls = self.topology.of(name)
         others = [decided.dim for other, decided in self.splits.get(cls, {}).items() if other != axis]
         size = self.topology.folded.graph.values[name].shape[dim]
         alone = dim not in others and self.topology.meaning.chunks(name)[dim] == 1
-        return cls in self.topology.stateful and alone and size >= self.topology.mesh.axes[axis].size
+        count = self.topology.mesh.axes[axis].size
+        is_dealt = size in self.topology.dealt and deals(size, count)
+        return alone and (is_dealt or (cls in self.topology.stateful and size >= count))
 
     def decide(self, name: str, axis: int, dim: int, tactic: int) -> bool:
         """Split a class, or pin it; return False if that was decided before, or the dim cannot be divided or padded."""

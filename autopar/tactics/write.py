@@ -5,14 +5,13 @@ unless all readers pass them on.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from autopar.discover import Strategy
 from autopar.folding.fold import BlockKind, Source
 from autopar.formulate.op_placement import op_placement
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
-from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements, padded, parse_placements
+from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements, uneven
 from autopar.tactics.state import OpKey, State, is_partial
 from autopar.tactics.terms import left, passes_terms
 
@@ -59,18 +58,16 @@ class Writer:
                 found.append(Replicate())
             else:
                 found.append(Shard(decided.dim, chunks[decided.dim]))
-        return self._padded(name, tuple(found))
+        return self._uneven(name, tuple(found))
 
-    def _padded(self, name: str, placements: Placements) -> Placements:
-        """Return placements of a value with dims that are padded marked; only those of states are."""
-        if self.topology.of(name) not in self.topology.stateful:
-            return placements
-        return padded(self.topology.folded.graph.values[name].shape, placements, self.topology.mesh)
+    def _uneven(self, name: str, placements: Placements) -> Placements:
+        """Return placements of a value with dims that are dealt out in uneven blocks marked."""
+        return uneven(self.topology.folded.graph.values[name].shape, placements, self.topology.mesh)
 
     def home(self, key: OpKey, slot: int) -> Placements:
         """Return how an op leaves an output."""
         found = tuple(strategy.outputs[slot] for strategy in self.by_axis(key))
-        return self._padded(self.topology.ops[key].outputs[slot], found)
+        return self._uneven(self.topology.ops[key].outputs[slot], found)
 
     def reduced(self, key: OpKey, slot: int) -> Placements:
         """Return how an output lies once the terms nobody passes on are reduced."""
@@ -141,19 +138,9 @@ class Writer:
         return [self._op((kind.id, position), op) for position, op in enumerate(kind.ops)]
 
     def _op(self, key: OpKey, op: Op) -> OpPlacement:
-        """Return how an op runs; of ops that work element by element dims may be padded."""
-        found = op_placement(op, self.by_axis(key), self.topology.mesh)
-        if not self.topology.pads(key):
-            return found
-
-        def texts(names: Sequence[str], placed: Sequence[str]) -> tuple[str, ...]:
-            values, mesh = self.topology.folded.graph.values, self.topology.mesh
-            return tuple(
-                format_placements(padded(values[name].shape, parse_placements(text), mesh)) if text else text
-                for name, text in zip(names, placed, strict=True)
-            )
-
-        return replace(found, inputs=texts(op.inputs, found.inputs), outputs=texts(op.outputs, found.outputs))
+        """Return how an op runs."""
+        topology = self.topology
+        return op_placement(op, self.by_axis(key), topology.mesh, topology.folded.graph.values)
 
     def _results(self, kind: BlockKind) -> list[ValuePlacement]:
         """Return how results of the model leave it: in no terms."""

@@ -6,6 +6,7 @@ later axis splits it. Programs that are only timed say nothing of placements, an
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import TypeGuard
 
 from autopar.errors import ProgramError
 from autopar.ir.rings import RINGS
@@ -133,10 +134,11 @@ def _start_problem(start: Start, inputs: Sequence[Operand | None], mesh: Mesh) -
         return f"the op is told where its block starts on axes {names or 'of none'}, not in the order of mesh {mesh}"
     for operand in filter(None, inputs):
         split = {operand.placements[position] for position in positions}
-        if any(split == {Shard(dim)} for dim, rows in enumerate(operand.shape) if rows == start.rows):
+        wanted = [dim for dim, rows in enumerate(operand.shape) if rows == start.rows]
+        if any(all(_splits(each, dim) and each.chunks == 1 for each in split) for dim in wanted):
             return ""
     return f"the op is told where its block starts, but no input has {start.rows} rows of a dim split over {names}"
 
 
-def _splits(placement: Placement, dim: int) -> bool:
+def _splits(placement: Placement, dim: int) -> TypeGuard[Shard]:
     return isinstance(placement, Shard) and placement.dim == dim
