@@ -181,6 +181,11 @@ def hides_dispatch(facts: Facts) -> bool:
     return facts.ep > 1 and (_stack(facts).hides_dispatch or SCHEDULES[facts.plan.schedule].hides_dispatch)
 
 
+def overlaps_shared(facts: Facts) -> bool:
+    """Return whether tokens travel to experts beside the shared experts of their own layer."""
+    return facts.ep > 1 and _stack(facts).covers_rows and not hides_dispatch(facts) and facts.shared_experts
+
+
 def _has_experts(facts: Facts) -> bool:
     return facts.sizes is not None and facts.sizes.experts > 0
 
@@ -210,6 +215,10 @@ def _without_tp_overlap(stack: Stack) -> Stack:
 
 def _without_dispatch_overlap(stack: Stack) -> Stack:
     return replace(stack, hides_dispatch=False)
+
+
+def _without_shared_overlap(stack: Stack) -> Stack:
+    return replace(stack, overlaps_shared=False)
 
 
 def _dispatching_by_all_to_all(stack: Stack) -> Stack:
@@ -335,6 +344,14 @@ def _plain_dispatch(name: str) -> Callable[[Facts], Answer]:
         return Inherent("all-to-all is what it dispatches by")
 
     return answer
+
+
+def _megatron_shared(facts: Facts) -> Answer:
+    if _stack(facts).dispatch == "per-node" and not _capacity(facts):
+        return Otherwise("Megatron-LM does so with the alltoall dispatcher only", _without_shared_overlap)
+    if "shared_experts" in facts.recompute_modules:
+        return Otherwise("Megatron-LM refuses that where shared experts alone run again", _without_shared_overlap)
+    return Told({"--moe-shared-expert-overlap": True})
 
 
 def _megatron_attention(facts: Facts) -> Answer:
@@ -582,6 +599,18 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
             "deepspeed": Otherwise("DeepSpeed waits for the dispatch", _without_dispatch_overlap),
             "fsdp": Otherwise("FSDP deals out no experts", _without_dispatch_overlap),
             "maxtext": Otherwise("MaxText waits for the dispatch", _without_dispatch_overlap),
+        },
+    ),
+    Assumption(
+        "dispatch beside shared experts",
+        overlaps_shared,
+        lambda _: "tokens travel to experts and back beside the shared experts of their layer",
+        {
+            "megatron": _megatron_shared,
+            "torchtitan": Otherwise("torchtitan waits for the dispatch", _without_shared_overlap),
+            "deepspeed": Otherwise("DeepSpeed waits for the dispatch", _without_shared_overlap),
+            "fsdp": Otherwise("FSDP deals out no experts", _without_shared_overlap),
+            "maxtext": Otherwise("MaxText waits for the dispatch", _without_shared_overlap),
         },
     ),
     Assumption(

@@ -23,6 +23,7 @@ from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.folding.graph_facts import layer_kinds
 from autopar.folding.selective_recompute import modules_of
+from autopar.folding.shared_experts import shared_expert_ops
 from autopar.frameworks.buckets import OneSize, Units
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
@@ -123,6 +124,7 @@ class Facts:
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
         units: The best units of whole layers likewise.
+        shared_experts: Whether layers have experts that every token uses, beside routed ones.
     """
 
     plan: Plan
@@ -152,6 +154,7 @@ class Facts:
     bucket: OneSize | None = None
     units: Units | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
+    shared_experts: bool = False
 
     @property
     def hosted_share(self) -> float:
@@ -327,6 +330,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         lost=tuple(lost),
         recompute_modules=modules,
         recompute_beside=beside,
+        shared_experts=bool(shared_expert_ops(folded)),
         modules=_layer_modules(folded),
         cp_kinds=kinds,
     )
