@@ -13,6 +13,7 @@ from autopar.cluster import cluster_from_dict
 from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
+from autopar.frameworks.abilities import ABILITIES, nearest_context
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.known import ROTATE_METHODS
 from autopar.schedule import SCHEDULES
@@ -283,14 +284,15 @@ def _megatron_context(facts: Facts) -> Answer:
         inner = prod(found.axis.size for found in facts.axes if found.role == "cp" and found.axis.stride == facts.tp)
         sizes = (inner, facts.cp // inner)
         return Told({"--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": sizes})
-    return Told({"--cp-comm-type": CP_COMM_TYPES[facts.cp_kind or "gather"]})
+    return Told({"--cp-comm-type": CP_COMM_TYPES[nearest_context(facts, ABILITIES["megatron"]) or "gather"]})
 
 
-def _context_among(known: Mapping[str, Answer], name: str) -> Callable[[Facts], Answer]:
+def _context_among(known: Mapping[str, Answer], target: str) -> Callable[[Facts], Answer]:
     def answer(facts: Facts) -> Answer:
-        if len(facts.cp_kinds) == 1 and facts.cp_kind in known:
+        ability = ABILITIES[target]
+        if len(facts.cp_kinds) == 1 and nearest_context(facts, ability) == facts.cp_kind and facts.cp_kind in known:
             return known[facts.cp_kind]
-        return Otherwise(f"{name} has none of this kind")
+        return Otherwise(f"{ability.name} has none of this kind")
 
     return answer
 
@@ -564,12 +566,12 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
         {
             "megatron": _megatron_context,
             "torchtitan": _context_among({"gather": Inherent("FlexAttention gathers keys and values")}, "torchtitan"),
-            "deepspeed": _context_among({"ulysses": Inherent("UlyssesSPAttentionHF")}, "DeepSpeed"),
+            "deepspeed": _context_among({"ulysses": Inherent("UlyssesSPAttentionHF")}, "deepspeed"),
             "fsdp": _context_among(
-                {kind: Told({"parallelism.cp_comm_strategy": name}) for kind, name in ROTATE_METHODS.items()}, "FSDP2"
+                {kind: Told({"parallelism.cp_comm_strategy": name}) for kind, name in ROTATE_METHODS.items()}, "fsdp"
             ),
             "maxtext": _context_among(
-                {kind: Told({"context_parallel_strategy": name}) for kind, name in _MAXTEXT_CONTEXT.items()}, "MaxText"
+                {kind: Told({"context_parallel_strategy": name}) for kind, name in _MAXTEXT_CONTEXT.items()}, "maxtext"
             ),
         },
     ),
