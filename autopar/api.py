@@ -64,6 +64,7 @@ def solve(
     stack: str | Path | Stack = NEAREST,
     precision: str = "mixed",
     recompute_modules: tuple[str, ...] = (),
+    shared_expert_overlap: bool | None = None,
     cache_dir: str | Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -108,6 +109,8 @@ def solve(
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         recompute_modules: Modules that selective recompute runs again, names of
             `autopar.recompute.RECOMPUTE_MODULES`; none for what frees the most bytes for its seconds.
+        shared_expert_overlap: Whether tokens travel to experts and back beside the shared experts of their layer; None
+            for what the stack says.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing. A plan found before for
             the same content (model, cluster, job, effort, this autopar) is returned at once, with `search.cached`.
         progress: Told how far the search is.
@@ -158,7 +161,7 @@ def solve(
         wanted = read_pins(pins)
         runs = None if wanted else restriction.runner(framework, model)
         pins = restriction.kept_to(framework, wanted, model=model, gpus=gpus, cluster=cluster, dims=dims)
-        stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules)
+        stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules, model)
         kinds = restriction.kinds_of_recompute(framework, pins) if mode == "train" and dump_problem is None else ()
     request = JobRequest(
         model,
@@ -175,6 +178,7 @@ def solve(
         stack=stack,
         precision=precision,
         recompute_modules=recompute_modules,
+        shared_expert_overlap=shared_expert_overlap,
         pins=pins,
         profile=profile,
         cache_dir=cache_dir,

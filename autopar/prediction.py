@@ -269,6 +269,7 @@ def predict(
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
     recompute_modules: tuple[str, ...] = (),
+    shared_expert_overlap: bool | None = None,
     first_layers: int = 0,
     profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
@@ -296,6 +297,8 @@ def predict(
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         recompute_modules: Modules that selective recompute runs again, names of
             `autopar.recompute.RECOMPUTE_MODULES`; none for what the stack says.
+        shared_expert_overlap: Whether tokens travel to experts and back beside the shared experts of their layer; None
+            for what the stack says.
         first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
         profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
             None for formulas alone.
@@ -317,6 +320,7 @@ def predict(
         lora=lora,
         precision=precision,
         recompute_modules=recompute_modules,
+        shared_expert_overlap=shared_expert_overlap,
         profile=profile,
         cache_dir=cache_dir,
     )
@@ -377,12 +381,13 @@ def open_setting(
     lora: str | Path | Lora | None = None,
     precision: str = "mixed",
     recompute_modules: tuple[str, ...] = (),
+    shared_expert_overlap: bool | None = None,
     profile: str | Path | Profile | None = None,
     cache_dir: str | Path | None = None,
 ) -> Setting:
     """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    software = resolve_stack(stack, machine).recomputing(recompute_modules)
+    software = resolve_stack(stack, machine).recomputing(recompute_modules).overlapping_shared(shared_expert_overlap)
     workload = open_workload(
         model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, sync_batchnorm=sync_batchnorm,
         fusion=software.fusion, lora=lora, cache_dir=cache_dir,

@@ -37,6 +37,8 @@ class JobRequest:
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         recompute_modules: Modules that selective recompute runs again, names of
             `autopar.recompute.RECOMPUTE_MODULES`; none for what the stack says.
+        shared_expert_overlap: Whether tokens travel to experts and back beside the shared experts of their layer; None
+            for what the stack says.
         pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         profile: Measured events that count in place of formulas: folder that `autopar profile` wrote, or a record;
             None for formulas alone.
@@ -58,6 +60,7 @@ class JobRequest:
     stack: str | Path | Stack = NEAREST
     precision: str = "mixed"
     recompute_modules: tuple[str, ...] = ()
+    shared_expert_overlap: bool | None = None
     pins: str | Path | Pins | Mapping[str, object] | None = None
     profile: str | Path | Profile | None = None
     cache_dir: str | Path | None = None
@@ -77,7 +80,8 @@ class JobRequest:
             ClusterError: If there is no such cluster, or its file is wrong.
             StackError: If there is no such stack, or its file is wrong.
         """
-        return resolve_stack(self.stack, self.load_cluster()).recomputing(self.recompute_modules)
+        stack = resolve_stack(self.stack, self.load_cluster()).recomputing(self.recompute_modules)
+        return stack.overlapping_shared(self.shared_expert_overlap)
 
     def load_profile(self) -> Profile | None:
         """Return the measured events; None if there are none.

@@ -18,11 +18,14 @@ from autopar.discover import discover
 from autopar.execute import Executor
 from autopar.folding.fold import fold
 from autopar.folding.selective_recompute import selective_ops
+from autopar.formulate.building import build_tables
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Attr, Graph, Role, State, Value
 from autopar.ir.rings import RINGS
 from autopar.onnx import load
+from autopar.pins import Choices, Pins
+from autopar.pins.restrict import PlacementPins
 from autopar.plan import Job, ModelInfo
 from autopar.sharding import Mesh, Shard, parse_placements
 from autopar.tactics import ContextParallel, DataParallel, Megatron, Recompute, SequenceParallel, Tactic, ZeRO
@@ -238,6 +241,40 @@ def test_tactics_train_like_the_model(tactics: tuple[Tactic, ...], devices: int,
     rings = {core.local.kind for core in cores if core.local is not None and core.local.kind in RINGS}
     assert rings == ({"autopar::RingCausalAttention", "autopar::RingSinkAttention"} if dim == 2 else set())
     assert limited_rings(plan.blocks, execution.folded) == len(rings)
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "rings"),
+    [
+        ((), {"CausalAttention", "SinkAttention"}),
+        (("ring",), set()),
+        (("ring:window",), {"CausalAttention"}),
+        (("ring:sinks",), {"CausalAttention"}),
+        (("ring:chunk",), {"SinkAttention"}),
+        (("gather:window", "gather:sinks"), {"CausalAttention", "SinkAttention"}),
+    ],
+)
+def test_forbidden_kinds_of_context_parallelism_are_no_options(
+    forbidden: tuple[str, ...], rings: set[str], cache_dir: Path
+) -> None:
+    """Of the attention they are about, forward and backward: a window and sinks in one layer, chunks in the other."""
+    folded, mesh = fold(decoder(4)), Mesh.of(cp=2)
+    rules = discover(decoder(10), cache_dir=cache_dir)
+    batch = batch_dims(decoder(4).values, decoder(8).values)
+    restriction = PlacementPins(Pins(forbid=Choices(context=forbidden)), lambda _: batch)(folded, rules, mesh)
+
+    tables = build_tables(folded, rules, mesh, COSTS, restriction)
+
+    found, others = set[str](), set[str]()
+    for node in tables.nodes:
+        if node.options is None or "Attention" not in folded.kinds[node.kind].ops[node.position].kind:
+            continue
+        kind = folded.kinds[node.kind].ops[node.position].kind.removeprefix("autopar::").removesuffix("Grad")
+        options = node.options
+        local = {options.on_one_axis[index].local for index in options.local_kinds.tolist() if index >= 0}
+        (found if any(own is not None and own.kind in RINGS for own in local) else others).add(kind)
+    assert found == rings
+    assert others == {"CausalAttention", "SinkAttention"} - rings
 
 
 def test_selective_recompute_drops_the_scores_of_unfused_attention() -> None:

@@ -201,6 +201,7 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "fusion",
         "dispatch",
         "hides_dispatch",
+        "overlaps_shared",
         "hides_tp",
         "graphs",
         "experts",

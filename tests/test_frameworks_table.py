@@ -10,8 +10,10 @@ import autopar
 from autopar.cli import main
 from autopar.cluster import PRESETS
 from autopar.configuration import divisors
+from autopar.context_parallelism import CONTEXT_KINDS
 from autopar.cost import Stack
 from autopar.degrees import Degrees
+from autopar.describe.context_kinds import placed_contexts
 from autopar.errors import ExportError
 from autopar.frameworks import facts
 from autopar.frameworks.abilities import ABILITIES, nearest
@@ -30,7 +32,7 @@ from autopar.frameworks.assumptions import (
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.python_file import apply_function, read_fields
-from autopar.frameworks.restriction import RESTRICTED, kept_to, kinds_of_recompute
+from autopar.frameworks.restriction import RESTRICTED, kept_to, kinds_of_recompute, runner, stack_kept_to
 from autopar.pins import Choices, Pins
 from autopar.plan import Plan
 from autopar.workload import open_plan
@@ -115,6 +117,59 @@ def test_megatron_is_asked_for_the_dispatcher_that_was_priced(everything: Facts,
     assert asked["--moe-flex-dispatcher-backend"] == backend
     assert told(everything, "megatron")["--moe-token-dispatcher-type"] == "alltoall"
     assert stack_run(dropless, "megatron")[0].dispatch == "per-node"
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "left", "limited"),
+    [
+        ("megatron", "llama3-8b", {"ring", "gather", "ulysses"}, {"gather", "ulysses"}),
+        ("megatron", "gemma3-12b", {"gather", "ulysses"}, {"gather", "ulysses"}),
+        ("nemo", "gpt-oss-20b", {"ulysses"}, {"ulysses"}),
+        ("torchtitan", "gemma3-12b", {"gather"}, {"gather"}),
+        ("maxtext", "llama3-8b", {"ring", "gather", "ulysses"}, {"gather", "ulysses"}),
+        ("accelerate", "llama3-8b", {"ring", "gather"}, set()),
+    ],
+)
+def test_only_context_parallelism_that_a_framework_has_is_searched(
+    framework: str, model: str, left: set[str], limited: set[str]
+) -> None:
+    """Of a model with windows or sinks what it has for these, as a configuration names one kind for all layers."""
+    pins = kept_to(framework, Pins(), model=f"zoo:{model}", gpus=8, cluster="h100", dims={"seq": 65536})
+
+    assert pins.contexts() == left
+    assert pins.contexts(["window"]) == limited
+    stack = stack_kept_to(framework, "megatron-h100", "h100", model=f"zoo:{model}")
+    assert stack.context in left
+    assert any(dict(mesh).get("cp", 1) > 1 for mesh in pins.pin.mesh)
+    for kind in CONTEXT_KINDS:
+        degrees = Degrees(cp=8, cp_kind=kind, global_batch=8, zero=3, recompute="full")
+        assert runner(framework, f"zoo:{model}")(degrees) == (kind in left)
+
+
+def test_no_context_parallelism_is_searched_where_a_framework_has_none_for_the_model() -> None:
+    pins = kept_to("accelerate", Pins(), model="zoo:gemma3-12b", gpus=8, cluster="h100", dims={"seq": 65536})
+
+    assert not any("cp" in dict(mesh) for mesh in pins.pin.mesh)
+
+
+@pytest.mark.slow
+def test_a_plan_for_megatron_gathers_keys_of_windows_where_a_ring_is_faster(cache_dir: Path) -> None:
+    """And is written as it was searched."""
+    dims = {"num_layers": 6, "hidden": 1024, "heads": 8, "kv_heads": 2, "head": 128, "ffn": 2048, "vocab": 8192}
+    job: dict[str, Any] = {
+        "gpus": 8, "cluster": "h100", "global_batch": 2, "dims": dims | {"seq": 32768}, "cache_dir": cache_dir,
+        "pins": {"mesh": {"cp": 8}, "stages": 1},
+    }  # fmt: skip
+
+    free, kept = (autopar.solve("zoo:gemma3-12b", framework=own, **job) for own in (None, "megatron"))
+
+    found = [placed_contexts(plan.mesh, plan.blocks, open_plan(plan).folded(plan.microbatch)) for plan in (free, kept)]
+    windows = [{kind for _, kind, limits, _ in each if limits} for each in found]
+    assert windows == [{"ring"}, {"gather"}]
+    assert "--cp-comm-type all_gather" in kept.export("megatron", cache_dir=cache_dir).text
+    ringed = free.export("megatron", cache_dir=cache_dir)
+    assert "--cp-comm-type all_gather" in ringed.text
+    assert any("in rings" in sentence for sentence in ringed.lost)
 
 
 def test_what_differs_is_said_with_the_step_time(plan: Plan, cache_dir: Path) -> None:

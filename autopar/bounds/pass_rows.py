@@ -22,10 +22,19 @@ backward  >= c + (1 - s k) w + x + e" y + e a               joint
 backward  >= c + w + e' x + e" y + e a                      joint
 ```
 
+With rows r of experts that travel beside shared experts, whose kernels are u and whose weight gradients are g
+(`covers_rows` of a stack), c stands for c + u and w for w + g in all rows, and each row is written twice:
+
+```text
+pass      >= row + e_r r                            r' <= (1 - l_r) r
+pass      >= row + r - s' (u + g)                   r' <= u + g
+```
+
 Look here for how the maxima of the overlap formula become linear rows: one per term, and a tangent of the smooth
 maximum of host and device. c are kernel seconds, w those of weight gradients, x communication that is waited for, a
 gathers; s, e, e', e", k, k' and l are the saving, the least prices of gathers, waits and chunks, the weight cover, the
-chunk cover and the least share of waits that is exposed, of the overlap model.
+chunk cover and the least share of waits that is exposed, of the overlap model; s', e_r and l_r are saving, least price
+and least exposed share of rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,14 +94,12 @@ class PassRows:
             for index in range(len(flavours)) if kind == main else [None]:
                 offloads = index is not None and flavours[index] is Recompute.OFFLOAD
                 out, back = (self._rates.out, self._rates.back) if offloads else (0.0, 0.0)
-                self._write_pass(
-                    ("forward", kind, index), self._forward_terms(*_FORWARD_SLOTS), kind, index, host[kind, 0], out
-                )
+                terms = self._beside_shared(self._forward_terms(*_FORWARD_SLOTS), _FORWARD_SHARED)
+                self._write_pass(("forward", kind, index), terms, kind, index, host[kind, 0], out)
                 total["forward", kind, index] = count
                 if self._trains:
-                    self._write_pass(
-                        ("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1], back
-                    )
+                    terms = self._beside_shared(self._backward_terms(), _BACKWARD_SHARED)
+                    self._write_pass(("backward", kind, index), terms, kind, index, host[kind, 1], back)
                     total["backward", kind, index] = count
             if kind != main and self._fastest[kind] is Recompute.FULL:
                 total["forward", kind, None] *= 2
@@ -100,7 +107,7 @@ class PassRows:
             if flavour is Recompute.FULL:
                 total["forward", main, index] *= 2
             elif flavour is Recompute.SELECTIVE:
-                terms = self._forward_terms(*_RECOMPUTE_SLOTS)
+                terms = self._beside_shared(self._forward_terms(*_RECOMPUTE_SLOTS), _RECOMPUTE_SHARED)
                 self._write_pass(("recompute", main, index), terms, main, index, float(recompute_host[main]))
                 total["recompute", main, index] = counts[main]
         return total
@@ -134,6 +141,25 @@ class PassRows:
                 self._rows.add(exposed, self._slot_counts.of_kind(kind, device, flavour), host * scale * of_flavour)
         if host:
             self._rows.add(exposed, None, host * of_flavour)
+
+    def _beside_shared(
+        self, terms: Sequence[dict[Slot, float]], slots: tuple[Slot, Mapping[Slot, Slot]]
+    ) -> list[dict[Slot, float]]:
+        """Return the terms of a pass with rows of experts that travel beside shared experts.
+
+        Args:
+            terms: The terms without.
+            slots: Slot of the rows, and slots of kernels of shared experts by those of other kernels.
+        """
+        if not self._overlap.shared:
+            return list(terms)
+        rows, shared = slots
+        saving, found = self._overlap.rows_saving, []
+        for term in terms:
+            own = {beside: term[kernels] for kernels, beside in shared.items()}
+            found.append({**term, **own, rows: self._overlap.rows_price})
+            found.append({**term, **{slot: factor - saving for slot, factor in own.items()}, rows: 1.0})
+        return found
 
     def _forward_terms(self, kernels: Slot, waits: Slot, chunked: Slot, gathers: Slot) -> list[dict[Slot, float]]:
         """Terms of `Overlap.forward`: gathers hide behind all kernels, or as far as the kernels last."""
@@ -189,6 +215,14 @@ class PassRows:
 
 _FORWARD_SLOTS = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_CHUNKED, Slot.FORWARD_GATHER)
 _RECOMPUTE_SLOTS = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_CHUNKED, Slot.SELECTIVE_GATHER)
+
+
+_FORWARD_SHARED = Slot.FORWARD_ROWS, {Slot.FORWARD: Slot.FORWARD_SHARED}
+_RECOMPUTE_SHARED = Slot.SELECTIVE_ROWS, {Slot.SELECTIVE: Slot.SELECTIVE_SHARED}
+_BACKWARD_SHARED = (
+    Slot.BACKWARD_ROWS,
+    {Slot.BACKWARD: Slot.BACKWARD_SHARED, Slot.BACKWARD_WEIGHT: Slot.BACKWARD_SHARED_WEIGHT},
+)
 
 
 def _backward(

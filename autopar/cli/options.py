@@ -231,6 +231,12 @@ recompute_modules_option = click.option(
     help="What selective recompute runs again in a layer: core_attn, layernorm, mla_up_proj, activation, mlp, moe_act, "
     "shared_experts, moe; default: what frees the most bytes for its seconds.",
 )
+shared_overlap_option = click.option(
+    "--shared-expert-overlap/--no-shared-expert-overlap",
+    default=None,
+    help="Whether tokens travel to experts and back beside the shared experts of their layer; default: what the stack "
+    "says.",
+)
 program_options = together(
     click.option(
         "--cluster",

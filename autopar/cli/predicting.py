@@ -24,6 +24,7 @@ from autopar.cli.options import (
     profile_option,
     recompute_modules_option,
     resolve_cache_dir,
+    shared_overlap_option,
     stack_option,
     training_options,
 )
@@ -168,6 +169,7 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @profile_option
 @precision_option
 @recompute_modules_option
+@shared_overlap_option
 @memory_limit_option
 @training_options
 @model_options

@@ -26,6 +26,7 @@ from autopar.cli.options import (
     recompute_modules_option,
     resolve_cache_dir,
     seed_option,
+    shared_overlap_option,
     top_k_option,
 )
 from autopar.cli.preflight import check_request
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     help="Also list the largest microbatch with which each usual layout fits, beside that of the fastest plan.",
 )
 @recompute_modules_option
+@shared_overlap_option
 @profile_option
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")

@@ -14,6 +14,15 @@ y are the seconds of these collectives, in chunks, and x those of all others:
     backward = both(k, c + x + y + a - s (x' + y' + min(c - x' - y', (1 - e) a)))           x' = min(0.9 w, (1 - e') x)
                                                                                 y' = min(0.6 (c - x'), (1 - e") y)
 
+Where rows of routed experts travel beside shared experts (`covers_rows` of a stack), r are the seconds of these
+transfers, v those of the kernels of shared experts, which c counts, too, and v_w those of v that only make gradients of
+parameters, which w counts, too:
+
+    r' = min(v, (1 - e_r) r)                           hidden transfers, which save s' = s - 0.17 of their seconds
+    left = w - max(0, r' - (v - v_w))                  weight gradients that cover no rows, to be read for w above
+
+and c - r' is to be read for c in the minima above; a pass adds r - s' r'.
+
 Host and device work beside each other, but not for a whole pass: where one of them waits for the other in some parts of
 a block and is waited for in others, both show. The cube is between their sum and their maximum and far from neither.
 
@@ -27,7 +36,7 @@ each take slowdown h, so that hiding h seconds saves s = 2 - slowdown of each.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -71,6 +80,10 @@ one that goes."""
 STATE_BUCKET_BYTES = 100e6
 """Bytes of such a bucket: by hand, large enough that its copies take many times their latency."""
 
+LEAST_ROWS = 0.0
+"""Least share of rows of experts that is waited for beside shared experts: the first projection and its activation run
+beside the dispatch and the last projection beside the combination, which both can cover whole."""
+
 DISPATCH_PROCESSORS = 0.17
 """Share of multiprocessors that dispatchers hold while they run beside compute: 24 of 132 or 148, and 32 on racks
 (`moe_deepep_num_sms` and `moe_hybridep_num_sms` of NVIDIA/Megatron-LM, examples/moe_recipes)."""
@@ -106,6 +119,21 @@ def state_buffers(state: Bytes) -> Bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows(Generic[Seconds]):
+    """Rows of experts that travel in a pass, and the shared experts beside which they may.
+
+    Attributes:
+        seconds: Seconds of the transfers.
+        cover: Seconds of the kernels of shared experts.
+        weight_cover: Those of them that only make gradients of parameters.
+    """
+
+    seconds: Seconds
+    cover: Seconds
+    weight_cover: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Overlap:
     """How compute and communication share time.
 
@@ -114,18 +142,20 @@ class Overlap:
         share: Share of communication that could overlap and does not, 0 to 1.
         held: Share of a device's multiprocessors that kernels of the transfer occupy while compute runs, 0 to 1.
         chunked: Whether some collectives run in chunks beside the products next to them, as of `Stack.hides_tp`.
+        shared: Whether rows of experts travel beside shared experts, as of `Stack.covers_rows`.
     """
 
     slowdown: float = 1.0
     share: float = 0.0
     held: float = 0.0
     chunked: bool = False
+    shared: bool = False
 
     @classmethod
     def of(cls, stack: Stack) -> "Overlap":
         """Return what a software stack makes of it."""
         held = DISPATCH_PROCESSORS if stack.hides_dispatch else 0.0
-        return cls(stack["overlap_slowdown"], stack["exposed_share"], held, stack.hides_tp)
+        return cls(stack["overlap_slowdown"], stack["exposed_share"], held, stack.hides_tp, stack.covers_rows)
 
     @property
     def saving(self) -> float:
@@ -140,10 +170,27 @@ class Overlap:
         """Return a lower bound on the seconds that a second of such communication adds, whatever there is to cover."""
         return 1.0 - self.saving * (1.0 - self.exposed(least))
 
+    @property
+    def rows_saving(self) -> float:
+        """Seconds saved per second of rows of experts that travel beside shared experts."""
+        return max(0.0, self.saving - DISPATCH_PROCESSORS) if self.shared else 0.0
+
+    @property
+    def rows_price(self) -> float:
+        """Lower bound on the seconds that a second of such rows adds, whatever there is to cover."""
+        return 1.0 - self.rows_saving * (1.0 - self.exposed(LEAST_ROWS))
+
     def added(
-        self, kernels: Seconds, weight: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds
-    ) -> tuple[Seconds, Seconds, Seconds]:
-        """Return what communication adds to the kernels of a pass: collectives, those in chunks, and gathers.
+        self,
+        kernels: Seconds,
+        weight: Seconds,
+        collectives: Seconds,
+        chunked: Seconds,
+        gathers: Seconds,
+        *,
+        rows: "Rows[Seconds] | None" = None,
+    ) -> tuple[Seconds, Seconds, Seconds, Seconds]:
+        """Return what communication adds to the kernels of a pass: collectives, those in chunks, gathers, and rows.
 
         Args:
             kernels: Seconds of all kernels.
@@ -151,7 +198,14 @@ class Overlap:
             collectives: Seconds of collectives that compute waits for and that run whole.
             chunked: Seconds of those that run in chunks beside the products next to them.
             gathers: Seconds of gathers of parameters.
+            rows: Rows of experts that travel beside shared experts; None if there are none.
         """
+        travelling = beside = 0.0 * kernels
+        if rows is not None:
+            travelling = rows.seconds
+            beside = np.minimum(rows.cover, (1.0 - self.exposed(LEAST_ROWS)) * rows.seconds) if self.shared else beside
+            weight = weight - np.maximum(0.0, beside - (rows.cover - rows.weight_cover))
+            kernels = kernels - beside
         whole = np.minimum(WEIGHT_COVER * weight, (1.0 - self.exposed(LEAST_WAIT)) * collectives)
         parts = 0.0 * chunked
         cover = kernels - WEIGHT_COVER * weight
@@ -163,6 +217,7 @@ class Overlap:
             collectives - self.saving * whole,
             chunked - self.saving * parts,
             gathers - max(0.0, self.saving - self.held) * hidden,
+            travelling - self.rows_saving * beside,
         )
 
     def copied(self, link: Seconds, cover: Seconds) -> Seconds:
@@ -174,16 +229,31 @@ class Overlap:
         copied: Seconds = link - np.minimum(cover, (1.0 - self.exposed(LEAST_COPY)) * link)
         return copied
 
-    def forward(self, kernels: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds) -> Seconds:
+    def forward(
+        self,
+        kernels: Seconds,
+        collectives: Seconds,
+        chunked: Seconds,
+        gathers: Seconds,
+        *,
+        rows: "Rows[Seconds] | None" = None,
+    ) -> Seconds:
         """Return the seconds of a forward through a block, as fast as the host launches it."""
-        return self.backward(kernels, 0.0 * kernels, collectives, chunked, gathers)
+        return self.backward(kernels, 0.0 * kernels, collectives, chunked, gathers, rows=rows)
 
     def backward(
-        self, kernels: Seconds, weight: Seconds, collectives: Seconds, chunked: Seconds, gathers: Seconds
+        self,
+        kernels: Seconds,
+        weight: Seconds,
+        collectives: Seconds,
+        chunked: Seconds,
+        gathers: Seconds,
+        *,
+        rows: "Rows[Seconds] | None" = None,
     ) -> Seconds:
         """Return the seconds of a backward; `kernels` counts `weight`, those that only make gradients of parameters."""
-        whole, parts, gathered = self.added(kernels, weight, collectives, chunked, gathers)
-        return kernels + whole + parts + gathered
+        whole, parts, gathered, travelling = self.added(kernels, weight, collectives, chunked, gathers, rows=rows)
+        return kernels + whole + parts + gathered + travelling
 
 
 HIDING = Overlap()

@@ -193,6 +193,8 @@ class Stack:
         dispatch: What brings tokens to their experts.
         hides_dispatch: Whether tokens travel to experts and back beside the compute of another microbatch, as with
             Megatron-Core's `--overlap-moe-expert-parallel-comm`.
+        overlaps_shared: Whether tokens travel to experts and back beside the shared experts of their own layer, as with
+            Megatron-Core's `--moe-shared-expert-overlap`; of no effect where `hides_dispatch` hides them.
         hides_tp: Whether gathers and reduce-scatters of tensor parallelism run in chunks beside the products next to
             them: `--tp-comm-overlap` of Megatron-LM (user buffers of Transformer Engine), async TP of PyTorch. Both
             need sequence parallelism: an all-reduce waits for the whole product.
@@ -234,6 +236,7 @@ class Stack:
     gaps: float = GAPS
     outside: float = CONTEXT
     gathers: Gathers = "block"
+    overlaps_shared: bool = False
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...]
@@ -298,9 +301,18 @@ class Stack:
         """
         return next((value for known, value in self.scalars if known == name), SCALARS[name].default)
 
+    @property
+    def covers_rows(self) -> bool:
+        """Whether shared experts are what tokens travel to experts and back beside."""
+        return self.overlaps_shared and not self.hides_dispatch
+
     def overlapped(self) -> "Stack":
         """Return the stack under a schedule that hides the dispatch whatever the stack does."""
         return self if self.hides_dispatch else replace(self, hides_dispatch=True)
+
+    def overlapping_shared(self, overlaps: bool | None) -> "Stack":
+        """Return the stack with or without tokens that travel beside shared experts; None leaves it as it is."""
+        return self if overlaps is None else replace(self, overlaps_shared=overlaps)
 
     def recomputing(self, modules: tuple[str, ...]) -> "Stack":
         """Return the stack with modules that selective recompute runs again; without any it stays as it is.
@@ -336,6 +348,8 @@ class Stack:
             data["dispatch"] = self.dispatch
         if self.hides_dispatch:
             data["hides_dispatch"] = True
+        if self.overlaps_shared:
+            data["overlaps_shared"] = True
         if self.hides_tp:
             data["hides_tp"] = True
         if self.graphs != IDEAL.graphs:
@@ -418,6 +432,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     fusion: str = IDEAL.fusion
     dispatch: str = IDEAL.dispatch
     hides_dispatch: bool = False
+    overlaps_shared: bool = False
     hides_tp: bool = False
     graphs: str = IDEAL.graphs
     experts: str = IDEAL.experts
@@ -486,6 +501,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             fusion=data.fusion,  # type: ignore[arg-type]
             dispatch=data.dispatch,  # type: ignore[arg-type]
             hides_dispatch=data.hides_dispatch,
+            overlaps_shared=data.overlaps_shared,
             graphs=data.graphs,  # type: ignore[arg-type]
             experts=data.experts,  # type: ignore[arg-type]
             scalars=tuple((name, _scalar(name, value)) for name, value in data.scalars.items()),

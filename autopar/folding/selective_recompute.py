@@ -125,6 +125,28 @@ def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: M
     return frozenset(chosen | search.views_of(chosen)) if chosen else frozenset()
 
 
+def forward_block(folded: Folded, kind: BlockKind) -> BlockForward:
+    """Return the forward ops of a block, and which of them are products with parameters."""
+    values = folded.graph.values
+    forward = tuple(position for position, op in enumerate(kind.ops) if is_forward(op))
+    read = {name for position in forward for name in kind.ops[position].inputs}
+    parameters = set(states_of(folded).parameters & read)
+    products, experts = set[int](), set[int]()
+    for position in forward:
+        op = kind.ops[position]
+        weights = [name for name in op.inputs if name in parameters]
+        if weights and op.kind in (*VIEW_KINDS, "Transpose"):
+            parameters |= set(op.outputs)  # a parameter in another layout
+        # Attention sinks, and factors of the heads of a scan, are parameters, but in no product.
+        is_product = op.kind not in ATTENTION_KINDS and op.kind not in SCAN_KERNELS
+        if weights and is_product and float(op_flops(op, *global_shapes(folded.graph, op))[0]) > 0:
+            products.add(position)
+            is_matrices = op.kind == "MatMul" and max(len(values[name].shape) for name in weights) > 2
+            if op.kind in GROUPED_KINDS or is_matrices:
+                experts.add(position)
+    return BlockForward(kind.ops, forward, frozenset(products), frozenset(experts))
+
+
 class _ForwardOps:
     """The forward ops of one block as a graph."""
 
@@ -135,21 +157,13 @@ class _ForwardOps:
         self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
-        read = {name for position in self._forward for name in kind.ops[position].inputs}
-        self._parameters = parameters = set(states_of(folded).parameters & read)
-        self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]
             inputs, outputs = global_shapes(graph, op)
             self._seconds[position] = float(costs.op_seconds(op, inputs, outputs, element_bytes)[0])
             self._kept[position] = float(costs.kept_bytes(op, inputs, outputs, element_bytes)[0])
-            weighs = any(name in parameters for name in op.inputs)
-            if weighs and op.kind in (*VIEW_KINDS, "Transpose"):
-                parameters |= set(op.outputs)  # a parameter in another layout
-            # Attention sinks, and factors of the heads of a scan, are parameters, but in no product.
-            is_product = op.kind not in ATTENTION_KINDS and op.kind not in SCAN_KERNELS
-            if weighs and is_product and float(op_flops(op, inputs, outputs)[0]) > 0:
-                self._products.add(position)
+        self.block = forward_block(folded, kind)
+        self._products = self.block.products
         found = module_ops(self.block)
         self._routed = found["moe"] - found["shared_experts"]
         exchanges = frozenset(own for own in self._routed if kind.ops[own].kind in _EXCHANGES)
@@ -209,17 +223,6 @@ class _ForwardOps:
         sizes = fsum(map(self._size, dropped)) - fsum(map(self._size, also))
         return sizes + fsum(self._kept[position] for position in ops)
 
-    @property
-    def block(self) -> BlockForward:
-        """The forward ops, and which of them are products with parameters."""
-        experts = {
-            position
-            for position in self._products
-            if self._kind.ops[position].kind in GROUPED_KINDS
-            or (self._kind.ops[position].kind == "MatMul" and self._weight_rank(position) > 2)
-        }
-        return BlockForward(self._kind.ops, tuple(self._forward), frozenset(self._products), frozenset(experts))
-
     def _last_experts(self) -> frozenset[int]:
         """Return the products of experts whose results go back to the devices of the tokens."""
         experts = self.block.experts
@@ -233,10 +236,6 @@ class _ForwardOps:
                 pending += new
             left -= seen
         return frozenset(left)
-
-    def _weight_rank(self, position: int) -> int:
-        inputs = self._kind.ops[position].inputs
-        return max(len(self._values[name].shape) for name in inputs if name in self._parameters)
 
     def _is_dropped(self, position: int) -> bool:
         """Return whether an op makes a value that the backward needs and no other block reads."""

@@ -32,6 +32,7 @@ from autopar.folding.graph_facts import (
     states_of,
 )
 from autopar.folding.selective_recompute import selective_ops
+from autopar.folding.shared_experts import shared_expert_ops
 from autopar.formulate.op_memo import OpCache
 from autopar.formulate.op_strategies import OpStrategies, is_partial, local_sizes
 from autopar.formulate.placement_semantics import meaning
@@ -61,6 +62,14 @@ _HIDDEN = {Slot.FORWARD_WAIT: Slot.FORWARD_GATHER, Slot.BACKWARD_WAIT: Slot.BACK
 """Slots of collectives that compute waits for, and those of the same where they run beside compute, as gathers do."""
 _IN_LINE = {Slot.BACKWARD_WAIT: Slot.BACKWARD}
 """The same of rows of experts, beside which no products of weights run unless they are hidden on purpose."""
+_ROWS = {Slot.FORWARD_WAIT: Slot.FORWARD_ROWS, Slot.BACKWARD_WAIT: Slot.BACKWARD_ROWS}
+"""The same of rows of experts that run beside shared experts."""
+_SHARED = {
+    Slot.FORWARD: Slot.FORWARD_SHARED,
+    Slot.BACKWARD: Slot.BACKWARD_SHARED,
+    Slot.BACKWARD_WEIGHT: Slot.BACKWARD_SHARED_WEIGHT,
+}
+"""Slots of kernels, and those of the kernels of shared experts that rows run beside."""
 
 _CHUNKED = {Slot.FORWARD_WAIT: Slot.FORWARD_CHUNKED, Slot.BACKWARD_WAIT: Slot.BACKWARD_CHUNKED}
 """Slots of collectives that compute waits for, and those of the part that runs in chunks beside products."""
@@ -105,6 +114,9 @@ class _Builder:
         self.trains = any(op.phase is Phase.BACKWARD for kind in folded.kinds for op in kind.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = states_of(folded).written
+        self.shared = shared_expert_ops(folded) if costs.stack.covers_rows else frozenset[str]()
+        shared = (kind.id for kind in folded.kinds if any(op.name in self.shared for op in kind.ops))
+        self.beside_shared = frozenset(shared)
         self.fused = fused_ops(folded, costs)
         self.selective = selective_ops(folded, costs)
 
@@ -138,6 +150,8 @@ class _Builder:
         """Add the node of an op and its bytes."""
         options = self._keep_valid(op, self._options(kind, op))
         slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
+        if op.name in self.shared:
+            slot = _SHARED.get(slot, slot)
         seconds = self._op_seconds(op, options)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, options, None, None))
@@ -457,7 +471,8 @@ class _Builder:
                 return
             target = numbers
         if value.name in self.routings:
-            slot = (_HIDDEN if self.costs.stack.hides_dispatch else _IN_LINE).get(slot, slot)
+            beside = _HIDDEN if self.costs.stack.hides_dispatch else _ROWS if kind in self.beside_shared else _IN_LINE
+            slot = beside.get(slot, slot)
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         chunks, routing = self.meaning.chunks(value.name), self.routings.get(value.name)
         parts = 1.0

@@ -141,14 +141,20 @@ def _spread_pass_weights(factors: FloatArray, overlap: Overlap, chunked: float, 
         chunked: Price of a second of the collectives that run in chunks beside products.
         splits: Whether the backward is split.
     """
-    gather = overlap.price(LEAST_GATHER)
+    gather, rows = overlap.price(LEAST_GATHER), overlap.rows_price
     factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
     factors[:, Slot.SELECTIVE_CHUNKED] = factors[:, Slot.SELECTIVE] * chunked
     factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * gather
+    factors[:, Slot.SELECTIVE_SHARED] = factors[:, Slot.SELECTIVE]
+    factors[:, Slot.SELECTIVE_ROWS] = factors[:, Slot.SELECTIVE] * rows
     factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
     factors[:, Slot.FORWARD_CHUNKED] = factors[:, Slot.FORWARD] * chunked
     factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * gather
-    factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
+    factors[:, Slot.FORWARD_SHARED] = factors[:, Slot.FORWARD]
+    factors[:, Slot.FORWARD_ROWS] = factors[:, Slot.FORWARD] * rows
+    for slot in (Slot.BACKWARD_WEIGHT, Slot.BACKWARD_SHARED, Slot.BACKWARD_SHARED_WEIGHT):
+        factors[:, slot] = factors[:, Slot.BACKWARD]
+    factors[:, Slot.BACKWARD_ROWS] = factors[:, Slot.BACKWARD] * rows
     factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * (1.0 if splits else overlap.price(LEAST_WAIT))
     factors[:, Slot.BACKWARD_CHUNKED] = factors[:, Slot.BACKWARD] * chunked
     factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * gather

@@ -16,7 +16,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.overlap import Overlap, launched
+from autopar.cost.overlap import Overlap, Rows, launched
 from autopar.folding.graph_facts import op_host_seconds
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.formulate.link_seconds import (
@@ -196,7 +196,9 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
         overlap, parts = Overlap.of(tables.costs.stack), _SplitBackward(tables, choice)
         for column, costs in ((1, parts.backward), (2, parts.weight)):
             # weight gradients, which would hide the collectives of a backward, run in the weight pass
-            seconds = overlap.backward(costs.kernels, np.zeros(len(found)), costs.waits, costs.chunked, costs.gathers)
+            nothing, rows = np.zeros(len(found)), Rows(costs.rows, costs.shared, np.zeros(len(found)))
+            kernels = costs.kernels + costs.shared
+            seconds = overlap.backward(kernels, nothing, costs.waits, costs.chunked, costs.gathers, rows=rows)
             found[:, column] = launched(seconds, costs.host)
     return found
 
@@ -288,11 +290,13 @@ def _rows(moments: FloatArray, seconds: FloatArray) -> FloatArray:
 class _PassCosts:
     """Costs of one pass of a split backward, (kinds,) seconds: kernels, collectives, gathers, launches.
 
-    `chunked` are the collectives that run in chunks beside products.
+    `chunked` are the collectives that run in chunks beside products, `rows` the rows of experts that travel beside
+    shared experts, and `shared` the kernels of these, which `kernels` does not count.
     """
 
     def __init__(self, num_kinds: int) -> None:
         self.kernels, self.waits, self.chunked, self.gathers, self.host = np.zeros((5, num_kinds))
+        self.shared, self.rows = np.zeros((2, num_kinds))
 
     def of(self, slot: Slot) -> FloatArray | None:
         """Return the costs that an edge in a slot adds to; None if it is in no pass of the backward."""
@@ -301,7 +305,13 @@ class _PassCosts:
             Slot.BACKWARD_WAIT: self.waits,
             Slot.BACKWARD_CHUNKED: self.chunked,
             Slot.BACKWARD_GATHER: self.gathers,
+            Slot.BACKWARD_ROWS: self.rows,
         }.get(slot)
+
+
+_PLAIN = (Slot.BACKWARD, Slot.BACKWARD_WEIGHT)
+_SHARED = (Slot.BACKWARD_SHARED, Slot.BACKWARD_SHARED_WEIGHT)
+"""Slots of the kernels of a backward: those of shared experts beside which rows travel, and all others."""
 
 
 class _SplitBackward:
@@ -313,9 +323,10 @@ class _SplitBackward:
         self._deferred_ops = [weight_pass_ops(tables.folded, kind) for kind in kinds]
         self.backward, self.weight = _PassCosts(len(kinds)), _PassCosts(len(kinds))
         for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
-            if node.slot in (Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
+            if node.slot in (*_PLAIN, *_SHARED):
                 costs = self._costs_of_node(index)
-                costs.kernels[node.kind] += node.share * node.seconds[strategy]
+                kernels = costs.shared if node.slot in _SHARED else costs.kernels
+                kernels[node.kind] += node.share * node.seconds[strategy]
                 costs.host[node.kind] += host.get(node.name, 0.0) if node.decision is Decision.OP else 0.0
         for edge in tables.edges:
             if self.backward.of(edge.slot) is not None:

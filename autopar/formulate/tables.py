@@ -8,7 +8,7 @@ the reshard between two nodes. Every cost is in seconds for one block instance a
 `linear_weights.py` and `step_time.py` decide how often a slot counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import CostModel, Overlap, Resharder
-from autopar.cost.overlap import launched
+from autopar.cost.overlap import Rows, launched
 from autopar.folding.fold import Folded, Producer
 from autopar.folding.graph_facts import host_seconds, recompute_host_seconds
 from autopar.formulate.op_strategies import OpStrategies
@@ -42,7 +42,9 @@ class Slot(IntEnum):
     in the backward, with offloaded optimizer state `STATE` in the update. They are known for lowered blocks only and
     are 0 in tables (`autopar.formulate.offload_costs` fills them in). `OUTSIDE` slots hold the seconds of the other
     slots that are on links between nodes. `CHUNKED` are collectives that run in chunks beside the products next to
-    them, and are no part of `WAIT`.
+    them, and are no part of `WAIT`. `ROWS` are transfers of rows of experts that run beside shared experts, and no part
+    of `WAIT` either; `SHARED` are the kernels of shared experts, which `FORWARD`, `BACKWARD` and `BACKWARD_WEIGHT` do
+    not count where rows run beside them.
     """
 
     FORWARD = 0
@@ -69,6 +71,13 @@ class Slot(IntEnum):
     FORWARD_CHUNKED = 21
     BACKWARD_CHUNKED = 22
     SELECTIVE_CHUNKED = 23
+    FORWARD_SHARED = 24
+    FORWARD_ROWS = 25
+    BACKWARD_SHARED = 26
+    BACKWARD_SHARED_WEIGHT = 27
+    BACKWARD_ROWS = 28
+    SELECTIVE_SHARED = 29
+    SELECTIVE_ROWS = 30
 
 
 AGAIN = {
@@ -76,6 +85,8 @@ AGAIN = {
     Slot.FORWARD_WAIT: Slot.SELECTIVE_WAIT,
     Slot.FORWARD_CHUNKED: Slot.SELECTIVE_CHUNKED,
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
+    Slot.FORWARD_SHARED: Slot.SELECTIVE_SHARED,
+    Slot.FORWARD_ROWS: Slot.SELECTIVE_ROWS,
 }
 """Slots of the forward, and the slots of their repetition under selective recompute."""
 
@@ -91,6 +102,9 @@ OUTSIDE = {
     Slot.FORWARD_CHUNKED: Slot.FORWARD_OUTSIDE,
     Slot.BACKWARD_CHUNKED: Slot.BACKWARD_OUTSIDE,
     Slot.SELECTIVE_CHUNKED: Slot.SELECTIVE_OUTSIDE,
+    Slot.FORWARD_ROWS: Slot.FORWARD_OUTSIDE,
+    Slot.BACKWARD_ROWS: Slot.BACKWARD_OUTSIDE,
+    Slot.SELECTIVE_ROWS: Slot.SELECTIVE_OUTSIDE,
 }
 """Slots of collectives, and the slots of their seconds on links between nodes."""
 
@@ -295,17 +309,19 @@ class Tables:
         """
         totals = self.kind_totals(choice)
         overlap = Overlap.of(self.costs.stack)
-        weight = totals[:, Slot.BACKWARD_WEIGHT]
-        forward = overlap.forward(*(totals[:, slot] for slot in AGAIN))
+        shared, shared_weight = totals[:, Slot.BACKWARD_SHARED], totals[:, Slot.BACKWARD_SHARED_WEIGHT]
+        weight = totals[:, Slot.BACKWARD_WEIGHT] + shared_weight
+        forward = _forward(totals, overlap, AGAIN)
         backward = overlap.backward(
-            totals[:, Slot.BACKWARD] + weight,
+            totals[:, Slot.BACKWARD] + shared + weight,
             weight,
             totals[:, Slot.BACKWARD_WAIT],
             totals[:, Slot.BACKWARD_CHUNKED],
             totals[:, Slot.BACKWARD_GATHER],
+            rows=Rows(totals[:, Slot.BACKWARD_ROWS], shared + shared_weight, shared_weight),
         )
-        rerun = (totals[:, slot] for slot in AGAIN.values())
-        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*rerun), self.recompute_host_seconds)
+        rerun = _forward(totals, overlap, AGAIN.values())
+        totals[:, Slot.SELECTIVE] = launched(rerun, self.recompute_host_seconds)
         host = self.host_seconds
         totals[:, Slot.FORWARD] = launched(forward, host[:, 0])
         totals[:, Slot.BACKWARD] = launched(backward, host[:, 1])
@@ -337,6 +353,12 @@ class Tables:
     def nbytes(self) -> int:
         """Approximate bytes of memory that tables of other meshes do not share."""
         return self.flat.nbytes + self.resharder.nbytes + NODE_BYTES * len(self.nodes)
+
+
+def _forward(totals: FloatArray, overlap: Overlap, slots: Iterable[Slot]) -> FloatArray:
+    """Return the seconds of a forward of one instance by kind, given (kinds, slots) and its slots, as in `AGAIN`."""
+    kernels, waits, chunked, gathers, shared, rows = (totals[:, slot] for slot in slots)
+    return overlap.forward(kernels + shared, waits, chunked, gathers, rows=Rows(rows, shared, 0.0 * shared))
 
 
 _FLAT: WeakKeyDictionary[Tables, FlatTables] = WeakKeyDictionary()

@@ -5,9 +5,11 @@ is predicted before it is exported. And a search for one framework only (`autopa
 as pins (`autopar.frameworks.restriction`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from autopar.context_parallelism import ATTENTION_LIMITS, AttentionLimit, ContextKind
 from autopar.cost.stack import Selective, Stack
 from autopar.degrees import Degrees
 from autopar.frameworks.facts import Facts
@@ -32,6 +34,8 @@ class Abilities:
             modules or the code of the model say it.
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
         recomputes_alike: Whether all layers of a search for it recompute the same, so that its configuration says all.
+        context: Kinds of context parallelism, the one that stands in for others first.
+        context_limited: Those of attention with a window, with chunks and with sinks, where these are fewer.
         hosted: What may lie in host memory.
         hosted_shares: ZeRO levels with which a share of the optimizer's state may lie there, and not only all of it.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
@@ -59,6 +63,17 @@ class Abilities:
     selective: Selective | None = None
     hosted_shares: frozenset[int] = frozenset()
     recomputes_alike: bool = True
+    context: tuple[ContextKind, ...] = ()
+    context_limited: Mapping[AttentionLimit, tuple[ContextKind, ...]] = field(default_factory=dict)
+
+    def contexts(self, limits: Iterable[AttentionLimit] = ()) -> tuple[ContextKind, ...]:
+        """Return the kinds of context parallelism of attention with some limits, or of all attention of a model.
+
+        >>> ABILITIES["megatron"].contexts(), ABILITIES["megatron"].contexts(["window"])
+        (('ring', 'gather', 'ulysses'), ('gather', 'ulysses'))
+        """
+        kinds = [self.context_limited.get(limit, self.context) for limit in limits]
+        return tuple(own for own in self.context if all(own in each for each in kinds))
 
     def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
         """Return a stack whose selective recompute runs again what the framework runs again.
@@ -86,6 +101,9 @@ _MEGATRON = Abilities(
     hosted_shares=frozenset({1, 2, 3}),
     # `activation` is not among them: Megatron-Core runs a dense MLP again whole or not at all.
     recompute_modules=tuple(own for own in RECOMPUTE_MODULES if own != "activation"),
+    context=("ring", "gather", "ulysses"),
+    # Transformer Engine: windows with all_gather and a2a, sinks (softmax_type) with a2a.
+    context_limited={"window": ("gather", "ulysses"), "chunk": ("gather", "ulysses"), "sinks": ("ulysses",)},
 )
 
 _FSDP2 = Abilities(
@@ -99,6 +117,9 @@ _FSDP2 = Abilities(
     hosted=frozenset(),
     roles=frozenset(),
     sequence_parallel=frozenset({False}),
+    context=("gather", "ring"),
+    # torch.distributed.tensor.experimental.context_parallel: plain causal attention alone.
+    context_limited=dict.fromkeys(ATTENTION_LIMITS, ()),
 )
 
 ABILITIES: Mapping[str, Abilities] = {
@@ -115,6 +136,7 @@ ABILITIES: Mapping[str, Abilities] = {
         roles=frozenset({"tp", "cp", "ep"}),
         sequence_parallel=frozenset({True, False}),
         selective="alternate",
+        context=("gather",),  # FlexAttention, whose masks are of any kind
     ),
     "deepspeed": Abilities(
         "DeepSpeed",
@@ -130,6 +152,7 @@ ABILITIES: Mapping[str, Abilities] = {
         zero_beside_tp=frozenset({0, 1, 2}),
         hybrid=frozenset({3}),  # MiCS
         hosted_shares=frozenset({3}),  # offload_optimizer.ratio
+        context=("ulysses",),
     ),
     "accelerate": replace(
         _FSDP2,
@@ -152,6 +175,8 @@ ABILITIES: Mapping[str, Abilities] = {
         sequence_parallel=frozenset({True, False}),
         even=True,
         selective="cheap",  # minimal_with_context keeps products and attention
+        context=("gather", "ring", "ulysses"),
+        context_limited={"window": ("gather", "ulysses"), "chunk": ("gather",), "sinks": ("gather",)},
     ),
 }
 """What each framework that takes degrees can run."""
@@ -188,6 +213,7 @@ def runs(degrees: Degrees, ability: Abilities) -> bool:
         and (degrees.tp == 1 or degrees.sequence_parallel in ability.sequence_parallel)
         and Recompute(degrees.recompute) in ability.recompute
         and (not degrees.offload or Hosted.OPTIMIZER in ability.hosted)
+        and (not degrees.cp_kind or degrees.cp_kind in ability.context)
     )
 
 
@@ -211,7 +237,7 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         tp=facts.tp,
         pp=facts.pp,
         cp=facts.cp,
-        cp_kind=facts.cp_kind,
+        cp_kind=nearest_context(facts, ability),
         ep=facts.ep,
         etp=facts.etp,
         zero=zero,
@@ -228,6 +254,15 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         same = degrees.expert_axis
         degrees = replace(degrees, shard=facts.sharded // same if facts.sharded % same == 0 else 0)
     return degrees, first
+
+
+def nearest_context(facts: Facts, ability: Abilities) -> ContextKind | Literal[""]:
+    """Return the kind of context parallelism that a framework runs in place of that of a plan.
+
+    In place of rings of attention that is limited, all layers have a kind that the framework has for them.
+    """
+    kinds = ability.contexts(facts.ring_limits if facts.cp_kind == "ring" else ())
+    return facts.cp_kind if not facts.cp_kind or facts.cp_kind in kinds or not kinds else kinds[0]
 
 
 def _offload(facts: Facts, ability: Abilities, zero: int) -> str:

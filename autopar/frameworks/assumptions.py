@@ -13,6 +13,7 @@ from autopar.cluster import cluster_from_dict
 from autopar.context_parallelism import ContextKind
 from autopar.cost import load_policy
 from autopar.cost.stack import Stack
+from autopar.frameworks.abilities import ABILITIES, nearest_context
 from autopar.frameworks.facts import Facts
 from autopar.frameworks.known import ROTATE_METHODS
 from autopar.schedule import SCHEDULES
@@ -181,6 +182,11 @@ def hides_dispatch(facts: Facts) -> bool:
     return facts.ep > 1 and (_stack(facts).hides_dispatch or SCHEDULES[facts.plan.schedule].hides_dispatch)
 
 
+def overlaps_shared(facts: Facts) -> bool:
+    """Return whether tokens travel to experts beside the shared experts of their own layer."""
+    return facts.ep > 1 and _stack(facts).covers_rows and not hides_dispatch(facts) and facts.shared_experts
+
+
 def _has_experts(facts: Facts) -> bool:
     return facts.sizes is not None and facts.sizes.experts > 0
 
@@ -210,6 +216,10 @@ def _without_tp_overlap(stack: Stack) -> Stack:
 
 def _without_dispatch_overlap(stack: Stack) -> Stack:
     return replace(stack, hides_dispatch=False)
+
+
+def _without_shared_overlap(stack: Stack) -> Stack:
+    return replace(stack, overlaps_shared=False)
 
 
 def _dispatching_by_all_to_all(stack: Stack) -> Stack:
@@ -274,14 +284,15 @@ def _megatron_context(facts: Facts) -> Answer:
         inner = prod(found.axis.size for found in facts.axes if found.role == "cp" and found.axis.stride == facts.tp)
         sizes = (inner, facts.cp // inner)
         return Told({"--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": sizes})
-    return Told({"--cp-comm-type": CP_COMM_TYPES[facts.cp_kind or "gather"]})
+    return Told({"--cp-comm-type": CP_COMM_TYPES[nearest_context(facts, ABILITIES["megatron"]) or "gather"]})
 
 
-def _context_among(known: Mapping[str, Answer], name: str) -> Callable[[Facts], Answer]:
+def _context_among(known: Mapping[str, Answer], target: str) -> Callable[[Facts], Answer]:
     def answer(facts: Facts) -> Answer:
-        if len(facts.cp_kinds) == 1 and facts.cp_kind in known:
+        ability = ABILITIES[target]
+        if len(facts.cp_kinds) == 1 and nearest_context(facts, ability) == facts.cp_kind and facts.cp_kind in known:
             return known[facts.cp_kind]
-        return Otherwise(f"{name} has none of this kind")
+        return Otherwise(f"{ability.name} has none of this kind")
 
     return answer
 
@@ -335,6 +346,14 @@ def _plain_dispatch(name: str) -> Callable[[Facts], Answer]:
         return Inherent("all-to-all is what it dispatches by")
 
     return answer
+
+
+def _megatron_shared(facts: Facts) -> Answer:
+    if _stack(facts).dispatch == "per-node" and not _capacity(facts):
+        return Otherwise("Megatron-LM does so with the alltoall dispatcher only", _without_shared_overlap)
+    if "shared_experts" in facts.recompute_modules:
+        return Otherwise("Megatron-LM refuses that where shared experts alone run again", _without_shared_overlap)
+    return Told({"--moe-shared-expert-overlap": True})
 
 
 def _megatron_attention(facts: Facts) -> Answer:
@@ -547,12 +566,12 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
         {
             "megatron": _megatron_context,
             "torchtitan": _context_among({"gather": Inherent("FlexAttention gathers keys and values")}, "torchtitan"),
-            "deepspeed": _context_among({"ulysses": Inherent("UlyssesSPAttentionHF")}, "DeepSpeed"),
+            "deepspeed": _context_among({"ulysses": Inherent("UlyssesSPAttentionHF")}, "deepspeed"),
             "fsdp": _context_among(
-                {kind: Told({"parallelism.cp_comm_strategy": name}) for kind, name in ROTATE_METHODS.items()}, "FSDP2"
+                {kind: Told({"parallelism.cp_comm_strategy": name}) for kind, name in ROTATE_METHODS.items()}, "fsdp"
             ),
             "maxtext": _context_among(
-                {kind: Told({"context_parallel_strategy": name}) for kind, name in _MAXTEXT_CONTEXT.items()}, "MaxText"
+                {kind: Told({"context_parallel_strategy": name}) for kind, name in _MAXTEXT_CONTEXT.items()}, "maxtext"
             ),
         },
     ),
@@ -582,6 +601,18 @@ ASSUMPTIONS: tuple[Assumption, ...] = (
             "deepspeed": Otherwise("DeepSpeed waits for the dispatch", _without_dispatch_overlap),
             "fsdp": Otherwise("FSDP deals out no experts", _without_dispatch_overlap),
             "maxtext": Otherwise("MaxText waits for the dispatch", _without_dispatch_overlap),
+        },
+    ),
+    Assumption(
+        "dispatch beside shared experts",
+        overlaps_shared,
+        lambda _: "tokens travel to experts and back beside the shared experts of their layer",
+        {
+            "megatron": _megatron_shared,
+            "torchtitan": Otherwise("torchtitan waits for the dispatch", _without_shared_overlap),
+            "deepspeed": Otherwise("DeepSpeed waits for the dispatch", _without_shared_overlap),
+            "fsdp": Otherwise("FSDP deals out no experts", _without_shared_overlap),
+            "maxtext": Otherwise("MaxText waits for the dispatch", _without_shared_overlap),
         },
     ),
     Assumption(

@@ -14,15 +14,16 @@ from typing import Any, Literal
 import onnx
 
 from autopar import models
-from autopar.context_parallelism import ContextKind
+from autopar.context_parallelism import AttentionLimit, ContextKind
 from autopar.cost import load_policy
 from autopar.cost.overlap import full_bucket
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
-from autopar.describe.context_kinds import context_kinds, limited_rings
+from autopar.describe.context_kinds import context_kinds, limited_rings, ring_limits
 from autopar.errors import ExportError
 from autopar.folding.fold import VIEW_KINDS, Folded
 from autopar.folding.graph_facts import layer_kinds
 from autopar.folding.selective_recompute import modules_of
+from autopar.folding.shared_experts import shared_expert_ops
 from autopar.frameworks.buckets import OneSize, Units
 from autopar.huggingface import default_seq, read_config
 from autopar.ir.graph import Phase, Role
@@ -123,6 +124,8 @@ class Facts:
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
         units: The best units of whole layers likewise.
+        ring_limits: What attention in rings has of windows, chunks and sinks.
+        shared_experts: Whether layers have experts that every token uses, beside routed ones.
     """
 
     plan: Plan
@@ -152,6 +155,8 @@ class Facts:
     bucket: OneSize | None = None
     units: Units | None = None
     cp_kinds: tuple[ContextKind, ...] = ()
+    ring_limits: frozenset[AttentionLimit] = frozenset()
+    shared_experts: bool = False
 
     @property
     def hosted_share(self) -> float:
@@ -327,6 +332,8 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         lost=tuple(lost),
         recompute_modules=modules,
         recompute_beside=beside,
+        ring_limits=ring_limits(plan.blocks, folded),
+        shared_experts=bool(shared_expert_ops(folded)),
         modules=_layer_modules(folded),
         cp_kinds=kinds,
     )
@@ -422,8 +429,8 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
     limited = limited_rings(plan.blocks, folded)
     if limited:
         lost.append(
-            f"attention with windows, chunks or sinks in rings ({limited} layers): Transformer Engine passes keys and "
-            "values round for full attention only"
+            f"attention with windows, chunks or sinks in rings ({limited} layers): frameworks pass keys and values "
+            "round for full attention only"
         )
     return tuple(found)
 

@@ -426,6 +426,9 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
             arguments.text("--moe-flex-dispatcher-backend")
         if dispatcher in ("flex", "alltoall"):
             found["dispatch"] = "per-node" if dispatcher == "flex" else "all-to-all"
+        if arguments.flag("--moe-shared-expert-overlap"):
+            _check_shared_overlap(arguments, degrees)
+            found["overlaps_shared"] = True
     if modules := _modules(arguments):
         found["recompute_modules"] = modules
     for name, field, values in (
@@ -440,6 +443,27 @@ def _software(arguments: Taken, degrees: Degrees) -> dict[str, object]:
     if arguments.flag("--cross-entropy-loss-fusion"):
         found["loss"] = "fused" if arguments.text("--cross-entropy-fusion-impl") == "te" else "float32"
     return found
+
+
+def _check_shared_overlap(arguments: Taken, degrees: Degrees) -> None:
+    """Refuse what Megatron-LM refuses beside `--moe-shared-expert-overlap`."""
+    dispatcher = arguments.peek("--moe-token-dispatcher-type") or "allgather"
+    if dispatcher != "alltoall":
+        raise ExportError(
+            f"--moe-shared-expert-overlap with --moe-token-dispatcher-type {dispatcher}: Megatron-LM refuses that",
+            hint="--moe-token-dispatcher-type alltoall",
+        )
+    if degrees.schedule == "1f1b-a2a":
+        raise ExportError(
+            "--moe-shared-expert-overlap with --overlap-moe-expert-parallel-comm: Megatron-LM refuses that",
+            hint="leave one of them out",
+        )
+    modules = arguments.peek("--recompute-modules")
+    if arguments.peek("--recompute-granularity") == "selective" and "shared_experts" in str(modules).split():
+        raise ExportError(
+            "--moe-shared-expert-overlap with --recompute-modules shared_experts: Megatron-LM refuses that",
+            hint="leave one of them out",
+        )
 
 
 def _modules(arguments: Taken) -> tuple[str, ...]:

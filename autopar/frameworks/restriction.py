@@ -15,6 +15,7 @@ from pathlib import Path
 from autopar import models
 from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import divisors
+from autopar.context_parallelism import ATTENTION_LIMITS, CONTEXT_KINDS, AttentionLimit
 from autopar.cost import Stack, resolve_stack
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
@@ -66,6 +67,7 @@ def kept_to(
     sizes = _sizes_of_model(str(model))
     seq = (dims or {}).get("seq", 0 if sizes is None else sizes.seq)
     is_long = isinstance(seq, int) and seq >= _LONG
+    has_context = bool(ability.contexts(_limits(sizes)))
     piped = bool(ability.schedules) and not ability.even and ability.zero_in_pipeline == ability.zero
     splits = "tp" in ability.roles and max(ability.zero) in ability.zero_beside_tp
     levels = ability.zero & ability.zero_beside_tp if splits else ability.zero
@@ -73,7 +75,7 @@ def kept_to(
     meshes = tuple(
         mesh
         for count in stages
-        for mesh in _meshes(gpus // count, ability, sizes, machine, splits=splits, is_long=is_long)
+        for mesh in _meshes(gpus // count, ability, sizes, machine, splits=splits, is_long=is_long and has_context)
     )
     flavours = tuple(str(own) for own in BY_SECONDS if own in ability.recompute and own is not Recompute.OFFLOAD)
     pin = Choices(
@@ -86,6 +88,7 @@ def kept_to(
     )
     hosted = tuple(str(own) for own in Hosted if own not in ability.hosted)
     forbid = Choices(
+        context=_lacking_contexts(ability, sizes) if "cp" in ability.roles else (),
         schedule=tuple(own for own in SCHEDULES if own not in (*ability.schedules, "1f1b", _INFERENCE)),
         offload=(BlockOffload(hosted),) if hosted else (),
     )
@@ -104,7 +107,9 @@ def runner(framework: str, model: str | Path) -> Callable[[Degrees], bool]:
 
 def _runs(ability: Abilities, sizes: Sizes | None, degrees: Degrees) -> bool:
     even = not ability.even or sizes is None or sizes.layers % (degrees.pp * degrees.interleave) == 0
-    return even and _divides_heads(degrees.tp, ability, sizes) and runs(degrees, ability)
+    kinds = ability.contexts(_limits(sizes))
+    has_context = degrees.cp == 1 or (degrees.cp_kind in kinds if degrees.cp_kind else bool(kinds))
+    return even and has_context and _divides_heads(degrees.tp, ability, sizes) and runs(degrees, ability)
 
 
 def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
@@ -125,15 +130,22 @@ def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
 
 
 def stack_kept_to(
-    framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster, modules: Sequence[str] = ()
+    framework: str,
+    stack: str | Path | Stack,
+    cluster: str | Path | Cluster,
+    modules: Sequence[str] = (),
+    model: str | Path = "",
 ) -> Stack:
     """Return a software stack that recomputes selectively as a framework does, or can be told to.
+
+    Plans by degrees have a kind of context parallelism that the framework has for all attention of the model.
 
     Args:
         framework: One of `RESTRICTED`.
         stack: Name, YAML file or record.
         cluster: What the devices are taken from.
         modules: Modules that the user wants to run again.
+        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`; "" for one without windows, chunks and sinks.
 
     Raises:
         ClusterError: If there is no such cluster.
@@ -150,7 +162,9 @@ def stack_kept_to(
             f"{ability.name} cannot be told to run {', '.join(unknown)} again",
             hint=f"choose among {known}" if known else "leave --recompute-modules out",
         )
-    return replace(ability.recomputing(resolve_stack(stack, machine)), recompute_among=ability.recompute_modules)
+    found = replace(ability.recomputing(resolve_stack(stack, machine)), recompute_among=ability.recompute_modules)
+    kinds = ability.contexts(_limits(_sizes_of_model(str(model))))
+    return found if found.context in kinds or not kinds else replace(found, context=kinds[0])
 
 
 def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:
@@ -188,6 +202,25 @@ def _divides_heads(tp: int, ability: Abilities, sizes: Sizes | None) -> bool:
     if sizes is None:
         return True
     return sizes.heads % tp == 0 and (ability.copies_heads or sizes.kv_heads % tp == 0)
+
+
+def _lacking_contexts(ability: Abilities, sizes: Sizes | None) -> tuple[str, ...]:
+    """Return the kinds of context parallelism that a framework lacks: for all attention, then for limited attention.
+
+    A configuration has one kind for all layers, so that a kind which some layers of a model lack is one that all lack.
+    """
+    left = ability.contexts(_limits(sizes))
+    lacking = [own for own in CONTEXT_KINDS if own not in left]
+    limited = ability.context_limited.items()
+    return (*lacking, *(f"{own}:{limit}" for limit, kinds in limited for own in left if own not in kinds))
+
+
+def _limits(sizes: Sizes | None) -> frozenset[AttentionLimit]:
+    """Return what attention of a model has of windows, chunks and sinks, as far as it is known."""
+    if sizes is None or sizes.decoder is None:
+        return frozenset()
+    parts = [block.attention for block in sizes.decoder.blocks]
+    return frozenset(limit for limit in ATTENTION_LIMITS if any(getattr(part, limit, 0) for part in parts))
 
 
 def _sizes_of_model(model: str) -> Sizes | None:

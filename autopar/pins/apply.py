@@ -158,7 +158,14 @@ def _placements(
 ) -> PlacementPins | None:
     meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
     named = any(axis.name in ROLES for mesh in meshes for axis in mesh.axes[is_data_major(mesh) :])
-    if not (named or pins.roles or pins.pin.tactics or pins.forbid.tactics or len(pins.sequence_parallel) == 1):
+    if not (
+        named
+        or pins.roles
+        or pins.pin.tactics
+        or pins.forbid.tactics
+        or len(pins.sequence_parallel) == 1
+        or pins.limits_context
+    ):
         return None
     check_tactics(pins, graph, rules(graph), meshes, batch(graph))
     return PlacementPins(pins, batch)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from autopar.errors import PinError, TacticError
-from autopar.pins.records import MOST_FREE, ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
+from autopar.pins.records import CONTEXTS, MOST_FREE, ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
 from autopar.recompute import BY_SECONDS, Hosted, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.tactics import Offload as OffloadTactic
@@ -331,6 +331,7 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "recompute": _recompute,
     "offload": _offload,
     "zero": _whole(0),
+    "context": _among(CONTEXTS),
     "tactics": _tactics,
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
+from autopar.describe.context_kinds import placed_contexts
 from autopar.folding.fold import Folded
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
@@ -26,6 +27,7 @@ def broken(plan: Plan, pins: Pins, folded: Folded) -> tuple[str, ...]:
     roles = roles_of_axes(plan.mesh, plan.blocks, folded)
     return (
         *_strays(plan, pins, roles),
+        *_contexts(plan, pins, folded),
         *_differs(plan, pins.pin, folded, roles),
         *_has(plan, pins.forbid, folded, roles),
     )
@@ -53,6 +55,15 @@ def _strays(plan: Plan, pins: Pins, roles: Sequence[AxisRole]) -> Iterator[str]:
                 yield f"axis {own.axis.name} splits the sequence between blocks"
             if not own.sequence_parallel and own.axis.name == "tp":
                 yield "axis tp does not split the sequence between blocks"
+
+
+def _contexts(plan: Plan, pins: Pins, folded: Folded) -> Iterator[str]:
+    """Yield the kinds of context parallelism that are not left."""
+    if pins.limits_context:
+        for axis, kind, limits, count in placed_contexts(plan.mesh, plan.blocks, folded):
+            if kind not in pins.contexts(limits) and (kind != "ulysses" or axis == "cp"):
+                with_limits = f" with {', '.join(sorted(limits))}" if limits else ""
+                yield f"attention{with_limits} of {count} layers has context parallelism of kind {kind} on axis {axis}"
 
 
 def _differs(plan: Plan, pin: Choices, folded: Folded, roles: Sequence[AxisRole]) -> Iterator[str]:

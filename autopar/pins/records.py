@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from autopar.configuration import divisors
+from autopar.context_parallelism import ATTENTION_LIMITS, CONTEXT_KINDS, AttentionLimit, ContextKind
 from autopar.errors import PinError
 from autopar.tactics import Tactic, schedule_to
 
@@ -16,6 +17,9 @@ last ones are neighbours."""
 
 MOST_FREE = 3
 """Axes of a mesh that are named for no role: ops have a strategy for each combination of what they do on each."""
+
+CONTEXTS = (*CONTEXT_KINDS, *(f"{kind}:{limit}" for kind in CONTEXT_KINDS for limit in ATTENTION_LIMITS))
+"""What can be pinned or forbidden of context parallelism."""
 
 Axes = tuple[tuple[str, int], ...]
 """A mesh: sizes by name, the axis whose devices are neighbours last; names may be empty if only sizes matter."""
@@ -75,6 +79,8 @@ class Choices:
         recompute: What blocks keep of their forward.
         offload: What lies in host memory.
         zero: Levels of ZeRO, parameter by parameter.
+        context: Kinds of context parallelism, `ring`, or of attention with a window, chunks or sinks alone:
+            `ring:window`.
         tactics: Where tensors lie, as tactics say it.
     """
 
@@ -96,6 +102,7 @@ class Choices:
     recompute: tuple[BlockRecompute, ...] = ()
     offload: tuple[BlockOffload, ...] = ()
     zero: tuple[int, ...] = ()
+    context: tuple[str, ...] = ()
     tactics: tuple[Tactic, ...] = ()
 
     def __post_init__(self) -> None:
@@ -174,6 +181,24 @@ class Pins:
             return None
         known = pinned or sorted({degree for size in sizes for degree in divisors(size)})
         return tuple(degree for degree in known if degree not in forbidden)
+
+    @property
+    def limits_context(self) -> bool:
+        """Whether anything is said of kinds of context parallelism."""
+        return bool(self.pin.context or self.forbid.context)
+
+    def contexts(self, limits: Iterable[AttentionLimit] = ()) -> frozenset[ContextKind]:
+        """Return what is left of the kinds of context parallelism of attention.
+
+        Args:
+            limits: What the attention has of windows, chunks and sinks.
+        """
+        left = frozenset(CONTEXT_KINDS)
+        for suffix in ("", *(f":{limit}" for limit in limits)):
+            named = {f"{kind}{suffix}": kind for kind in CONTEXT_KINDS}
+            pinned = {named[own] for own in self.pin.context if own in named}
+            left = (left & pinned if pinned else left) - {named[own] for own in self.forbid.context if own in named}
+        return left
 
     @property
     def roles(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.describe.context_kinds import kind_of, limits_of
 from autopar.discover import Rules, Strategy
 from autopar.errors import PinError, TacticError
 from autopar.folding.expert_parameters import experts_of
@@ -20,6 +21,7 @@ from autopar.formulate.manual_recipes import DataParallelism, GraphFacts, Placed
 from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
+from autopar.ir.rings import RINGS
 from autopar.pins.records import ROLES, Pins
 from autopar.sharding import Mesh
 from autopar.tactics import Replicate, Shard, Tactic
@@ -63,6 +65,8 @@ class PlacementPins:
         along = self.pins.sequence_parallel
         split = None if len(along) > 1 else True in along
         found = Pinned(folded, mesh, GraphFacts.of(folded, batch), frozenset(named), self.pins.roles, split)
+        if self.pins.limits_context:
+            found.pins = self.pins
         if pin.tactics:
             found.undecided = applied(pin.tactics, folded, rules, mesh, batch)
         for tactic in self.pins.forbid.tactics:
@@ -130,6 +134,7 @@ class Pinned:
         undecided: What pinned tactics leave.
         forbidden: Digits of placements that an axis must not have, by value and axis.
         followed: Whether every decision met so far has something left.
+        pins: What says which kinds of context parallelism are left; None if nothing does.
     """
 
     folded: Folded
@@ -141,6 +146,7 @@ class Pinned:
     undecided: Undecided | None = None
     forbidden: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     followed: bool = True
+    pins: Pins | None = None
     _names: dict[str, str] = field(default_factory=dict)
 
     def forbid(self, tactic: Tactic, applier: Applier) -> None:
@@ -176,8 +182,25 @@ class Pinned:
             mask = np.ones(len(strategies), dtype=bool) if decided is None else decided[axis]
             for name, codes, _ in placed:
                 mask = mask & self._not_forbidden(name, axis, codes)
+            wish = self._in_context(self.mesh.axes[axis].name, op, strategies)
+            mask = mask & wish if (mask & wish).any() else mask
             masks.append(self._with_role(mask, axis, Decision.OP, kind, op, placed))
         return tuple(masks)
+
+    def _in_context(self, axis: str, op: Op, strategies: Sequence[Strategy]) -> Mask:
+        """Return which strategies of attention are of a kind of context parallelism that is left.
+
+        Heads are split by tensor parallelism, too: they are an exchange of heads on an axis named `cp` only.
+        """
+        mask = np.ones(len(strategies), dtype=bool)
+        if self.pins is None or "Attention" not in op.kind:
+            return mask
+        left, rank = self.pins.contexts(limits_of(op)), self._rank(op.inputs[0])
+        for index, strategy in enumerate(strategies):
+            in_ring = strategy.local is not None and strategy.local.kind in RINGS
+            kind = kind_of(strategy.inputs[0], rank, in_ring=in_ring)
+            mask[index] = kind is None or kind in left or (kind == "ulysses" and axis != "cp")
+        return mask
 
     def of_value(self, decision: Decision, kind: int, value: Value) -> tuple[Mask, ...]:
         """Return by axis which placements a value may have."""

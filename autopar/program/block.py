@@ -20,6 +20,7 @@ from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
 from autopar.folding.gather_units import NO_UNIT, UnitPart, gather_units
 from autopar.folding.graph_facts import row_routings
+from autopar.folding.shared_experts import shared_expert_ops
 from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
@@ -163,8 +164,8 @@ class BlockLowering:
         self.late = weight_pass_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        self.routings = row_routings(folded)
         self.units = gather_units(folded, costs, self.mesh.shape)
+        self.routings, self.shared = row_routings(folded), shared_expert_ops(folded)
         known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
         self.owners = known.owners
@@ -478,7 +479,8 @@ class BlockLowering:
                 self._store(draft, operand, self.states[name])
         kept = self._left_behind(op, inputs, outputs) if op.phase is not Phase.UPDATE else 0.0
         kernel, again = self.kernels.kernel.get(op.name, ""), self.kernels.again.get(op.name, ())
-        compute = Compute(local, tuple(inputs), tuple(outputs), constants, start, kept, kernel, again)
+        shared = op.name in self.shared
+        compute = Compute(local, tuple(inputs), tuple(outputs), constants, start, kept, kernel, again, shared)
         draft.instructions.append(compute)
 
     def _left_behind(self, op: Op, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> float:

@@ -129,6 +129,7 @@ class Compute:
         kept: Bytes its kernel leaves behind for its gradient, besides its outputs: the scores of unfused attention.
         kernel: Name of the first op of the kernel it runs in, if the plan states it; "" where the stack decides.
         again: Of that first op, the ops of the segment that run in the kernel again, besides their own.
+        shared: Whether it is an op of a shared expert: rows of the routed experts may travel beside it.
     """
 
     op: Op
@@ -139,6 +140,7 @@ class Compute:
     kept: float = 0.0
     kernel: str = ""
     again: tuple[str, ...] = ()
+    shared: bool = False
 
     @property
     def ring(self) -> Axis | None:

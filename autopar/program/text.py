@@ -146,6 +146,8 @@ def _compute(compute: Compute) -> str:
         parts.append(f"kernel={format_name(compute.kernel)}")
     if compute.again:
         parts.append(f"again={_list(map(format_name, compute.again))}")
+    if compute.shared:
+        parts.append("shared")
     return " ".join(parts)
 
 
@@ -305,7 +307,8 @@ def _parse_instruction(line: Line, scope: _Scope) -> Instruction:
     kept = line.size() if line.accept("kept=") else 0.0
     kernel = line.name() if line.accept("kernel=") else ""
     again = line.sequence(line.name) if line.accept("again=") else ()
-    return Compute(op, inputs, tuple(outputs), constants, start, kept, kernel, again)
+    shared = line.accept("shared")
+    return Compute(op, inputs, tuple(outputs), constants, start, kept, kernel, again, shared)
 
 
 def _parse_copy(line: Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> HostCopy:

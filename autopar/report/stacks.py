@@ -23,6 +23,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     lines = overview
     for name, stack in stacks.items():
         hidden = ", hidden behind another microbatch" if stack.hides_dispatch else ""
+        hidden = ", beside shared experts" if stack.covers_rows else hidden
         told = f"{name}: a token is sent {_DISPATCH[stack.dispatch]}{hidden}; CUDA graphs: {stack.graphs}"
         told += f"; kernels of experts: {_EXPERTS[stack.experts]}"
         told += f"; context parallelism: {stack.context}"

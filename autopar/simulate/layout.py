@@ -21,7 +21,7 @@ from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
 from autopar.cost.fusion import Work
 from autopar.cost.learned_kernels import LearnedKernels
-from autopar.cost.overlap import bucket_share, full_bucket, launched
+from autopar.cost.overlap import Rows, bucket_share, full_bucket, launched
 from autopar.folding.graph_facts import BesideProducts
 from autopar.ir.graph import Op
 from autopar.ir.routing import Routed
@@ -304,12 +304,14 @@ def _link(axis: Axis, costs: Costs) -> Resource:
 class _Way(Enum):
     """How a collective in line runs: whole; in chunks beside the product next to it; or early, as gathers do.
 
-    Rows of experts run as gathers do where they travel beside the compute of another microbatch.
+    Rows of experts run as gathers do where they travel beside the compute of another microbatch, or beside the shared
+    experts of their own layer.
     """
 
     WHOLE = 0
     CHUNKED = 1
     EARLY = 2
+    BESIDE_SHARED = 3
 
 
 @dataclass(slots=True)
@@ -342,6 +344,11 @@ class _Chunks:
         """Return whether a product reads what it gathers, or makes what it scatters."""
         name = self._origin[collective.result.value]
         return collective.routed is None and collective.kind in self._beside.collectives(name)
+
+
+def _has_shared(segment: Segment) -> bool:
+    """Return whether a segment has ops of shared experts."""
+    return any(isinstance(instruction, Compute) and instruction.shared for instruction in segment.instructions)
 
 
 def _covering(segment: Segment) -> set[int]:
@@ -377,6 +384,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     is_backward = segment.phase is SegmentPhase.BACKWARD
     covering = _covering(segment) if is_backward else set()
     kernels, weight, launches, hidden = 0.0, 0.0, 0.0, 0.0
+    shared, shared_weight = 0.0, 0.0
+    covers_rows = costs.stack.covers_rows and _has_shared(segment)
     exchanges: list[tuple[str, float]] = []
     spans: list[Span] = []
     waits: list[_Wait] = []
@@ -399,6 +408,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
                 kernels += seconds
                 weight += seconds if position in covering else 0.0
+                shared += seconds if instruction.shared else 0.0
+                shared_weight += seconds if instruction.shared and position in covering else 0.0
                 launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
                 ring = instruction.ring
                 if ring is not None:  # what of its transfers does not run beside its own kernels
@@ -431,6 +442,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                     many = float(bucket_share(instruction.bytes, full_bucket(axis, bucket)))
                     seconds = float(costs.collective_seconds(kind, many * instruction.bytes, axis)) / many
                     waits.append(_Wait(link, name, kernels, seconds, _Way.WHOLE, axis))
+                elif instruction.routed is not None and covers_rows:
+                    waits.append(_Wait(link, name, kernels, seconds, _Way.BESIDE_SHARED, axis))
                 elif instruction.routed is not None and not costs.stack.hides_dispatch and is_backward:
                     # The products of the experts stand between it and those of the weights that it could run beside.
                     spans.append(Span(link, name, kernels, seconds))
@@ -464,7 +477,9 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
     alone = [fsum(wait.seconds for wait in waits if wait.way is way) for way in _Way]
     added: Sequence[float] = alone
     if segment.phase is not SegmentPhase.UPDATE and waits:
-        added = [float(seconds) for seconds in overlap.added(kernels, weight, *alone)]
+        *others, travelling = alone
+        found = overlap.added(kernels, weight, *others, rows=Rows(travelling, shared, shared_weight))
+        added = [float(seconds) for seconds in found]
     share = {way: paid / taken if taken else 0.0 for way, taken, paid in zip(_Way, alone, added, strict=True)}
     busy = kernels + sum(added)
     host = 0.0 if segment.phase is SegmentPhase.UPDATE else float(launched(busy, launches)) - busy

@@ -114,7 +114,10 @@ def express(row: Row) -> Case:
 
 def _told(stack: Stack, row: Row) -> Stack:
     """Return a stack with the choices a row states: kernels and dispatch of experts, overlap, recompute, dropout."""
-    names = ("dispatch", "hides_dispatch", "hides_tp", "graphs", "experts", "dropout", "recompute_modules")
+    names = (
+        "dispatch", "hides_dispatch", "overlaps_shared", "hides_tp", "graphs", "experts", "dropout",
+        "recompute_modules",
+    )  # fmt: skip
     said = {name: getattr(row, name) for name in names}
     return replace(stack, **{name: value for name, value in said.items() if value is not None})
 

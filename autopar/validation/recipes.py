@@ -263,8 +263,8 @@ RECIPES: tuple[Recipe, ...] = (
             "NVIDIA/dgxc-benchmarking, deepseek_v3/pretraining/launch.sh, and NVIDIA/NeMo, "
             "scripts/performance/llm/pretrain_deepseek_v3.py: 64 / pp layers a stage, one less in the first and two in "
             "the last; selective recompute of mla_up_proj or core_attn; tokens beyond capacity are dropped, by the "
-            "dispatcher alltoall (MegatronTokenDropCallback); one further token is predicted (README.md states 260 "
-            "GFLOPs a token, which are 250 without)",
+            "dispatcher alltoall (MegatronTokenDropCallback), which moe_shared_expert_overlap goes with; one further "
+            "token is predicted (README.md states 260 GFLOPs a token, which are 250 without)",
             origin="dgxc-benchmarking.*deepseek_v3",
             where={"pp": pp},
             fills={
@@ -272,6 +272,7 @@ RECIPES: tuple[Recipe, ...] = (
                 "etp": 1,
                 "recompute": "selective",
                 "dispatch": "all-to-all",
+                "overlaps_shared": True,
                 "mtp_layers": 1,
             },
         )

@@ -110,6 +110,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
         lora: Adapters that were trained in place of the model, as `--lora` takes them.
         dispatch: What brings tokens to their experts, as of `Stack.dispatch`.
         hides_dispatch: Whether that runs beside the compute of another microbatch.
+        overlaps_shared: Whether it runs beside the shared experts of a layer, as of `Stack.overlaps_shared`.
         hides_tp: Whether collectives of tensor parallelism run in chunks beside products, as of `Stack.hides_tp`.
         graphs: What CUDA graphs launch, as of `Stack.graphs`.
         experts: Kernels of the products of experts, as of `Stack.experts`.
@@ -176,6 +177,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "source"}
     lora: str | None = None
     dispatch: str | None = None
     hides_dispatch: bool | None = None
+    overlaps_shared: bool | None = None
     hides_tp: bool | None = None
     graphs: str | None = None
     experts: str | None = None
