@@ -192,6 +192,24 @@ def test_edges_go_from_producers_to_readers() -> None:
     assert batch.inputs.tolist() == [2.0, 2.0]
 
 
+def test_a_group_is_encoded_alike_alone_and_in_a_batch() -> None:
+    """Of b = a y, c = b + bias with (4, 8) and (8,): what enters, what repeats by row, and what stays inside."""
+    whole = group_of(Kernel(("b", "c")), _work(), _TYPED)
+    assert whole is not None
+    groups = [_group("Gelu", "Relu"), whole, _group("Relu")]
+    kinds = {"Gelu": 0, "Relu": 1, "Mul": 2, "Add": 3}
+
+    together, alone = encode(groups, kinds), [encode([own], kinds) for own in groups]
+
+    np.testing.assert_array_equal(together.features, np.concatenate([own.features for own in alone]))
+    np.testing.assert_array_equal(together.inputs, np.concatenate([own.inputs for own in alone]))
+    (product, total), traffic = alone[1].features, 4 * (32 + 32 + 8 + 32)
+    size, width, rest = np.log2(32) / 10 - 1.8, np.log2(8) / 10 - 0.8, np.log2(1 + traffic) / 10 - 2
+    head = [size, width, size, 1, rest]
+    np.testing.assert_allclose(product, [2, 0, 0, 1, 0, *head, 10 / 32, 0, 0, 0, 0, 1, 0, 0, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(total, [0, 1, 0.25, 1, 1, *head, 1, 1, 1, 1, 0, 1, 0, 0, 0.2], rtol=1e-6)
+
+
 def test_a_timed_group_is_read_as_it_was_written(tmp_path: Path) -> None:
     """From lines of JSON, and from compressed ones; the shortest call of all rounds counts."""
     group = group_of(Kernel(("a", "b", "c")), _work(), _TYPED)

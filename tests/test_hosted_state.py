@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, state_buffers
 from autopar.errors import JobError, PlanError
-from autopar.formulate.block_memory import ChainBytes
+from autopar.formulate.block_memory import ChainBytes, SharedBytes, copied_seconds
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.hosted_state import HostedState, needed_state
-from autopar.recompute import Hosted, first_share, format_hosted, parse_hosted, parse_share
+from autopar.recompute import Hosted, Recompute, first_share, format_hosted, parse_hosted, parse_share
 
 _LIES = st.sampled_from([frozenset({False}), frozenset({True}), frozenset({False, True})])
 _UNIT = 1e8
@@ -47,6 +47,27 @@ def test_the_least_boundary_hosts_enough_and_no_block_more(
     most = int(places.most(*ends, np.array([float(needed)]))[0])
     assert most == start or hosted(most) <= needed
     assert most == stop or hosted(most + 1) > needed
+
+
+@given(st.lists(_LIES, min_size=2, max_size=6), st.data())
+def test_the_state_of_a_copy_is_where_that_of_all_blocks_is(lies: list[frozenset[bool]], data: st.DataObject) -> None:
+    """On a stage that reads a parameter which another one owns: its bytes and seconds, as a stage counts them."""
+    count = len(lies)
+    numbers = st.integers(0, count - 1)
+    owner, readers = data.draw(numbers), data.draw(st.lists(numbers, min_size=1, max_size=2, unique=True))
+    shared = SharedBytes(owner, tuple((block, 9.0) for block in readers), state=5.0, state_seconds=0.5)
+    memory = replace(ChainBytes.nothing(range(count)), state=np.ones(count), shared=(shared,))
+    places = HostedState.of(memory, Constraints(hosted=frozenset({Hosted.OPTIMIZER}), states=tuple(lies)))
+    start = data.draw(numbers)
+    stop = data.draw(st.integers(start + 1, count))
+
+    for boundary in range(start, stop + 1):
+        ends, away = (np.array([start]), np.array([stop]), np.array([boundary])), places.away(start, stop, boundary)
+        assert places.bytes(*ends)[0] == memory.host_bytes(start, stop, 1, [Recompute.NONE] * count, away=away)
+        assert places.seconds(*ends)[0] == copied_seconds(memory.shared, start, stop, away)
+    whole, room = (np.array([start]), np.array([stop])), stop - start + 1.0
+    most = places.most(*whole, np.array([room]))
+    assert places.bytes(*whole, most)[0] <= room or all(own == {True} for own in lies[start:stop])
 
 
 @given(*[st.integers(0, 20)] * 4)

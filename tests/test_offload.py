@@ -13,6 +13,7 @@ from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import HIDING
 from autopar.degrees import Degrees
 from autopar.errors import ClusterError, JobError, PlanError, ProgramError
+from autopar.estimates import Estimator
 from autopar.formulate.offload_costs import HostLinks, with_host
 from autopar.formulate.step_time import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot
@@ -27,6 +28,7 @@ from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.flat import simulate_flat
 from autopar.simulate.offload import host_links
+from autopar.simulate.ranges import chain_bytes
 from autopar.simulate.timeline import Row
 from autopar.workload import open_workload
 from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
@@ -157,15 +159,54 @@ def _copied_bytes(plan: Plan) -> float:
 def test_the_link_takes_bytes_over_bandwidth(predictor: Predictor) -> None:
     """Per step the state of a stage goes out and comes back at 55.6 GB/s, each block's with a latency of 10 us.
 
-    That of a tied embedding's copy is counted in host memory, and its way is not simulated, nor is its update.
+    So does that of a tied embedding's copy, after them.
     """
     found = predictor.predict(replace(PLAIN, offload="optimizer"), H100)
     copied = (0.0, _copied_bytes(found.plan))
 
-    for stage, program, apart in zip(found.timeline.stages, found.program.stages, copied, strict=True):
-        blocks = sum((kind, SegmentPhase.STATE_FETCH) in found.program.table() for kind in program.blocks)
-        moved = stage.host_bytes - apart
-        assert stage.host_link_seconds == pytest.approx(2 * (moved / 55.6e9 + blocks * 10e-6))
+    assert tuple(program.hosted_copies for program in found.program.stages) == copied
+    for stage, program in zip(found.timeline.stages, found.program.stages, strict=True):
+        times = sum((kind, SegmentPhase.STATE_FETCH) in found.program.table() for kind in program.blocks)
+        times += program.hosted_copies > 0
+        assert stage.host_link_seconds == pytest.approx(2 * (stage.host_bytes / 55.6e9 + times * 10e-6))
+
+
+@pytest.mark.parametrize("share", ["optimizer", "optimizer=0.5"])
+def test_the_state_of_a_copy_costs_what_the_search_takes_it_to_cost(predictor: Predictor, share: str) -> None:
+    """The estimate and the ranges of blocks of a search say what the simulator does: bytes on the host, and seconds."""
+    found = predictor.predict(replace(PLAIN, offload=share), H100)
+    folded = predictor.workload.folded(PLAIN.microbatch)
+    lowered = lower_blocks(found.plan.blocks, folded, Resharder(found.plan.device_mesh, COSTS))
+    memory = chain_bytes(lowered, folded, trains=True, host=H100.known_host())
+    split = Split.of_stages(
+        [stage.blocks for stage in found.plan.stages],
+        [stage.flavours for stage in found.plan.stages],
+        [stage.hosted for stage in found.plan.stages],
+        memory.shared,
+    )
+
+    estimates = Estimator(predictor, H100).estimate([replace(PLAIN, offload=share), PLAIN])
+
+    has_copies = share == "optimizer"
+    assert bool(split.copied) == has_copies
+    for number, (stage, program) in enumerate(zip(found.timeline.stages, found.program.stages, strict=True)):
+        blocks, away = found.plan.stages[number].blocks, found.plan.stages[number].hosted
+        assert memory.host_bytes(*blocks, 1, split.recompute[number], away=away) == pytest.approx(stage.host_bytes)
+        if has_copies:
+            assert split.copied[number] == pytest.approx(H100.known_host().there_and_back(program.hosted_copies))
+    added = predictor.predict(PLAIN, H100).timeline.step_seconds - found.timeline.step_seconds
+    assert np.subtract(*estimates.step_seconds[::-1]) == pytest.approx(added, rel=1e-6)
+    peak = max(stage.memory.bytes for stage in found.timeline.stages)
+    assert estimates.peak_bytes[0] == pytest.approx(peak, rel=0.01)
+
+
+def test_the_text_of_a_program_names_the_state_of_copies(predictor: Predictor) -> None:
+    program = predictor.predict(replace(PLAIN, offload="optimizer"), H100).program
+
+    assert parse_program(format_program(program)) == program
+    assert f"copies={program.stages[1].hosted_copies:.0f}" in format_program(program)
+    with pytest.raises(ProgramError, match="of copies lie in host memory"):
+        replace(program.stages[1], hosted=())
 
 
 def test_a_host_that_is_too_small_is_said_so(predictor: Predictor) -> None:

@@ -63,6 +63,10 @@ class Host:
         """Return the seconds of traffic both ways at once, of which each alone takes `out` and `back` seconds."""
         return max(out, back) if self.full_duplex else out + back
 
+    def there_and_back(self, nbytes: float) -> float:
+        """Return the seconds in which each device copies so many bytes from its host and as many others to it."""
+        return self.both(self.out_seconds(nbytes), self.back_seconds(nbytes))
+
     def to_dict(self) -> dict[str, object]:
         """Return the host as the mapping a cluster file holds."""
         data: dict[str, object] = {

@@ -12,10 +12,11 @@ others there is no answer, and the analytic cost counts. `docs/benchmarks/fused_
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
-from math import log, log2, prod
+from math import log, prod
 from pathlib import Path
 
 import msgspec
@@ -23,11 +24,13 @@ import numpy as np
 
 from autopar.cluster import Device
 from autopar.cost.arrays import FloatArray
-from autopar.cost.fused_groups import FusedGroup, GroupOp
+from autopar.cost.fused_groups import FusedGroup
 from autopar.cost.policy import DtypePolicy
 from autopar.errors import ClusterError
+from autopar.ir.graph import ITEM_BYTES
 
 Float32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64 | np.int64 | np.bool_]]
 
 NUM_FEATURES = 19
 KNOTS = (11.0, 14.0, 16.0, 18.0, 20.0, 22.0)
@@ -131,6 +134,7 @@ class Batch:
     inputs: Float32
 
 
+@cache
 def _stretch(shape: Sequence[int], last: Sequence[int]) -> tuple[int, bool]:
     """Return over how many trailing elements of a result an operand goes on alike, and whether it repeats one number.
 
@@ -150,60 +154,17 @@ def _stretch(shape: Sequence[int], last: Sequence[int]) -> tuple[int, bool]:
     return count, bool(repeats)
 
 
-def _op_features(op: GroupOp, group: FusedGroup, inner: Mapping[int, bool], single: Set[int]) -> list[float]:
-    """Return what tells an op from others of its kind.
+def _totals(values: Numbers, owners: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> FloatArray:
+    """Return the sums of numbers by owner, (count,)."""
+    return np.bincount(owners, weights=values, minlength=count).astype(np.float64, copy=False)
 
-    Args:
-        op: The op.
-        group: Its group.
-        inner: Values made inside, with whether they are written.
-        single: Values that one op reads.
-    """
-    elements = op.elements
-    last = op.made[0].shape if op.made else ()
-    read = inside = broadcast = small = reused = row_repeats = column_repeats = 0.0
-    stretch = prod(last)
-    for own in op.reads:
-        if own.value < 0:
-            continue
-        share = prod(own.shape) / elements
-        if share < 0.5:
-            small += 1.0
-            broadcast += share
-            # One number after the other is looked up for a stretch: what its begin costs, its elements share.
-            count, repeats = _stretch(own.shape, last)
-            stretch = min(stretch, count)
-            row_repeats += 0.0 if repeats else 1.0
-            column_repeats += 1.0 if repeats and count < prod(last) else 0.0
-        elif own.value in inner:
-            inside += share
-            reused = max(reused, 1.0 if own.value in single and not inner[own.value] else 0.0)
-        else:
-            read += share
-    made = sum(prod(own.shape) for own in op.made) / elements
-    written = sum(prod(own.shape) for own in op.made if own.written) / elements
-    row = op.reads[0].shape[-1] if op.reads and op.reads[0].shape else 1
-    return [
-        read,
-        small,
-        broadcast,
-        made,
-        written,
-        log2(max(1, elements)) / 10 - 1.8,
-        log2(row) / 10 - 0.8,
-        log2(max(1, prod(last))) / 10 - 1.8,
-        1.0 if last and last[-1] == row else 0.0,
-        log2(1 + group.read_bytes + group.written_bytes) / 10 - 2.0,
-        10.0 / max(10, stretch),
-        inside,
-        reused,
-        row_repeats,
-        column_repeats,
-        10.0 / max(10, row),
-        1.0 if len(op.made) > 1 else 0.0,
-        1.0 if any(value == "tanh" for _, value in op.attrs) else 0.0,
-        len(group.ops) / 10.0,
-    ]
+
+class _Sizes(dict[tuple[int, ...], int]):
+    """Number of elements by shape."""
+
+    def __missing__(self, shape: tuple[int, ...]) -> int:
+        self[shape] = size = prod(shape)
+        return size
 
 
 def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
@@ -213,43 +174,100 @@ def encode(groups: Sequence[FusedGroup], kinds: Mapping[str, int]) -> Batch:
         groups: The groups.
         kinds: Number of each kind of op; others are an error.
     """
-    numbers: list[int] = []
-    features: list[list[float]] = []
-    scale: list[float] = []
-    owner: list[int] = []
-    sources: list[int] = []
-    targets: list[int] = []
-    inputs: list[int] = []
-    for index, group in enumerate(groups):
-        start = len(numbers)
-        makers: dict[int, int] = {}
-        value = len(group.inputs)
-        inner: dict[int, bool] = {}
-        uses = Counter(read.value for op in group.ops for read in op.reads)
-        single = {number for number, times in uses.items() if times == 1}
-        for place, op in enumerate(group.ops):
-            for read in op.reads:
-                if read.value in makers:
-                    sources.append(makers[read.value])
-                    targets.append(start + place)
-            features.append(_op_features(op, group, inner, single))
-            for made in op.made:
-                makers[value], inner[value] = start + place, made.written
-                value += 1
-            numbers.append(kinds[op.kind])
-            scale.append(log(op.elements))
-            owner.append(index)
-        inputs.append(
-            sum(1 for own in group.inputs if own.data is None) + sum(m.written for o in group.ops for m in o.made)
-        )
+    sizes = _Sizes()
+    ops = [op for group in groups for op in group.ops]
+    reads = [read for op in ops for read in op.reads]
+    made = [own for op in ops for own in op.made]
+    entering = [own for group in groups for own in group.inputs]
+    num_ops, num_groups = len(ops), len(groups)
+
+    group_of_op = np.repeat(np.arange(num_groups), [len(group.ops) for group in groups])
+    group_of_input = np.repeat(np.arange(num_groups), [len(group.inputs) for group in groups])
+    op_of_read = np.repeat(np.arange(num_ops), [len(op.reads) for op in ops])
+    num_made = np.array([len(op.made) for op in ops], np.int64)
+    op_of_made = np.repeat(np.arange(num_ops), num_made)
+    group_of_made = group_of_op[op_of_made]
+
+    # Values of all groups have one numbering: per group its inputs, then what its ops make.
+    num_inputs = np.bincount(group_of_input, minlength=num_groups)
+    first_value = np.cumsum(num_inputs + np.bincount(group_of_made, minlength=num_groups))
+    num_values = int(first_value[-1]) if num_groups else 0
+    first_value = np.concatenate([[0], first_value[:-1]])
+    made_value = np.arange(len(made)) + np.cumsum(num_inputs)[group_of_made]
+    maker, kept = np.full(num_values, -1), np.zeros(num_values, bool)
+    written = np.array([own.written for own in made], bool)
+    maker[made_value], kept[made_value] = op_of_made, written
+
+    present = np.array([read.value >= 0 for read in reads], bool)
+    read_value = np.array([read.value for read in reads], np.int64) + first_value[group_of_op[op_of_read]]
+    read_value[~present] = 0
+    source = np.where(present & (maker[read_value] < op_of_read), maker[read_value], -1) if reads else read_value
+    is_edge = source >= 0
+    uses = np.bincount(read_value[present], minlength=num_values)
+
+    read_size = np.array([sizes[read.shape] for read in reads], np.int64)
+    made_size = np.array([sizes[own.shape] for own in made], np.int64)
+    elements = np.ones(num_ops, np.int64)
+    np.maximum.at(elements, op_of_read, read_size)
+    np.maximum.at(elements, op_of_made, made_size)
+
+    share = read_size / elements[op_of_read]
+    is_small = present & (share < 0.5)
+    inside = ~is_small & is_edge
+    outside = ~is_small & present & ~is_edge
+    reused = inside & (uses[read_value] == 1) & ~kept[read_value]
+
+    lasts = [op.made[0].shape if op.made else () for op in ops]
+    last_size = np.array([sizes[last] for last in lasts], np.int64)
+    # One number after the other is looked up for a stretch: what its begin costs, its elements share.
+    stretch, repeats = last_size.copy(), np.zeros(len(reads), bool)
+    column_repeats = np.zeros(num_ops)
+    for number in np.flatnonzero(is_small).tolist():
+        op = int(op_of_read[number])
+        count, repeats[number] = _stretch(reads[number].shape, lasts[op])
+        stretch[op] = min(stretch[op], count)
+        column_repeats[op] += repeats[number] and count < last_size[op]
+
+    input_bytes = np.array(
+        [0 if own.data is not None else sizes[own.shape] * ITEM_BYTES[own.dtype] for own in entering], np.int64
+    )
+    made_bytes = np.array([sizes[own.shape] * ITEM_BYTES[own.dtype] for own in made], np.int64)
+    traffic = _totals(input_bytes, group_of_input, num_groups) + _totals(
+        made_bytes * written, group_of_made, num_groups
+    )
+    row = np.array([op.reads[0].shape[-1] if op.reads and op.reads[0].shape else 1 for op in ops], np.int64)
+    width = np.array([last[-1] if last else -1 for last in lasts], np.int64)
+    is_tanh = [any(value == "tanh" for _, value in op.attrs) if op.attrs else False for op in ops]
+    features = (
+        _totals(share * outside, op_of_read, num_ops),
+        _totals(is_small, op_of_read, num_ops),
+        _totals(share * is_small, op_of_read, num_ops),
+        _totals(made_size, op_of_made, num_ops) / elements,
+        _totals(made_size * written, op_of_made, num_ops) / elements,
+        np.log2(elements) / 10 - 1.8,
+        np.log2(row) / 10 - 0.8,
+        np.log2(np.maximum(1, last_size)) / 10 - 1.8,
+        width == row,
+        (np.log2(1 + traffic) / 10 - 2.0)[group_of_op],
+        10.0 / np.maximum(10, stretch),
+        _totals(share * inside, op_of_read, num_ops),
+        _totals(reused, op_of_read, num_ops) > 0,
+        _totals(is_small & ~repeats, op_of_read, num_ops),
+        column_repeats,
+        10.0 / np.maximum(10, row),
+        num_made > 1,
+        is_tanh,
+        np.bincount(group_of_op, minlength=num_groups)[group_of_op] / 10.0,
+    )
+    unknown = np.array([own.data is None for own in entering], bool)
     return Batch(
-        np.array(numbers, np.int64),
-        np.array(features, np.float32).reshape(-1, NUM_FEATURES),
-        np.array(scale, np.float32),
-        np.array(owner, np.int64),
-        np.array(sources, np.int64),
-        np.array(targets, np.int64),
-        np.array(inputs, np.float32),
+        np.array([kinds[op.kind] for op in ops], np.int64),
+        np.array(features, np.float64).T.astype(np.float32, order="C").reshape(-1, NUM_FEATURES),
+        np.log(elements).astype(np.float32),
+        group_of_op,
+        source[is_edge],
+        op_of_read[is_edge],
+        (_totals(unknown, group_of_input, num_groups) + _totals(written, group_of_made, num_groups)).astype(np.float32),
     )
 
 

@@ -165,7 +165,8 @@ class Table:
         key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
-            split = replace(Split.uniform(ranges, (Recompute.NONE,) * len(ranges)), offload=self._away(degrees))
+            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+            split = replace(split, offload=self._away(degrees), copied=self._copied(degrees))
             totals = self._recomputing(degrees)
             self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
         return self._stages[key]
@@ -176,7 +177,9 @@ class Table:
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
             blocks[:, Slot.UPDATE] += np.where(self._is_away(degrees), blocks[:, Slot.STATE], 0.0)
-            self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
+            copied = self._copied(degrees) or (0.0,) * degrees.num_stages
+            stages = zip(self.ranges(degrees), copied, strict=True)
+            self._works[key] = tuple(_work(blocks[start:stop], added) for (start, stop), added in stages)
         return self._works[key]
 
     def _away(self, degrees: Degrees) -> tuple[tuple[bool, ...], ...]:
@@ -281,7 +284,8 @@ class Table:
         ]
         hosted, chain = self._hosted_bytes(degrees), np.asarray(self.folded.chain)
         passing = np.where(self._is_away(degrees), 0.0, self._held(degrees, (Category.UPDATE,))[chain])
-        away = [float(hosted[start:stop].sum()) for start, stop in ranges]
+        copied = self._copied_bytes(degrees)
+        away = [float(hosted[start:stop].sum()) + own for (start, stop), own in zip(ranges, copied, strict=True)]
         fullest = []
         schedule = SCHEDULES[schedule_of(degrees)]
         for group, numbers in enumerate(chunks_of(_groups(degrees))):
@@ -350,6 +354,26 @@ class Table:
         states = self._held(degrees, OPTIMIZER_STATE)[np.asarray(self.folded.chain)]
         return np.where(self._is_away(degrees), states, 0.0)
 
+    def _copied_bytes(self, degrees: Degrees) -> list[float]:
+        """Return the bytes of state in host memory of copies of parameters that other groups own, per stage."""
+        ranges, groups, away = self.ranges(degrees), _groups(degrees), self._away(degrees)
+        found = [0.0] * len(ranges)
+        if not away:
+            return found
+        share = self.reference / degrees.sharing if self.zero >= _SHARED_FROM[Category.OPTIMIZER] else 1.0
+        for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
+            owner = next(group for group, (start, stop) in zip(groups, ranges, strict=True) if copy.owner < stop)
+            state = share * sum(amount for category, amount in copy.state if category in OPTIMIZER_STATE)
+            for stage, (blocks, group, own) in enumerate(zip(ranges, groups, away, strict=True)):
+                if all(own) and group != owner and copy.on(range(*blocks)):
+                    found[stage] += state
+        return found
+
+    def _copied(self, degrees: Degrees) -> tuple[float, ...]:
+        """Return what these add to the update of each stage; () if there is nothing."""
+        found = self._copied_bytes(degrees)
+        return tuple(map(self.costs.cluster.known_host().there_and_back, found)) if any(found) else ()
+
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
         kinds = self._held(degrees, tuple(Category))
@@ -406,8 +430,8 @@ def _resized(segment: Segment, view: Scaled) -> Segment:
     return replace(segment, instructions=tuple(instructions))
 
 
-def _work(blocks: FloatArray) -> StageWork:
-    """Return what a stage takes whose blocks take (blocks, slots) seconds, the weight pass last."""
+def _work(blocks: FloatArray, added: float) -> StageWork:
+    """Return what a stage takes whose blocks take (blocks, slots) seconds, the weight pass last; its update more."""
     weight = blocks[:, WEIGHT]
     backward = blocks[:, Slot.BACKWARD]
     return StageWork(
@@ -415,7 +439,7 @@ def _work(blocks: FloatArray) -> StageWork:
         backward=float(backward.sum()),
         weight=float(weight.sum()),
         links=link_jobs(blocks, np.zeros((NUM_LINKS, len(blocks))), backward, weight),
-        update=float(blocks[:, Slot.UPDATE].sum()),
+        update=float(blocks[:, Slot.UPDATE].sum()) + added,
     )
 
 

@@ -7,7 +7,7 @@ applies to them. `BlockBytes` holds the linear estimate of the placement problem
 decision.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Protocol
@@ -88,11 +88,13 @@ class SharedBytes:
         readers: (block, bytes of a copy under the placement at which the block reads it, with the gradient and the
             optimizer state of the copy) per reading block.
         state: The optimizer state among them, which can be offloaded to host memory.
+        state_seconds: What its way to the device and back adds to an update; 0 if it stays on the device.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
     state: float = 0.0
+    state_seconds: float = 0.0
 
     def on(self, start: int, stop: int) -> float:
         """Return the bytes of the copy that a range of blocks holds; 0 if it owns the parameter or does not read it."""
@@ -103,6 +105,20 @@ class SharedBytes:
     def state_on(self, start: int, stop: int) -> float:
         """Return the optimizer state of the copy that a range of blocks holds; 0 if it holds none."""
         return self.state if self.on(start, stop) else 0.0
+
+
+def copied_seconds(shared: Iterable[SharedBytes], start: int, stop: int, away: Sequence[bool]) -> float:
+    """Return what the state of copies in host memory adds to the update of a stage: of all, if that of its blocks is.
+
+    Args:
+        shared: Parameters that several blocks read.
+        start: First block.
+        stop: The block after the last one.
+        away: Whether the optimizer state of each block is in host memory; empty if none is.
+    """
+    if not away or not all(away):
+        return 0.0
+    return fsum(own.state_seconds for own in shared if own.on(start, stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

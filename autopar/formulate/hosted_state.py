@@ -7,14 +7,15 @@ which it fits, and every block beyond it only lengthens the update. The first bl
 first parameters up to a share (`--optimizer-offload-fraction` of Megatron-LM).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS
-from autopar.formulate.block_memory import ChainBytes, FloatArray
-from autopar.formulate.constraints import Constraints
+from autopar.formulate.block_memory import ChainBytes, FloatArray, SharedBytes
+from autopar.formulate.constraints import Constraints, Mask
 from autopar.formulate.tables import Slot
 
 IntArray = NDArray[np.int64]
@@ -31,6 +32,9 @@ class HostedState:
         forced: Bytes of the blocks before each that must.
         free_seconds: What copies of the former add to the update.
         forced_seconds: What copies of the latter add to the update.
+        shared: Parameters of which stages without their owner have copies. Their state is in host memory where that of
+            all blocks of a stage is.
+        reading: How many blocks before each read each of them, (shared, blocks + 1).
     """
 
     may: tuple[bool, ...]
@@ -39,6 +43,8 @@ class HostedState:
     forced: FloatArray
     free_seconds: FloatArray
     forced_seconds: FloatArray
+    shared: tuple[SharedBytes, ...] = ()
+    reading: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     @classmethod
     def of(cls, memory: ChainBytes, constraints: Constraints, totals: FloatArray | None = None) -> "HostedState":
@@ -56,12 +62,24 @@ class HostedState:
         seconds = np.zeros(len(chain)) if totals is None else totals[chain, Slot.STATE]
         forced = np.array(must)
         free = np.array(may) & ~forced
-        sums = (
-            np.concatenate([[0.0], np.cumsum(np.where(chosen, each, 0.0))])
-            for each in (memory.state[chain], seconds)
-            for chosen in (free, forced)
+
+        def sums(each: FloatArray, chosen: Mask) -> FloatArray:
+            return np.concatenate([[0.0], np.cumsum(np.where(chosen, each, 0.0))])
+
+        state = memory.state[chain]
+        reading = np.zeros((len(memory.shared), len(chain) + 1), dtype=np.int64)
+        for number, shared in enumerate(memory.shared):
+            reading[number, [block + 1 for block, size in shared.readers if size]] = 1
+        return cls(
+            may,
+            must,
+            sums(state, free),
+            sums(state, forced),
+            sums(seconds, free),
+            sums(seconds, forced),
+            memory.shared,
+            np.cumsum(reading, axis=1),
         )
-        return cls(may, must, *sums)
 
     def away(self, start: int, stop: int, boundary: int) -> tuple[bool, ...]:
         """Return whether the state of each block of a stage is in host memory, given the boundary e."""
@@ -69,12 +87,28 @@ class HostedState:
 
     def bytes(self, start: IntArray, stop: IntArray, boundary: IntArray) -> FloatArray:
         """Return the bytes s(e) of stages."""
-        return np.asarray(self.free[boundary] - self.free[start] + self.forced[stop] - self.forced[start])
+        blocks = self.free[boundary] - self.free[start] + self.forced[stop] - self.forced[start]
+        return np.asarray(blocks + self._of_copies(start, stop, boundary, [shared.state for shared in self.shared]))
 
     def seconds(self, start: IntArray, stop: IntArray, boundary: IntArray) -> FloatArray:
         """Return what copies of the state add to the update of stages."""
         free, forced = self.free_seconds, self.forced_seconds
-        return np.asarray(free[boundary] - free[start] + forced[stop] - forced[start])
+        blocks = free[boundary] - free[start] + forced[stop] - forced[start]
+        each = [shared.state_seconds for shared in self.shared]
+        return np.asarray(blocks + self._of_copies(start, stop, boundary, each))
+
+    def _of_copies(self, start: IntArray, stop: IntArray, boundary: IntArray, each: Sequence[float]) -> FloatArray:
+        """Return the sums over the copies that stages have and whose state is in host memory, given one of each."""
+        found = np.zeros(np.broadcast_shapes(start.shape, stop.shape, boundary.shape))
+        if not any(each):
+            return found
+        stay = np.concatenate([[0], np.cumsum(~np.array(self.must))])  # blocks that need not have their state there
+        never = np.concatenate([[0], np.cumsum(~(np.array(self.may) | np.array(self.must)))])
+        is_away = (never[stop] == never[start]) & (stay[stop] == stay[np.clip(boundary, start, stop)])
+        for shared, reading, value in zip(self.shared, self.reading, each, strict=True):
+            has_copy = (reading[stop] > reading[start]) & ((shared.owner < start) | (shared.owner >= stop))
+            found += np.where(is_away & has_copy, value, 0.0)
+        return found
 
     def least(self, start: IntArray, stop: IntArray, needed: FloatArray) -> IntArray:
         """Return the least boundary with which so many bytes are in host memory; above `stop` if all are fewer."""
@@ -84,7 +118,11 @@ class HostedState:
     def most(self, start: IntArray, stop: IntArray, room: FloatArray) -> IntArray:
         """Return the largest boundary with which no more than so many bytes are in host memory, `start` at least."""
         wanted = self.free[start] + room - (self.forced[stop] - self.forced[start])
-        return np.clip(np.searchsorted(self.free, wanted, side="right") - 1, start, stop)
+        boundary = np.clip(np.searchsorted(self.free, wanted, side="right") - 1, start, stop)
+        is_over = self.bytes(start, stop, boundary) > room  # with the copies of a stage all of whose blocks are there
+        chosen = np.array(self.may) & ~np.array(self.must)
+        last = np.concatenate([[-1], np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))])
+        return np.where(is_over, np.maximum(last[boundary], start), boundary)
 
 
 def needed_state(resident: FloatArray, passes: FloatArray, update: FloatArray, limit: float) -> FloatArray:

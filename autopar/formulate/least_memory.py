@@ -123,8 +123,8 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
         recompute.append(ranges.flavours[number][first:stop])
         offload.append(ranges.away(first, stop, pipeline.in_flight(stage), number, on_host=on_host))
         stop = first
-    hosted = tuple(reversed(offload)) if any(map(any, offload)) else ()
-    return float(best[num_blocks]), Split(tuple(reversed(found)), tuple(reversed(recompute)), hosted)
+    split = Split.of_stages(found[::-1], recompute[::-1], offload[::-1], memory.shared)
+    return float(best[num_blocks]), split
 
 
 class _Ranges:

@@ -245,7 +245,8 @@ def works_of(
     waits = {recompute: recompute_links(totals, recompute) for recompute in set(split.flavours)}
     waited = np.array([waits[recompute][:, block] for block, recompute in enumerate(split.flavours)]).T
     works = []
-    for start, stop in split.ranges:
+    copied = split.copied or (0.0,) * len(split.ranges)
+    for (start, stop), added in zip(split.ranges, copied, strict=True):
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
         whole = backward + rerun
@@ -255,7 +256,7 @@ def works_of(
                 backward=fsum(whole),
                 weight=fsum(weight),
                 links=link_jobs(totals[start:stop], waited[:, start:stop], whole, weight if splits else whole),
-                update=fsum(updates[start:stop]),
+                update=fsum(updates[start:stop]) + added,
             )
         )
     return tuple(works)

@@ -42,7 +42,7 @@ from autopar.cost import Overlap, op_flops
 from autopar.cost.overlap import HIDING
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
-from autopar.formulate.block_memory import FloatArray
+from autopar.formulate.block_memory import FloatArray, SharedBytes, copied_seconds
 from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
@@ -141,11 +141,14 @@ class Split:
         ranges: Half-open range of blocks per stage.
         recompute: Per stage, the recompute flavour of each of its blocks.
         offload: Per stage, whether the optimizer state of each of its blocks is in host memory; empty if none is.
+        copied: Per stage, what the state of its copies of parameters that other stages own adds to its update, of
+            copies whose state is in host memory; empty if there is none.
     """
 
     ranges: tuple[tuple[int, int], ...]
     recompute: tuple[tuple[Recompute, ...], ...]
     offload: tuple[tuple[bool, ...], ...] = ()
+    copied: tuple[float, ...] = ()
 
     @classmethod
     def uniform(
@@ -156,6 +159,20 @@ class Split:
         each = tuple((flavour,) * (stop - start) for (start, stop), flavour in stages)
         places = zip(ranges, offload, strict=True) if any(offload) else ()
         return cls(tuple(ranges), each, tuple((away,) * (stop - start) for (start, stop), away in places))
+
+    @classmethod
+    def of_stages(
+        cls,
+        ranges: Sequence[tuple[int, int]],
+        recompute: Sequence[tuple[Recompute, ...]],
+        offload: Sequence[tuple[bool, ...]],
+        shared: Sequence[SharedBytes],
+    ) -> "Split":
+        """Return the split of stages whose copies of shared parameters have their state where their blocks have it."""
+        if not any(map(any, offload)):
+            return cls(tuple(ranges), tuple(recompute))
+        copied = tuple(copied_seconds(shared, *each, away) for each, away in zip(ranges, offload, strict=True))
+        return cls(tuple(ranges), tuple(recompute), tuple(offload), copied if any(copied) else ())
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
@@ -227,7 +244,7 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
         sums[:, Slot.GRADIENT],
         busiest_link(gradient_links(sums), forward_links(sums) + np.add.reduceat(waited, starts, axis=1)),
         sums[:, Slot.REDUCE],
-        np.add.reduceat(update, starts),
+        np.add.reduceat(update, starts) + (split.copied or 0.0),
         np.maximum(late.max(axis=0), due.sum(axis=0)[starts]),
     )
 

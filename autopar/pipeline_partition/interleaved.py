@@ -11,7 +11,7 @@ et al. 2021), zero bubble (Qi et al. 2023).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
@@ -225,7 +225,7 @@ class RecomputeChooser:
                 return None
         every = [found[stage] for stage in range(len(ranges))]
         recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
-        split = Split(ranges, recompute, offload if any(map(any, offload)) else ())
+        split = Split.of_stages(ranges, recompute, offload, self._places.shared)
         return split, _time([work for _, work in every], self._pipeline, hop_seconds(split, self._hop))
 
     def _stage(self, window: int) -> "_Stage":
@@ -237,7 +237,8 @@ class RecomputeChooser:
     def _work(self, window: int, blocks: tuple[int, int], what: _StageChoice) -> StageWork:
         """Return the seconds of a stage's passes."""
         if (window, what) not in self._works:
-            split = Split(((0, blocks[1] - blocks[0]),), (what.flavours,), (what.away,))
+            split = Split.of_stages((blocks,), (what.flavours,), (what.away,), self._places.shared)
+            split = replace(split, ranges=((0, blocks[1] - blocks[0]),))
             chain = self._memory.chain[slice(*blocks)]
             (work,) = works_of(self._passes, self._totals, chain, split, splits=self._schedule.splits)
             self._works[window, what] = work

@@ -13,7 +13,7 @@ PipeDream (Narayanan et al. 2019). Blocks may also offload saved values, and sta
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -125,7 +125,7 @@ def _with_sorted_flavours(
         allowed = not constraints.keeps or all(map(operator.contains, constraints.keeps[start:stop], ordered))
         peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, away=hosted[stage])
         found.append(ordered if allowed and peak <= limit else flavours)
-    other = Split(split.ranges, tuple(found), split.offload)
+    other = replace(split, recompute=tuple(found))
     found_time = step_time(totals, memory.chain, pipeline, other, hop_seconds(other, hop))
     return (other, found_time) if found_time.seconds <= time.seconds * (1 + ROUNDING) else (split, time)
 
@@ -350,7 +350,7 @@ def _split_of(stages: FittingStages, stops: IntArray, options: IntArray) -> Spli
         beyond = int(stages.boundary[stage, window, option]) - stages.mixtures.first_blocks[window]
         offload.append(stages.places.away(start, stop, start + beyond))
         start = stop
-    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(map(any, offload)) else ())
+    return Split.of_stages(ranges, recompute, offload, stages.places.shared)
 
 
 def _distinct(values: FloatArray) -> FloatArray:

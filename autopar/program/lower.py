@@ -80,7 +80,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     stages, shared = [], copies([lowered[kind] for kind in chain], folded) if len(chain) == len(folded.chain) else []
     for index, stage in enumerate(plan.stages):
         kinds = tuple(program_kind(folded, stage.variant, kind) for kind in _kinds(stage, folded))
-        totals, hosted = dict[Category, float](), dict[Category, float]()
+        totals, hosted, copied = dict[Category, float](), dict[Category, float](), 0.0
         away = stage.hosted
         for kind, is_away in zip(kinds, away, strict=True):
             for category, amount in lowered[kind].resident.items():
@@ -94,6 +94,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 for category, amount in ((Category.PARAMETERS, size), *copy.state):
                     there = hosted if all(away) and category in OPTIMIZER_STATE else totals
                     there[category] = there.get(category, 0.0) + amount
+                    copied += amount if there is hosted else 0.0
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
@@ -110,6 +111,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 stage.variant,
                 elsewhere,
                 away if len(set(away)) > 1 else (),
+                hosted_copies=copied,
             )
         )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)

@@ -499,6 +499,7 @@ class StageProgram:
             for the update of each block; nothing if the stage offloads none.
         away: Whether the state of each of its blocks lies there; empty if that of all does, or of none.
         buckets: Where its gradients are cut into buckets; those that are not named share them by the uniform rule.
+        hosted_copies: What of `hosted` is the state of copies of parameters that other stages own.
     """
 
     index: int
@@ -511,8 +512,14 @@ class StageProgram:
     hosted: tuple[Resident, ...] = ()
     away: tuple[bool, ...] = ()
     buckets: tuple[BucketCuts, ...] = ()
+    hosted_copies: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.hosted_copies and (self.away or self.hosted_copies > sum(part.bytes for part in self.hosted)):
+            raise ProgramError(
+                f"stage {self.index}: {self.hosted_copies:g} bytes of copies lie in host memory",
+                hint="they are a part of what lies there, where the state of all blocks does",
+            )
         if self.away and (len(self.away) != len(self.blocks) or len(set(self.away)) < 2 or not self.hosted):
             raise ProgramError(
                 f"stage {self.index} of {len(self.blocks)} blocks: the state of {sum(self.away)} of {len(self.away)} "

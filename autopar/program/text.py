@@ -28,7 +28,8 @@ the first op of its kernel, `again=(b)` which ops that kernel runs besides their
 What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
 bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`, and in
-`hosted optimizer: 8192 blocks=(0, 1)` if it is that of the first two blocks only. A line
+`hosted optimizer: 8192 blocks=(0, 1)` if it is that of the first two blocks only, `hosted optimizer: 8192 copies=1024`
+if some of it is the state of copies of parameters that other stages own. A line
 `buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
 collective travel together, and the next five; without one gradients share buckets by the uniform rule.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
@@ -216,6 +217,7 @@ def format_program(program: Program) -> str:
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
         away = [block for block, is_away in enumerate(stage.away) if is_away]
         which = f" blocks={_list(away)}" if away else ""
+        which += f" copies={_number(stage.hosted_copies)}" if stage.hosted_copies else ""
         lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}{which}" for resident in stage.hosted)
         lines.extend(f"  {_buckets(cuts)}" for cuts in stage.buckets)
     for segment in program.segments:
@@ -438,6 +440,7 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     hosted: list[Resident] = []
     buckets: list[BucketCuts] = []
     away: tuple[int, ...] = ()
+    copied = 0.0
     for line in lines:
         if line.accept("buckets"):
             buckets.append(_parse_buckets(line))
@@ -452,11 +455,14 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
             away = line.sequence(line.integer)
             if not 0 < len(away) < len(blocks) or not 0 <= min(away) <= max(away) < len(blocks):
                 raise line.fail("some of the blocks of the stage, by position, but not all,")
+        if found is hosted and line.accept("copies="):
+            copied = line.size()
         line.end()
     each = tuple(block in away for block in range(len(blocks))) if away else ()
     return StageProgram(
-        index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted), each, tuple(buckets)
-    )
+        index, (first, last), mesh, blocks, recompute,
+        tuple(resident), variant, tuple(hosted), each, tuple(buckets), copied,
+    )  # fmt: skip
 
 
 def _parse_buckets(line: Line) -> BucketCuts:

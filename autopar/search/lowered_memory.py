@@ -100,8 +100,12 @@ class ChoiceCosts:
             before = self._lowered.get(splits)
             lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits, known=before)
             self._lowered[splits] = {block: lowered[block.kind] for block in blocks}
-            memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room)
-            known[splits] = memory, host_links(lowered, self._tables.costs) if self._offloads else None
+            costs = self._tables.costs
+            host = costs.cluster.known_host() if self._offloads else None
+            memory = chain_bytes(
+                lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room, host=host
+            )
+            known[splits] = memory, host_links(lowered, costs) if self._offloads else None
         return known[splits]
 
     def peak(self, choice: Choice, split: Split) -> float:

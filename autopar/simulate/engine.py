@@ -81,7 +81,7 @@ def stages_in_time(program: Program, costs: Costs, bucket: float | None) -> list
         for kind in set(stage.blocks) - laid_out.setdefault(view.cluster, set()):
             laid_out[view.cluster].add(kind)
             here |= {(kind, segment.phase): lay_out(segment, view, bucket) for segment in segments.get(kind, ())}
-        key = (view.cluster, stage.blocks, stage.recompute, stage.hosted_blocks)
+        key = (view.cluster, stage.blocks, stage.recompute, stage.hosted_blocks, stage.hosted_copies)
         if key not in known:
             known[key] = lay_out_stage(stage, here, view)
         stages.append(known[key])

@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, Host
 from autopar.cost import ALONE, Fused, Kernel, Overlap, Stack, rings
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import leaves_node
@@ -513,6 +513,13 @@ def _lay_out_copies(segment: Segment, cluster: Cluster) -> Layout:
             spans.append(Span(resource, f"{'offload' if out else 'fetch'} {copy.operand.value}", clock, spent))
             clock += spent
     return Layout(0.0, 0.0, 0.0, 0.0, 0.0, tuple(spans), (), (), seconds, seconds)
+
+
+def host_copy(host: Host, nbytes: float, *, out: bool) -> Layout:
+    """Return a copy of some bytes to or from host memory, as if nothing ran beside it."""
+    seconds = host.out_seconds(nbytes) if out else host.back_seconds(nbytes)
+    resource, name = (Resource.TO_HOST, "offload copies") if out else (Resource.FROM_HOST, "fetch copies")
+    return Layout(0.0, 0.0, 0.0, 0.0, 0.0, (Span(resource, name, 0.0, seconds),), (), (), seconds, seconds)
 
 
 def beside(copies: Layout, cover: float, added: float, *, late: bool) -> Layout:

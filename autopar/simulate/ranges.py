@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autopar.cluster import Host
 from autopar.folding.fold import Folded
 from autopar.formulate.block_memory import BlockHolding, ChainBytes, FloatArray, SharedBytes, State
 from autopar.program.block import LoweredKind
-from autopar.program.lower import copies
+from autopar.program.lower import Copy, copies
 from autopar.program.records import OPTIMIZER_STATE
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories
@@ -21,6 +22,7 @@ def chain_bytes(
     trains: bool,
     flavours: Sequence[Recompute] = ON_DEVICE,
     host_room: float = np.inf,
+    host: Host | None = None,
 ) -> ChainBytes:
     """Return what every range of a chain of blocks holds as a stage: what `stage_memory` says of it.
 
@@ -30,6 +32,7 @@ def chain_bytes(
         trains: Whether there are backwards and an update.
         flavours: What blocks may keep of their forward if there are.
         host_room: Bytes of host memory per device.
+        host: How devices reach it, if anything may lie there.
     """
     table = {(kind, segment.phase): segment for kind, block in lowered.items() for segment in block.segments}
     memories = BlockMemories(table, trains)
@@ -61,15 +64,18 @@ def chain_bytes(
             {kind: sum(own.resident.get(part, 0.0) for part in OPTIMIZER_STATE) for kind, own in lowered.items()}
         ),
         buffers=folded.buffer_bytes,
-        shared=tuple(
-            SharedBytes(
-                copy.owner,
-                tuple((block, size + copy.state_bytes) for block, size in copy.readers),
-                sum(amount for category, amount in copy.state if category in OPTIMIZER_STATE),
-            )
-            for copy in copies([lowered[kind] for kind in folded.chain], folded)
-        ),
+        shared=tuple(_shared(copy, host) for copy in copies([lowered[kind] for kind in folded.chain], folded)),
         host_room=host_room,
+    )
+
+
+def _shared(copy: Copy, host: Host | None) -> SharedBytes:
+    state = sum(amount for category, amount in copy.state if category in OPTIMIZER_STATE)
+    return SharedBytes(
+        copy.owner,
+        tuple((block, size + copy.state_bytes) for block, size in copy.readers),
+        state,
+        0.0 if host is None else host.there_and_back(state),
     )
 
 

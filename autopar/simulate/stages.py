@@ -9,7 +9,7 @@ from autopar.cost import Overlap
 from autopar.program.records import SegmentPhase, StageProgram
 from autopar.recompute import Recompute
 from autopar.schedule import Pass
-from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, beside
+from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, beside, host_copy
 
 Layouts = Mapping[tuple[int, SegmentPhase], Layout]
 """Layouts by kind of block and phase."""
@@ -164,6 +164,12 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
                 yield index, SegmentPhase.STATE_OFFLOAD, beside(out, update.seconds + added, 0.0, late=True)
             else:
                 yield index, SegmentPhase.UPDATE, update
+        if stage.hosted_copies:  # of parameters that other stages own: what updates them is not simulated
+            host, last, size = costs.cluster.known_host(), len(chain) - 1, stage.hosted_copies
+            there, back = host_copy(host, size, out=True), host_copy(host, size, out=False)
+            added = host.there_and_back(size)
+            yield last, SegmentPhase.STATE_FETCH, beside(back, 0.0, added, late=False)
+            yield last, SegmentPhase.STATE_OFFLOAD, beside(there, added, 0.0, late=True)
 
     return StageLayout(
         passes={
