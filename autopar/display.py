@@ -15,6 +15,7 @@ _PHASES = {
     "import": "read the model",
     "discover": "find sharding rules",
     "usual": "estimate usual plans while kernels compile",
+    "degrees": "estimate plans by degrees",
     "compile": "compile kernels, this first time only",
     "search": "prepare the search",
     "begin": "find first plans",

@@ -55,7 +55,7 @@ def beside(plan: Plan, practice: Practice, task: Task, fusion: str = BUCKETS) ->
     """
     best, chosen = practice.best, plan
     if best is not None and step_seconds(best) <= (1 + NEAR) * step_seconds(plan):
-        own = _fused(best, task, fusion)
+        own = with_fusion(best, task, fusion)
         ordered = sorted((plan, own), key=step_seconds)
         number, _ = simplest(ordered, task)
         if step_seconds(own) < step_seconds(plan) and ordered[number] is own:
@@ -63,7 +63,7 @@ def beside(plan: Plan, practice: Practice, task: Task, fusion: str = BUCKETS) ->
     return replace(chosen, rival=practice.grid, by_rules=practice.rules)
 
 
-def _fused(plan: Plan, task: Task, fusion: str) -> Plan:
+def with_fusion(plan: Plan, task: Task, fusion: str) -> Plan:
     """Return a plan by degrees with what is fused in plans of the search, simulated."""
     folded = task.workload.folded(plan.microbatch)
     costs = replace(task.costs, cluster=cluster_from_dict(plan.job.cluster))
@@ -81,11 +81,21 @@ def _adopted(own: Plan, plan: Plan, method: str, task: Task) -> Plan:
     told = [Remark("adopted", f"found by {method}; the best plan of the search is {slower:.1f} % slower{more}")]
     if free := task.job.gpus - own.job.gpus:
         told.append(left_free(free, task.job.gpus, task.costs.cluster))
+    return adopted(replace(own, simulated=replace(own.simulated, remarks=(*told, *own.simulated.remarks))), plan)
+
+
+def adopted(own: Plan, plan: Plan) -> Plan:
+    """Return a plan known beside a search as its answer, with the search's report and its plans as alternatives.
+
+    Args:
+        own: The plan, which is faster.
+        plan: The best plan of the search.
+    """
+    assert plan.search is not None, "it was searched for"
     others = sorted((plan, *plan.alternatives), key=step_seconds)[: max(1, len(plan.alternatives))]
     return replace(
         own,
-        simulated=replace(own.simulated, remarks=(*told, *own.simulated.remarks)),
-        search=_report(report, own.objective),
+        search=_report(plan.search, own.objective),
         alternatives=tuple(other.without_alternatives() for other in others),
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
+from autopar.configuration import Configuration
 from autopar.least_memory_plan import Looking, Thrifty, look, thriftiest
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -51,6 +52,8 @@ def search_plans(
     engine: Engine = HERE,
     late: bool = False,
     known: Thrifty | None = None,
+    incumbent: float = math.inf,
+    starts: tuple[Configuration, ...] = (),
 ) -> Outcome:
     """Return what is found in the space of a task: without host memory, or little of it, if anything fits so.
 
@@ -64,6 +67,9 @@ def search_plans(
         late: Whether to take the thriftiest plan even if the search was stopped.
         known: The thriftiest plan, host memory included, to take if it fits and none is found: then nobody looks for
             it, and the search ends at its limit even without a plan.
+        incumbent: Objective in seconds of a plan known beside the search: only faster ones are looked for, and none may
+            be found.
+        starts: Configurations of such plans, to begin with.
     """
     began, reserve = time.monotonic(), task.constraints.reserve
 
@@ -72,12 +78,16 @@ def search_plans(
         watch = FeasibilityWatch(one, progress, should_stop, start + limit, known if is_last else None)
         context = one.context(effort, progress=watch.progress, should_stop=watch.should_stop, on_problem=on_problem)
         context = replace(
-            context, time_limit=max(0.0, start + limit - time.monotonic()), least_memory_plan=watch.least_memory_plan
+            context,
+            time_limit=max(0.0, start + limit - time.monotonic()),
+            least_memory_plan=watch.least_memory_plan,
+            incumbent=incumbent,
+            starts=starts,
         )
         if known is not None:
             context = replace(context, settings=replace(context.settings, overtime_seconds=0.0))
         outcome = search(one.space, context, engine.open_executor)
-        if known is None or is_last:
+        if math.isinf(incumbent) and (known is None or is_last):
             watch.rescue(outcome, late=late or known is not None)
         return context, outcome
 
@@ -91,7 +101,7 @@ def search_plans(
             for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
                 outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
         return outcome
-    if outcome.stopped and known is None:  # something might fit all the same
+    if math.isfinite(incumbent) or (outcome.stopped and known is None):  # something fits, or might all the same
         return outcome
     if effort.time_limit is not None:
         effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))

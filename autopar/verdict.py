@@ -88,9 +88,7 @@ def conclude(
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
-        if outcome.stopped == "interrupted":
-            raise InterruptedSearchError("interrupted before the first plan")
-        raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
+        raise none_found(outcome)
     with clock("simulate"):
         astray: list[str] = []
         plans = _verified(outcome, task, top_k, astray, end, should_stop, fusion)
@@ -99,11 +97,18 @@ def conclude(
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
     number, chosen = simplest(plans, task)
-    report = _report(outcome, task, chosen.objective, method, clock.times)
+    report = search_report(outcome, task, chosen.objective, method, clock.times)
     others = (*plans[:number], *plans[number + 1 :])
     return replace(
         chosen, search=report, alternatives=tuple(plan.without_alternatives() for plan in others[: top_k - 1])
     )
+
+
+def none_found(outcome: Outcome) -> InterruptedSearchError:
+    """Return the error of a search that was stopped before the first plan."""
+    if outcome.stopped == "interrupted":
+        return InterruptedSearchError("interrupted before the first plan")
+    return InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
 
 
 def simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
@@ -283,7 +288,18 @@ def _memory_words(task: Task) -> tuple[str, ...]:
     return (f"{held}; stages with meshes of their own use what their group has, up to {format_bytes(most)}",)
 
 
-def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
+def search_report(
+    outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]
+) -> SearchReport:
+    """Return how a plan was found.
+
+    Args:
+        outcome: What a search found.
+        task: Its task.
+        objective: Of the plan, in seconds.
+        solver: What found it.
+        times: Phases of the search.
+    """
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     opened = replace(task.constraints, hosted=outcome.hosted)
     space, nodes = task.space, -(-task.job.gpus // task.costs.cluster.devices_per_node)

@@ -183,7 +183,7 @@ def test_the_printed_space_knows_the_nodes_of_the_job() -> None:
     """Two nodes of eight: which devices a stage has matters there, and not within one."""
     jobs = [prepare(JobRequest("zoo:mlp-xs", gpus=gpus, global_batch=16, dims=DIMS["mlp-xs"])) for gpus in (8, 16)]
 
-    one, two = (verdict._report(Outcome(), task, 1.0, "auto", ()).space[0] for task in jobs)
+    one, two = (verdict.search_report(Outcome(), task, 1.0, "auto", ()).space[0] for task in jobs)
 
     assert "of consecutive devices" in two
     assert "of consecutive devices" not in one

@@ -44,8 +44,8 @@ class Remark:
 
     Attributes:
         kind: "fit" (it does not), "memory", "mfu", "cost" (ops of guessed cost), "idle", "rings", "calibration",
-            "choice" (among plans that are equally fast as far as can be told), "adopted" (found beside the search)
-            or "request" (an option without effect).
+            "choice" (among plans that are equally fast as far as can be told), "adopted" (found beside the search),
+            "degrees" (found by degrees before the search) or "request" (an option without effect).
         text: A sentence.
     """
 

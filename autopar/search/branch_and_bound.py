@@ -1,7 +1,7 @@
 """Branch and bound over configurations: best-first search on lower bounds, with proven bound and runners-up.
 
-1. *Construct*: a first plan from degrees (`construction.py`); local search near it where memory or time is short
-   (`configuration_descent.py`).
+1. *Construct*: a first plan from degrees, or in the nodes of plans known beside the search (`construction.py`); local
+   search near it where memory or time is short (`configuration_descent.py`).
 2. *Bound and expand*: nodes are raised on the ladder of lower bounds, least bound first (`frontier.py`).
 3. *Unequal stages*: pipelines whose stages have different meshes (`heterogeneous_nodes.py`).
 4. *Runners-up*: the best plans that are unlike every better one (`runners_up.py`).
@@ -50,7 +50,12 @@ def search(
     Raises:
         WorkerError: If processes of the search keep dying.
     """
-    outcome = Outcome(history=History(context.before), hosted=context.constraints.hosted, settings=context.settings)
+    outcome = Outcome(
+        context.incumbent,
+        history=History(context.before),
+        hosted=context.constraints.hosted,
+        settings=context.settings,
+    )
     fitting = [own for own in space if context.may_fit(own)]
     outcome.pruned = len(space) - len(fitting)
     clock, nodes = Clock(context, outcome), families(fitting)
@@ -87,6 +92,7 @@ class _Phases:
     ) -> None:
         self._context, self._outcome, self._clock = context, outcome, clock
         self._transfer_bounds, self._executor = transfer_bounds, executor
+        self._starts = [next((own for own in nodes if start in own), None) for start in context.starts]
         self._plain = [own for own in nodes if own[0].schedule in PLAIN and not is_data_major(own[0].mesh)]
         self._frontier = Frontier(context, outcome, nodes, transfer_bounds)
         self._unequal = UnequalSearch(context, outcome)
@@ -99,10 +105,11 @@ class _Phases:
     def construct(self) -> None:
         """Find a first plan, improve it, and search near it where memory or time is short."""
         context, outcome, clock = self._context, self._outcome, self._clock
-        construction = Construction(context, outcome, self._plain, self._transfer_bounds)
+        starts = [own for own in dict.fromkeys(self._starts) if own is not None]
+        construction = Construction(context, outcome, self._plain, self._transfer_bounds, starts)
         self._run(construction, construction.count)
         is_short = bool(context.constraints.hosted) or not outcome.candidates or self._has_few_relaxations()
-        if self._frontier.nodes and not outcome.candidates and not clock.must_stop():
+        if self._frontier.nodes and math.isinf(outcome.best) and not clock.must_stop():
             self._record_least_memory_plan()
         settling = ImproveConstructed(context, outcome, construction.constructed)
         self._run(settling, settling.count)

@@ -20,7 +20,7 @@ class Clock:
         self._search, self._outcome = search, outcome
         self._late = min(search.settings.transfer_seconds, search.settings.transfer_share * search.time_limit)
         self._end = time.monotonic() + search.time_limit - self._late
-        self._first = math.inf
+        self._first = search.incumbent
         self._stopped = math.inf
 
     def end(self) -> float:

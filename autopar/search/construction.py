@@ -17,13 +17,15 @@ class Construction(TaskSeries):
 
     Tried first: the configuration with few stages whose memory seems to suffice for all saved activations, if there is
     one; a plan there ends the construction. Else the degrees that engineers set up by hand: nodes for tensor
-    parallelism, one sample per row of devices, and as few stages as fit, or more while that is faster.
+    parallelism, one sample per row of devices, and as few stages as fit, or more while that is faster. Where
+    plans are known beside the search, their nodes are tried in place of these.
 
     Args:
         search: Inputs of the search.
         outcome: What is known; added to.
         space: Nodes with plain schedules.
         transfer_bounds: Bounds from other nodes; added to.
+        starts: Nodes of plans known beside the search, the best first.
 
     Attributes:
         count: Number of configurations to try.
@@ -31,18 +33,28 @@ class Construction(TaskSeries):
     """
 
     def __init__(
-        self, search: SearchContext, outcome: Outcome, space: list[Family], transfer_bounds: TransferBounds
+        self,
+        search: SearchContext,
+        outcome: Outcome,
+        space: list[Family],
+        transfer_bounds: TransferBounds,
+        starts: Sequence[Family] = (),
     ) -> None:
         self._search, self._outcome, self._transfer_bounds = search, outcome, transfer_bounds
-        family_of = {family[0]: family for family in space}
-        tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        fitting = fitting_try([*family_of], search.global_batch, search.memory_bounds.seems_to_fit)
-        self._has_fitting_try = fitting is not None
+        self._has_fitting_try = False
+        self._tries = [*starts] or self._tries_by_hand(space)
         self.lead = 0 if self._has_fitting_try else 1  # a plan there makes all other tries needless
-        self._tries = [family_of[first] for first in dict.fromkeys([*([] if fitting is None else [fitting]), *tries])]
         self.count = len(self._tries)
         self.constructed: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
+
+    def _tries_by_hand(self, space: list[Family]) -> list[Family]:
+        """Return the nodes that are tried where no plan is known."""
+        search, family_of = self._search, {family[0]: family for family in space}
+        tries = first_tries([*family_of], search.global_batch, search.least_bytes)
+        fitting = fitting_try([*family_of], search.global_batch, search.memory_bounds.seems_to_fit)
+        self._has_fitting_try = fitting is not None
+        return [family_of[first] for first in dict.fromkeys([*([] if fitting is None else [fitting]), *tries])]
 
     def is_over(self, index: int) -> bool:
         """See `TaskSeries.is_over`."""

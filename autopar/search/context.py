@@ -53,6 +53,9 @@ class SearchContext:
         unequal: The space of pipelines whose stages have different meshes; None if there is none.
         rooflines: Roofline bound on each group of equal nodes.
         least_memory_plan: Returns the plan that needs least memory, if it fits; called if no construction fits.
+        incumbent: Objective in seconds of a plan known beside the search, which looks for faster ones only; infinity if
+            none is known.
+        starts: Configurations of plans known beside the search, in whose nodes it begins.
         settings: Constants that steer the search.
         memory_bounds: Lower bounds on memory, and on the recompute that memory enforces.
     """
@@ -77,6 +80,8 @@ class SearchContext:
     unequal: UnequalSpace | None = None
     rooflines: tuple[Roofline, ...] = ()
     least_memory_plan: Callable[[], Candidate | None] = _no_plan
+    incumbent: float = math.inf
+    starts: tuple[Configuration, ...] = ()
     settings: SearchSettings = DEFAULT_SETTINGS
     memory_bounds: MemoryBounds = field(init=False)
 

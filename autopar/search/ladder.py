@@ -4,6 +4,7 @@ Below them are the bounds that this process raises by itself: roofline (`bounds/
 nodes, memory, cuts and critical path (`bounds/transfer.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -104,7 +105,7 @@ class Relaxation:
             node.family,
             node.bound,
             cutoff,
-            needs_plan=not known.outcome.candidates,
+            needs_plan=math.isinf(best),
             find_plan_below=best / known.context.settings.weak_bound_ratio,
             warm_start=known.transfer_bounds.warm_start(node.family),
         )
@@ -122,7 +123,7 @@ class Advance:
 
     def raise_(self, node: Node, known: Knowledge, cutoff: float) -> SearchTask | None:
         """See `LowerBound.raise_`."""
-        needs_plan = not known.outcome.candidates
+        needs_plan = math.isinf(known.outcome.best)
         return SearchTask(TaskKind.ADVANCE, node.family, node.bound, known.outcome.best, needs_plan=needs_plan)
 
 

@@ -55,6 +55,7 @@ class Outcome:
     """Result of a search.
 
     Attributes:
+        known: Objective in seconds of a plan known beside the search; infinity without one.
         candidates: Plans found, best first.
         bound: Lower bound on all plans of the space, in seconds.
         solved: Configurations whose placement problem was solved.
@@ -81,6 +82,7 @@ class Outcome:
         settings: Constants of the search.
     """
 
+    known: float = math.inf
     candidates: list[Candidate] = field(default_factory=list)
     bound: float = math.inf
     solved: int = 0
@@ -108,12 +110,12 @@ class Outcome:
 
     @property
     def best(self) -> float:
-        """Objective of the best candidate in seconds; infinity without one."""
-        return self.candidates[0].objective if self.candidates else math.inf
+        """Objective of the best plan, found or known, in seconds; infinity without one."""
+        return min([self.known, *(candidate.objective for candidate in self.candidates[:1])])
 
     @property
     def proves_none(self) -> bool:
-        """Whether it is proven that there is no plan."""
+        """Whether it is proven that there is no plan, or none below the known one."""
         return not self.candidates and not self.stopped and self.bound == math.inf
 
     def distinct(self) -> list[Candidate]:
@@ -122,7 +124,7 @@ class Outcome:
 
     def threshold(self, keep: int) -> float:
         """Return the step time in seconds above which a plan is not among the `keep` best."""
-        if not self.candidates:
+        if math.isinf(self.best):
             return math.inf
         found = self.distinct()
         last = found[keep - 1].objective if len(found) >= keep else math.inf
