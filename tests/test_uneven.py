@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from autopar import models, solvers
 from autopar.bounds.roofline import roofline
@@ -15,8 +16,10 @@ from autopar.bounds.saved_values import freed, most_shards
 from autopar.cluster import PRESETS
 from autopar.configuration import Configuration
 from autopar.cost import Collective, CostModel, reshards
+from autopar.cost.stack import parse_stack
+from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
-from autopar.errors import ShardingError
+from autopar.errors import ExportError, ShardingError
 from autopar.folding.fold import Folded, fold
 from autopar.folding.graph_facts import dealt_lengths
 from autopar.formulate.building import build_tables
@@ -25,11 +28,13 @@ from autopar.formulate.op_placement import op_placement
 from autopar.formulate.op_strategies import all_placements, local_sizes
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Memory, Node, Tables
+from autopar.frameworks.restriction import stack_kept_to
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.plan import Plan
+from autopar.prediction import predict
 from autopar.problem import Choice, Problem
 from autopar.program.lower import lower
 from autopar.program.records import Operand, defines
@@ -283,3 +288,33 @@ def test_bounds_let_every_axis_split_a_dealt_dim(cache_dir: Path) -> None:
     assert bound <= least * (1 + 1e-9)
     assert freed((25, 16), folded) == (0, 16)
     assert most_shards((0, 16), (3, 16)) == 48
+
+
+def test_software_that_refuses_uneven_blocks_deals_out_nothing(cache_dir: Path) -> None:
+    """As JAX, whose shardings have to divide; a search for MaxText is kept to that."""
+    folded, rules, mesh = fold(_graph("gpt2", SAMPLES)), _rules("gpt2", cache_dir), Mesh.of(tp=4)
+    even = replace(COSTS, stack=stack_kept_to("maxtext", COSTS.stack, COSTS.cluster))
+
+    free, kept = (build_tables(folded, rules, mesh, costs) for costs in (COSTS, even))
+
+    assert any(any(_dealt(free, node)) for node in free.nodes)
+    assert not any(any(_dealt(kept, node)) for node in kept.nodes)
+    assert parse_stack(yaml.safe_dump(even.stack.to_dict())).uneven is False
+    assert stack_kept_to("megatron", COSTS.stack, COSTS.cluster).uneven
+
+
+def test_exports_ask_for_blocks_that_were_priced(cache_dir: Path) -> None:
+    """Megatron-LM pads to the largest block; JAX and MaxText refuse; DTensor has uneven blocks of its own."""
+    dims = {**TINY["llama3-8b"], "vocab": VOCAB}
+    plan = predict("zoo:llama3-8b", Degrees(tp=2, global_batch=4), dims=dims, cache_dir=cache_dir).plan
+
+    megatron = plan.export("megatron", cache_dir=cache_dir)
+    dtensor = plan.export("pytorch", cache_dir=cache_dir)
+
+    assert b"--vocab-size 25\n" in megatron.data
+    assert b"--make-vocab-size-divisible-by 1\n" in megatron.data
+    assert any("pads it to 26" in line for line in megatron.lost)
+    assert b"'embed.weight': ((25, 16), (0,))" in dtensor.data
+    for framework in ("jax", "maxtext"):
+        with pytest.raises(ExportError, match="25 rows or columns, which the 2 devices of axis 'tp' do not divide"):
+            plan.export(framework, cache_dir=cache_dir)

@@ -40,6 +40,7 @@ class Abilities:
         copies_heads: Whether tensor parallelism may have more devices than there are key-value heads.
         zero_beside_tp: ZeRO levels beside tensor parallelism.
         hybrid: ZeRO levels that may share over some of the data-parallel devices and copy over the others.
+        uneven: Whether it pads a vocabulary that devices do not divide, or deals it out in uneven blocks.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Abilities:
     selective: Selective | None = None
     hosted_shares: frozenset[int] = frozenset()
     recomputes_alike: bool = True
+    uneven: bool = True
 
     def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
         """Return a stack whose selective recompute runs again what the framework runs again.
@@ -151,6 +153,7 @@ ABILITIES: Mapping[str, Abilities] = {
         roles=frozenset({"tp", "cp", "ep"}),
         sequence_parallel=frozenset({True, False}),
         even=True,
+        uneven=False,  # shardings of what jit takes and returns have to divide
         selective="cheap",  # minimal_with_context keeps products and attention
     ),
 }

@@ -127,7 +127,7 @@ def kinds_of_recompute(framework: str, pins: Pins) -> tuple[Pins, ...]:
 def stack_kept_to(
     framework: str, stack: str | Path | Stack, cluster: str | Path | Cluster, modules: Sequence[str] = ()
 ) -> Stack:
-    """Return a software stack that recomputes selectively as a framework does, or can be told to.
+    """Return a software stack that recomputes selectively and deals out vocabularies as a framework does, or can.
 
     Args:
         framework: One of `RESTRICTED`.
@@ -150,7 +150,8 @@ def stack_kept_to(
             f"{ability.name} cannot be told to run {', '.join(unknown)} again",
             hint=f"choose among {known}" if known else "leave --recompute-modules out",
         )
-    return replace(ability.recomputing(resolve_stack(stack, machine)), recompute_among=ability.recompute_modules)
+    found = ability.recomputing(resolve_stack(stack, machine))
+    return replace(found, recompute_among=ability.recompute_modules, uneven=found.uneven and ability.uneven)
 
 
 def _beside(own: Choices, others: Choices, wanted: Pins) -> Choices:
