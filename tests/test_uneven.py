@@ -19,7 +19,7 @@ from autopar.cost import Collective, CostModel, reshards
 from autopar.cost.stack import parse_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
-from autopar.errors import ExportError, ShardingError
+from autopar.errors import ExportError, ProgramError, ShardingError
 from autopar.folding.fold import Folded, fold
 from autopar.folding.graph_facts import dealt_lengths
 from autopar.formulate.building import build_tables
@@ -38,6 +38,7 @@ from autopar.prediction import predict
 from autopar.problem import Choice, Problem
 from autopar.program.lower import lower
 from autopar.program.records import Operand, defines
+from autopar.program.verify import verify_program
 from autopar.ranks.collect import put_together, state_items
 from autopar.ranks.lowered import Lowered
 from autopar.recompute import Recompute
@@ -318,3 +319,19 @@ def test_exports_ask_for_blocks_that_were_priced(cache_dir: Path) -> None:
     for framework in ("jax", "maxtext"):
         with pytest.raises(ExportError, match="25 rows or columns, which the 2 devices of axis 'tp' do not divide"):
             plan.export(framework, cache_dir=cache_dir)
+
+
+def test_uneven_blocks_are_verified_by_rules_that_hold_on_them(cache_dir: Path) -> None:
+    """A program of uneven blocks is none of rules that hold on equal blocks only."""
+    folded, rules = fold(_graph("gpt2", SAMPLES)), _rules("gpt2", cache_dir)
+    plan = _dealing_plan(folded, rules, Configuration(1, Mesh.of(tp=4), 2, "1f1b"), 0)
+    program = lower(plan, folded, COSTS)
+    even = {
+        name: replace(rule, strategies=tuple(replace(own, uneven=False) for own in rule.strategies))
+        for name, rule in rules.by_op.items()
+    }
+
+    verify_program(program, folded, rules)
+
+    with pytest.raises(ProgramError, match="which is no strategy of"):
+        verify_program(program, folded, replace(rules, by_op=even))
