@@ -43,8 +43,9 @@ from autopar.ranks.collect import put_together, state_items
 from autopar.ranks.lowered import Lowered
 from autopar.recompute import Recompute
 from autopar.runtime import run_step
+from autopar.runtime.blocks import move, move_together
 from autopar.search.candidate import Candidate
-from autopar.sharding import Mesh, Partial, Shard, format_placements
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard, format_placements
 from autopar.simulate import simulate
 from autopar.training import training_step
 from autopar.training.chunked_loss import CHUNKED
@@ -129,7 +130,7 @@ def _dealt_values(plan: Plan, folded: Folded) -> set[str]:
         ("gpt2", Mesh.of(tp=4), 1, "cross-entropy"),
         ("gpt2", Mesh.of(dp=2, tp=2), 2, "cross-entropy"),
         ("llama3-8b", Mesh.of(tp=3), 2, "cross-entropy"),
-        ("llama3-8b", Mesh.of(dp=2, tp=2), 1, CHUNKED),
+        pytest.param("llama3-8b", Mesh.of(dp=2, tp=2), 1, CHUNKED, marks=pytest.mark.slow),
     ],
     ids=["tied", "tied_in_stages", "untied", "chunks"],
 )
@@ -148,7 +149,11 @@ def test_a_dealt_vocabulary_trains_like_the_model(
     assert {"embed.tokens.weight.grad.sum", "embed.weight.grad.sum"} & dealt
 
 
-@pytest.mark.parametrize(("mesh", "stages"), [(Mesh.of(tp=4), 1), (Mesh.of(dp=2, tp=2), 2)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("mesh", "stages"),
+    [pytest.param(Mesh.of(tp=4), 1, marks=pytest.mark.slow), (Mesh.of(dp=2, tp=2), 2)],
+    ids=["one", "two"],
+)
 def test_ranks_have_blocks_of_their_own_size(mesh: Mesh, stages: int, cache_dir: Path) -> None:
     """Every rank compiles for the rows it has; what they have together are the states of the reference executor."""
     pytest.importorskip("onnxruntime", reason='ranks compute with it: pip install "autopar[run]"')
@@ -335,3 +340,17 @@ def test_uneven_blocks_are_verified_by_rules_that_hold_on_them(cache_dir: Path) 
 
     with pytest.raises(ProgramError, match="which is no strategy of"):
         verify_program(program, folded, replace(rules, by_op=even))
+
+
+def test_buckets_carry_blocks_that_differ_over_other_axes() -> None:
+    """Sums over `dp` of 13 and 12 rows, which lie so over `tp`, beside a tensor that all devices have alike."""
+    mesh, rng = Mesh.of(dp=2, tp=2), np.random.default_rng(0)
+    uneven = [rng.normal(size=(rows, 3)) for rows in (13, 12, 13, 12)]
+    alike = [rng.normal(size=(4, 2)) for _ in range(4)]
+    moves: list[tuple[Placement, Placement]] = [(Partial(), Replicate()), (Partial(), Shard(0))]
+
+    found = move_together([uneven, alike], 0, moves, mesh)
+
+    for blocks, tensor, (source, target) in zip(found, (uneven, alike), moves, strict=True):
+        for own, wanted in zip(blocks, move(tensor, 0, source, target, mesh), strict=True):
+            np.testing.assert_allclose(own, wanted, rtol=0, atol=1e-12)
