@@ -211,6 +211,7 @@ def test_the_example_of_the_docs_is_a_stack() -> None:
         "selective",
         "recompute_modules",
         "recompute_among",
+        "uneven",
         "dropout",
         "gaps",
         "outside",

@@ -83,11 +83,19 @@ def test_dtensor_gives_the_same_loss(degrees: Degrees, share: float, tmp_path: P
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs torch and transformers")
-@pytest.mark.parametrize(("degrees", "share"), SHARES, ids=["dp2-tp2", "zero3"])
-def test_a_hugging_face_model_gives_the_same_loss(degrees: Degrees, share: float, tmp_path: Path) -> None:
-    """From its configuration to a plan, and from the plan to transformers' own module on 4 gloo processes."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+@pytest.mark.parametrize(
+    ("degrees", "share", "vocab"),
+    [(*SHARES[0], 512), (*SHARES[1], 512), (*SHARES[0], 509)],
+    ids=["dp2-tp2", "zero3", "uneven"],
+)
+def test_a_hugging_face_model_gives_the_same_loss(degrees: Degrees, share: float, vocab: int, tmp_path: Path) -> None:
+    """From its configuration to a plan, and from the plan to transformers' own module on 4 gloo processes.
+
+    A vocabulary of 509 tokens lies in blocks of 255 and 254.
+    """
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": vocab}))
 
     found = run("sharded_torch", "pytorch", f"hf:{tmp_path}", {}, degrees, tmp_path)
 
     check(found, "model.layers.1.mlp.up_proj.weight", share)
+    assert degrees.tp == 1 or found["shares"]["lm_head.weight"] == -(-vocab // 2) / vocab

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from autopar import models, solvers
 from autopar.bounds.roofline import roofline
@@ -15,8 +16,10 @@ from autopar.bounds.saved_values import freed, most_shards
 from autopar.cluster import PRESETS
 from autopar.configuration import Configuration
 from autopar.cost import Collective, CostModel, reshards
+from autopar.cost.stack import parse_stack
+from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
-from autopar.errors import ShardingError
+from autopar.errors import ExportError, ProgramError, ShardingError
 from autopar.folding.fold import Folded, fold
 from autopar.folding.graph_facts import dealt_lengths
 from autopar.formulate.building import build_tables
@@ -25,20 +28,24 @@ from autopar.formulate.op_placement import op_placement
 from autopar.formulate.op_strategies import all_placements, local_sizes
 from autopar.formulate.step_time import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Memory, Node, Tables
+from autopar.frameworks.restriction import stack_kept_to
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.ir.relays import with_relays
 from autopar.onnx import load
 from autopar.plan import Plan
+from autopar.prediction import predict
 from autopar.problem import Choice, Problem
 from autopar.program.lower import lower
 from autopar.program.records import Operand, defines
+from autopar.program.verify import verify_program
 from autopar.ranks.collect import put_together, state_items
 from autopar.ranks.lowered import Lowered
 from autopar.recompute import Recompute
 from autopar.runtime import run_step
+from autopar.runtime.blocks import move, move_together
 from autopar.search.candidate import Candidate
-from autopar.sharding import Mesh, Partial, Shard, format_placements
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard, format_placements
 from autopar.simulate import simulate
 from autopar.training import training_step
 from autopar.training.chunked_loss import CHUNKED
@@ -123,7 +130,7 @@ def _dealt_values(plan: Plan, folded: Folded) -> set[str]:
         ("gpt2", Mesh.of(tp=4), 1, "cross-entropy"),
         ("gpt2", Mesh.of(dp=2, tp=2), 2, "cross-entropy"),
         ("llama3-8b", Mesh.of(tp=3), 2, "cross-entropy"),
-        ("llama3-8b", Mesh.of(dp=2, tp=2), 1, CHUNKED),
+        pytest.param("llama3-8b", Mesh.of(dp=2, tp=2), 1, CHUNKED, marks=pytest.mark.slow),
     ],
     ids=["tied", "tied_in_stages", "untied", "chunks"],
 )
@@ -142,7 +149,11 @@ def test_a_dealt_vocabulary_trains_like_the_model(
     assert {"embed.tokens.weight.grad.sum", "embed.weight.grad.sum"} & dealt
 
 
-@pytest.mark.parametrize(("mesh", "stages"), [(Mesh.of(tp=4), 1), (Mesh.of(dp=2, tp=2), 2)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("mesh", "stages"),
+    [pytest.param(Mesh.of(tp=4), 1, marks=pytest.mark.slow), (Mesh.of(dp=2, tp=2), 2)],
+    ids=["one", "two"],
+)
 def test_ranks_have_blocks_of_their_own_size(mesh: Mesh, stages: int, cache_dir: Path) -> None:
     """Every rank compiles for the rows it has; what they have together are the states of the reference executor."""
     pytest.importorskip("onnxruntime", reason='ranks compute with it: pip install "autopar[run]"')
@@ -283,3 +294,63 @@ def test_bounds_let_every_axis_split_a_dealt_dim(cache_dir: Path) -> None:
     assert bound <= least * (1 + 1e-9)
     assert freed((25, 16), folded) == (0, 16)
     assert most_shards((0, 16), (3, 16)) == 48
+
+
+def test_software_that_refuses_uneven_blocks_deals_out_nothing(cache_dir: Path) -> None:
+    """As JAX, whose shardings have to divide; a search for MaxText is kept to that."""
+    folded, rules, mesh = fold(_graph("gpt2", SAMPLES)), _rules("gpt2", cache_dir), Mesh.of(tp=4)
+    even = replace(COSTS, stack=stack_kept_to("maxtext", COSTS.stack, COSTS.cluster))
+
+    free, kept = (build_tables(folded, rules, mesh, costs) for costs in (COSTS, even))
+
+    assert any(any(_dealt(free, node)) for node in free.nodes)
+    assert not any(any(_dealt(kept, node)) for node in kept.nodes)
+    assert parse_stack(yaml.safe_dump(even.stack.to_dict())).uneven is False
+    assert stack_kept_to("megatron", COSTS.stack, COSTS.cluster).uneven
+
+
+def test_exports_ask_for_blocks_that_were_priced(cache_dir: Path) -> None:
+    """Megatron-LM pads to the largest block; JAX and MaxText refuse; DTensor has uneven blocks of its own."""
+    dims = {**TINY["llama3-8b"], "vocab": VOCAB}
+    plan = predict("zoo:llama3-8b", Degrees(tp=2, global_batch=4), dims=dims, cache_dir=cache_dir).plan
+
+    megatron = plan.export("megatron", cache_dir=cache_dir)
+    dtensor = plan.export("pytorch", cache_dir=cache_dir)
+
+    assert b"--vocab-size 25\n" in megatron.data
+    assert b"--make-vocab-size-divisible-by 1\n" in megatron.data
+    assert any("pads it to 26" in line for line in megatron.lost)
+    assert b"'embed.weight': ((25, 16), (0,))" in dtensor.data
+    for framework in ("jax", "maxtext"):
+        with pytest.raises(ExportError, match="25 rows or columns, which the 2 devices of axis 'tp' do not divide"):
+            plan.export(framework, cache_dir=cache_dir)
+
+
+def test_uneven_blocks_are_verified_by_rules_that_hold_on_them(cache_dir: Path) -> None:
+    """A program of uneven blocks is none of rules that hold on equal blocks only."""
+    folded, rules = fold(_graph("gpt2", SAMPLES)), _rules("gpt2", cache_dir)
+    plan = _dealing_plan(folded, rules, Configuration(1, Mesh.of(tp=4), 2, "1f1b"), 0)
+    program = lower(plan, folded, COSTS)
+    even = {
+        name: replace(rule, strategies=tuple(replace(own, uneven=False) for own in rule.strategies))
+        for name, rule in rules.by_op.items()
+    }
+
+    verify_program(program, folded, rules)
+
+    with pytest.raises(ProgramError, match="which is no strategy of"):
+        verify_program(program, folded, replace(rules, by_op=even))
+
+
+def test_buckets_carry_blocks_that_differ_over_other_axes() -> None:
+    """Sums over `dp` of 13 and 12 rows, which lie so over `tp`, beside a tensor that all devices have alike."""
+    mesh, rng = Mesh.of(dp=2, tp=2), np.random.default_rng(0)
+    uneven = [rng.normal(size=(rows, 3)) for rows in (13, 12, 13, 12)]
+    alike = [rng.normal(size=(4, 2)) for _ in range(4)]
+    moves: list[tuple[Placement, Placement]] = [(Partial(), Replicate()), (Partial(), Shard(0))]
+
+    found = move_together([uneven, alike], 0, moves, mesh)
+
+    for blocks, tensor, (source, target) in zip(found, (uneven, alike), moves, strict=True):
+        for own, wanted in zip(blocks, move(tensor, 0, source, target, mesh), strict=True):
+            np.testing.assert_allclose(own, wanted, rtol=0, atol=1e-12)

@@ -209,6 +209,7 @@ class Stack:
         recompute_among: Modules that the framework can be told to run again. Where `recompute_modules` is empty,
             selective recompute runs again the modules of this list that free the most bytes for their seconds. If this
             list is empty, too, selective recompute chooses single ops.
+        uneven: Whether a vocabulary may be dealt out in uneven blocks, or padded to the same size.
         dropout: What dropout leaves masks of.
         gaps: What the allocator has reserved besides what is allocated, as a share of it; 0 for memory that is planned
             ahead.
@@ -232,6 +233,7 @@ class Stack:
     selective: Selective = "cheap"
     recompute_modules: tuple[str, ...] = ()
     recompute_among: tuple[str, ...] = ()
+    uneven: bool = True
     dropout: Dropout = "scores"
     gaps: float = GAPS
     outside: float = CONTEXT
@@ -370,6 +372,8 @@ class Stack:
             data["recompute_modules"] = list(self.recompute_modules)
         if self.recompute_among:
             data["recompute_among"] = list(self.recompute_among)
+        if not self.uneven:
+            data["uneven"] = False
         if self.dropout != IDEAL.dropout:
             data["dropout"] = self.dropout
         if self.gaps != IDEAL.gaps:
@@ -443,6 +447,7 @@ class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     selective: str = IDEAL.selective
     recompute_modules: tuple[str, ...] = ()
     recompute_among: tuple[str, ...] = ()
+    uneven: bool = IDEAL.uneven
     dropout: str = IDEAL.dropout
     gaps: float = IDEAL.gaps
     outside: str = ""
@@ -515,6 +520,7 @@ def _stack(source: str, data: _StackFile) -> Stack:
             selective=data.selective,  # type: ignore[arg-type]
             recompute_modules=data.recompute_modules,
             recompute_among=data.recompute_among,
+            uneven=data.uneven,
             dropout=data.dropout,  # type: ignore[arg-type]
             gaps=data.gaps,
             outside=_bytes(data.outside) if data.outside else IDEAL.outside,

@@ -95,7 +95,7 @@ class _Builder:
     ) -> None:
         self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
-        dealt = dealt_lengths(folded)
+        dealt = dealt_lengths(folded) if costs.stack.uneven else frozenset()
         self.cache = OpCache(folded.graph, mesh, costs, folded.free, dealt)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []

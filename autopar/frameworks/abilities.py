@@ -44,6 +44,7 @@ class Abilities:
         copies_heads: Whether tensor parallelism may have more devices than there are key-value heads.
         zero_beside_tp: ZeRO levels beside tensor parallelism.
         hybrid: ZeRO levels that may share over some of the data-parallel devices and copy over the others.
+        uneven: Whether it pads a vocabulary that devices do not divide, or deals it out in uneven blocks.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Abilities:
     recomputes_alike: bool = True
     context: tuple[ContextKind, ...] = ()
     context_limited: Mapping[AttentionLimit, tuple[ContextKind, ...]] = field(default_factory=dict)
+    uneven: bool = True
 
     def contexts(self, limits: Iterable[AttentionLimit] = ()) -> tuple[ContextKind, ...]:
         """Return the kinds of context parallelism of attention with some limits, or of all attention of a model.
@@ -174,6 +176,7 @@ ABILITIES: Mapping[str, Abilities] = {
         roles=frozenset({"tp", "cp", "ep"}),
         sequence_parallel=frozenset({True, False}),
         even=True,
+        uneven=False,  # shardings of what jit takes and returns have to divide
         selective="cheap",  # minimal_with_context keeps products and attention
         context=("gather", "ring", "ulysses"),
         context_limited={"window": ("gather", "ulysses"), "chunk": ("gather",), "sinks": ("gather",)},

@@ -8,6 +8,7 @@ from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.placements import (
     boundary_placements,
+    check_even,
     has_chunks,
     input_placements,
     parameter_placements,
@@ -68,7 +69,12 @@ def shard(parameters, stage=0, devices=None):
 
 
 def export(plan: Plan, folded: Folded) -> Exported:
-    """Return a plan as a Python file with a `PartitionSpec` per parameter, input and value between blocks."""
+    """Return a plan as a Python file with a `PartitionSpec` per parameter, input and value between blocks.
+
+    Raises:
+        ExportError: If parameters lie in uneven blocks.
+    """
+    check_even(plan, "JAX")
     parameters = parameter_placements(plan, folded)
     inputs = input_placements(plan, folded)
     values = folded.graph.values

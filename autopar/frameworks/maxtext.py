@@ -12,6 +12,7 @@ from autopar.frameworks.assumptions import taken_for_granted, told
 from autopar.frameworks.facts import Facts, Sizes
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MAXTEXT_SOURCE
+from autopar.frameworks.placements import check_even
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -45,8 +46,9 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         outcome: What the file comes to, for its header.
 
     Raises:
-        ExportError: If MaxText cannot cut the model into these stages.
+        ExportError: If MaxText cannot cut the model into these stages, or parameters lie in uneven blocks.
     """
+    check_even(facts.plan, "MaxText")
     lost = [*facts.lost, *([] if facts.bucket is None else [facts.bucket.lost]), *_lost_experts(facts)]
     fields: dict[str, object] = {
         "base_config": "base.yml",

@@ -343,7 +343,8 @@ def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
         yield "--make-vocab-size-divisible-by", 1
     if vocab % tp:
         lost.append(
-            f"a vocabulary of {vocab}: Megatron-LM pads it to {-(-vocab // tp) * tp}, which {tp} devices divide"
+            f"uneven blocks of a vocabulary of {vocab}: Megatron-LM pads it to {-(-vocab // tp) * tp}, to blocks "
+            "as large as the largest here, and counts the padding as classes"
         )
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.errors import ExportError
 from autopar.folding.fold import Folded
 from autopar.ir.blocks import instance_ops
 from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.plan import OpPlacement, Plan
-from autopar.sharding import Placements, parse_placements
+from autopar.sharding import Placements, Shard, parse_placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,28 @@ class ParameterPlacement:
 def stage_of_block(plan: Plan) -> dict[int, int]:
     """Return the stage of every block of the chain."""
     return {block: index for index, stage in enumerate(plan.stages) for block in range(*stage.blocks)}
+
+
+def check_even(plan: Plan, name: str) -> None:
+    """Refuse a plan that stores parameters in uneven blocks.
+
+    Args:
+        plan: The plan.
+        name: Name of the framework in sentences.
+
+    Raises:
+        ExportError: If it does.
+    """
+    for block in (block for variant in plan.all_variants for block in variant.blocks):
+        for state in block.states:
+            for placement, axis in zip(parse_placements(state.placement), plan.mesh, strict=True):
+                if isinstance(placement, Shard) and placement.whole:
+                    raise ExportError(
+                        f"{state.value!r} has {placement.whole} rows or columns, which the {axis.size} devices of axis "
+                        f"{axis.name!r} do not divide: {name} refuses such shardings",
+                        hint=f"pad it to {-(-placement.whole // axis.size) * axis.size} in the model, or plan with "
+                        "`uneven: false` in the software stack, as `--for maxtext` does",
+                    )
 
 
 def parameter_placements(plan: Plan, folded: Folded) -> tuple[ParameterPlacement, ...]:

@@ -136,7 +136,7 @@ def stack_kept_to(
     modules: Sequence[str] = (),
     model: str | Path = "",
 ) -> Stack:
-    """Return a software stack that recomputes selectively as a framework does, or can be told to.
+    """Return a software stack that recomputes selectively and deals out vocabularies as a framework does, or can.
 
     Plans by degrees have a kind of context parallelism that the framework has for all attention of the model.
 
@@ -162,7 +162,8 @@ def stack_kept_to(
             f"{ability.name} cannot be told to run {', '.join(unknown)} again",
             hint=f"choose among {known}" if known else "leave --recompute-modules out",
         )
-    found = replace(ability.recomputing(resolve_stack(stack, machine)), recompute_among=ability.recompute_modules)
+    found = ability.recomputing(resolve_stack(stack, machine))
+    found = replace(found, recompute_among=ability.recompute_modules, uneven=found.uneven and ability.uneven)
     kinds = ability.contexts(_limits(_sizes_of_model(str(model))))
     return found if found.context in kinds or not kinds else replace(found, context=kinds[0])
 

@@ -118,7 +118,7 @@ def move_together(
     """Return the blocks of several tensors after one collective for all of them, as buckets of gradients take.
 
     Sums to copies travel end to end in one array, sums to blocks as one row per device; tensors of other element types
-    or other moves take collectives of their own.
+    or other moves, or in uneven blocks over other axes, take collectives of their own.
 
     Args:
         tensors: What each device holds of each of them.
@@ -130,7 +130,8 @@ def move_together(
     alike: dict[tuple[str, str, np.dtype[Any]], list[int]] = {}
     size = mesh.axes[axis].size
     for number, (blocks, (source, target)) in enumerate(zip(tensors, moves, strict=True)):
-        if isinstance(source, Partial) and isinstance(target, Replicate | Shard) and source.reduce == "sum":
+        sums = isinstance(source, Partial) and source.reduce == "sum" and isinstance(target, Replicate | Shard)
+        if isinstance(source, Partial) and sums and len({block.shape for block in blocks}) == 1:
             alike.setdefault((source.reduce, type(target).__name__, blocks[0].dtype), []).append(number)
         else:
             found[number] = move(blocks, axis, source, target, mesh)

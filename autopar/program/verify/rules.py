@@ -58,10 +58,15 @@ def _text(placement: Placement | None) -> str:
 
 
 def _fits(strategy: Strategy, placements: Sequence[Placement | None]) -> bool:
-    """Whether these are the placements of a strategy; all of its sharded dims may be cut into more chunks alike."""
+    """Whether these are the placements of a strategy.
+
+    All of its sharded dims may be cut into more chunks alike, or lie in uneven blocks if it holds on these.
+    """
     factors: set[float] = set()
     for found, wanted in zip(placements, (*strategy.inputs, *strategy.outputs), strict=True):
         if isinstance(found, Shard) and isinstance(wanted, Shard) and found.dim == wanted.dim:
+            if found.whole and not strategy.uneven:
+                return False
             factors.add(found.chunks / wanted.chunks)
         elif found is not None and found != wanted:
             return False
