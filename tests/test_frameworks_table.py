@@ -250,7 +250,7 @@ def test_a_search_is_kept_to_what_a_framework_runs(framework: str) -> None:
     """Meshes with an axis per degree whose sizes are the devices of a stage; heads divide where they must."""
     pins = kept_to(framework, Pins(), model="zoo:qwen3-30b-a3b", gpus=16, cluster="h100")
 
-    assert all({name for name, _ in mesh} <= {"dp", "ep", "cp", "tp"} for mesh in pins.pin.mesh)
+    assert all({name for name, _ in mesh} <= {"dp", "shard", "ep", "cp", "tp"} for mesh in pins.pin.mesh)
     tps = {dict(mesh).get("tp", 1) for mesh in pins.pin.mesh}
     widest = {"megatron": 8, "nemo": 8, "torchtitan": 4, "accelerate": 4}.get(framework, 1)
     assert max(tps) == (4 if framework == "maxtext" else widest)
