@@ -23,6 +23,10 @@ _DUAL_PIPE = "--schedule dualpipe-v --interleave 2 with half the pp and twice th
 """What to ask for in place of DualPipe, whose two directions are two data-parallel copies of DualPipeV."""
 
 
+SHARD = "shard"
+"""Mesh axis of the data-parallel devices that share what ZeRO splits, where these are not all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """A plan stated by degrees.

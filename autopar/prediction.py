@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import IDEAL, MIXED, NEAREST, CostModel, DtypePolicy, Stack, load_policy, priced, resolve_stack
-from autopar.degrees import Degrees
+from autopar.degrees import SHARD, Degrees
 from autopar.describe.axis_roles import roles_of_axes
 from autopar.describe.context_kinds import context_kinds
 from autopar.describe.one_line import summarise
@@ -27,7 +27,6 @@ from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.by_degrees import (
-    SHARD,
     mesh_by_degrees,
     placing_by_degrees,
     sharing_devices,

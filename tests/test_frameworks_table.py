@@ -34,6 +34,7 @@ from autopar.frameworks.facts import Facts
 from autopar.frameworks.python_file import apply_function, read_fields
 from autopar.frameworks.restriction import RESTRICTED, kept_to, kinds_of_recompute, runner, stack_kept_to
 from autopar.pins import Choices, Pins
+from autopar.pins.levels import levels_of
 from autopar.plan import Plan
 from autopar.workload import open_plan
 from tests.executions import TINY
@@ -146,6 +147,57 @@ def test_only_context_parallelism_that_a_framework_has_is_searched(
         assert runner(framework, f"zoo:{model}")(degrees) == (kind in left)
 
 
+@pytest.mark.parametrize(
+    ("framework", "groups", "level"),
+    [
+        ("torchtitan", {2, 4, 8}, (3,)),
+        ("fsdp", {2, 4, 8}, (3,)),
+        ("megatron", {2, 4, 8}, (1,)),
+        ("deepspeed", {2, 4, 8}, (3,)),
+        ("trainer", set(), ()),
+    ],
+)
+def test_groups_that_share_what_zero_splits_are_searched(
+    framework: str, groups: set[int], level: tuple[int, ...]
+) -> None:
+    """Of any size, where a framework has copies of groups, at the level it has for them."""
+    pins = kept_to(framework, Pins(), model="zoo:llama3-8b", gpus=16, cluster="h100")
+
+    found = [dict(mesh) for mesh in pins.pin.mesh if "shard" in dict(mesh)]
+    assert {mesh["shard"] for mesh in found if mesh.keys() == {"dp", "shard"}} == groups
+    assert pins.pin.hybrid_zero == level
+    assert all(len(mesh) <= 3 for mesh in found)
+
+
+@pytest.mark.slow
+def test_torchtitan_gets_replicas_of_shards_where_they_are_fastest(cache_dir: Path) -> None:
+    """Over 32 nodes: what is searched is exported, read back and as fast."""
+    meshes = [{"dp": 256}, {"dp": 32, "shard": 8}, {"dp": 8, "shard": 32}]
+
+    plan = autopar.solve(
+        "zoo:llama3-8b", gpus=256, cluster="h100", global_batch=256, dims={"num_layers": 4}, precision="fsdp",
+        memory_limit=24e9, framework="torchtitan", fusion="off", cache_dir=cache_dir,
+        pins={"stages": 1, "mesh": meshes, "recompute": "none"},
+    )  # fmt: skip
+
+    folded = open_plan(plan).folded(plan.microbatch)
+    assert [(axis.name, axis.size) for axis in plan.mesh] == [("dp", 8), ("shard", 32)]
+    assert {(axis, tuple(levels)) for _, axis, levels in levels_of(plan, folded)} == {("dp", (0,)), ("shard", (3,))}
+    exported = plan.export("torchtitan", cache_dir=cache_dir)
+    assert "data_parallel_replicate_degree = 8\n" in exported.text
+    assert "data_parallel_shard_degree = 32\n" in exported.text
+    assert "Under torchtitan" not in exported.outcome
+    read = parse_configuration(exported.text, "torchtitan", gpus=256, model="zoo:llama3-8b")
+    assert (read.degrees.dp, read.degrees.shard, read.degrees.zero) == (256, 32, 3)
+    again = autopar.predict(
+        "zoo:llama3-8b", replace(read.degrees, microbatch=1, global_batch=256, recompute="none"), cluster="h100",
+        dims={"num_layers": 4}, precision="fsdp", stack=stack_kept_to("torchtitan", "default", "h100"),
+        cache_dir=cache_dir,
+    )  # fmt: skip
+    assert plan.simulated is not None
+    assert again.timeline.step_seconds == pytest.approx(plan.simulated.step_seconds, rel=0.01)
+
+
 def test_no_context_parallelism_is_searched_where_a_framework_has_none_for_the_model() -> None:
     pins = kept_to("accelerate", Pins(), model="zoo:gemma3-12b", gpus=8, cluster="h100", dims={"seq": 65536})
 
@@ -198,7 +250,7 @@ def test_a_search_is_kept_to_what_a_framework_runs(framework: str) -> None:
     """Meshes with an axis per degree whose sizes are the devices of a stage; heads divide where they must."""
     pins = kept_to(framework, Pins(), model="zoo:qwen3-30b-a3b", gpus=16, cluster="h100")
 
-    assert all({name for name, _ in mesh} <= {"dp", "ep", "cp", "tp"} for mesh in pins.pin.mesh)
+    assert all({name for name, _ in mesh} <= {"dp", "shard", "ep", "cp", "tp"} for mesh in pins.pin.mesh)
     tps = {dict(mesh).get("tp", 1) for mesh in pins.pin.mesh}
     widest = {"megatron": 8, "nemo": 8, "torchtitan": 4, "accelerate": 4}.get(framework, 1)
     assert max(tps) == (4 if framework == "maxtext" else widest)

@@ -18,6 +18,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
 from autopar.least_memory_plan import thriftiest
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
+from autopar.pins.levels import levels_of
 from autopar.pins.space import Frame, pinned_space
 from autopar.plan import Plan, SearchReport
 from autopar.request import JobRequest
@@ -56,6 +57,7 @@ FILES: list[dict[str, Any]] = [
     {"pin": {"stages": 2}},
     {"pin": {"stages": [2, 4], "microbatches": 8, "schedule": "1f1b"}, "forbid": {"recompute": "full"}},
     {"pin": {"mesh": "2x2", "zero": [0, 1]}},
+    {"pin": {"mesh": {"dp": 2, "shard": 4}, "hybrid_zero": 3, "context": ["ring", "gather:window"]}},
     {"pin": {"mesh": {"dp": 2, "tp": 2}, "within_node": "tp"}},
     {"pin": {"tp": 4, "sequence_parallel": True}, "forbid": {"dp": [1, 2], "sequence_parallel": False}},
     {"pin": {"dp": 4, "tp": [1, 2], "recompute": {"0-1": "full", "2-5": ["none", "selective"]}}},
@@ -576,6 +578,24 @@ def test_a_mesh_of_three_axes_is_searched(minor: str) -> None:
     assert minor != "tp" or roles["tp"] == "tp"
     assert broken(plan, task.pins, folded) == ()
     assert any(own.num_microbatches == 16 for own in task.space)
+
+
+@pytest.mark.parametrize(("levels", "zero"), [((), {1, 2, 3}), ((1,), {1}), ((3,), {3})])
+def test_devices_that_share_are_apart_from_those_that_hold_copies(levels: tuple[int, ...], zero: set[int]) -> None:
+    """On the axes `shard` and `dp`, whatever levels are pinned for those that share."""
+    pins = Pins(Choices(stages=(1,), mesh=((("dp", 2), ("shard", 4)),), hybrid_zero=levels))
+
+    plan = plan_task(pinned(_task(), pins), Effort(top_k=1))
+
+    folded = _task().workload.folded(plan.microbatch)
+    found: dict[str, set[int]] = {}
+    for _, axis, own in levels_of(plan, folded):
+        found.setdefault(axis, set()).update(own)
+    assert found["dp"] == {0}
+    assert found["shard"] <= zero
+    assert not broken(plan, pins, folded)
+    other = replace(pins, pin=replace(pins.pin, hybrid_zero=tuple({1, 2, 3} - found["shard"])))
+    assert any("on axis shard" in sentence for sentence in broken(plan, other, folded))
 
 
 def test_forbidden_levels_leave_tensor_parallelism_alone() -> None:

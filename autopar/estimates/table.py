@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autopar.cost import CostModel, Overlap
 from autopar.cost.overlap import bucket_share, full_bucket, state_buffers
-from autopar.degrees import Degrees
+from autopar.degrees import SHARD, Degrees
 from autopar.estimates.scaled import Scaled
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import layer_kinds
@@ -31,7 +31,7 @@ from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 from autopar.simulate.offload import host_links
-from autopar.tactics.by_degrees import SHARD, data_axes, held_by_kind, ranges_by_degrees
+from autopar.tactics.by_degrees import data_axes, held_by_kind, ranges_by_degrees
 from autopar.tactics.stages import moment_elements
 
 FloatArray = NDArray[np.float64]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import CostModel
+from autopar.degrees import SHARD
 from autopar.discover import Rules
 from autopar.folding.fold import Folded
 from autopar.formulate.building import Restriction, build_tables
@@ -34,6 +35,8 @@ class Constraints:
     Attributes:
         restrict: Restricts placements; None if they are free.
         zero: Allowed ZeRO levels of parameters.
+        hybrid: Of these, the levels over the devices that share where an axis `shard` is beside `dp`, which holds
+            copies then.
         cuts: Blocks at which a stage may begin, besides block 0; None for all.
         keeps: Allowed recompute flavours per block; empty for all flavours.
         hosted: What may be offloaded to host memory.
@@ -46,6 +49,7 @@ class Constraints:
 
     restrict: Restrict | None = None
     zero: frozenset[int] = LEVELS
+    hybrid: frozenset[int] = LEVELS - {0}
     cuts: frozenset[int] | None = None
     keeps: tuple[frozenset[Recompute], ...] = ()
     hosted: frozenset[Hosted] = frozenset()
@@ -63,7 +67,18 @@ class Constraints:
         if is_data_major(mesh) and self.batch is not None:
             restriction = DataMajor.of(folded, self.batch(folded), restriction)
         tables = build_tables(folded, rules, mesh, costs, restriction)
-        return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
+        return self._with_levels(tables)
+
+    def _with_levels(self, tables: Tables) -> Tables:
+        """Return tables with the ZeRO levels that are allowed on each axis."""
+        names = [axis.name for axis in tables.mesh.axes]
+        if SHARD not in names:
+            return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
+        sharing = (self.zero & self.hybrid) or self.hybrid
+        for index, name in enumerate(names):
+            levels = {0} if name == "dp" else self.zero if name == "tp" else sharing
+            tables = keep_levels(tables, frozenset(levels), index)
+        return tables
 
     def ranges(self, num_blocks: int, longest: int) -> Mask:
         """Return which ranges of blocks may be a stage, (blocks, longest) booleans.

@@ -279,7 +279,13 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
             )
         if found.role == "tp" and found.in_part:
             lost.append(f"axis {name!r} is tensor parallel in part of the parameters only; the framework splits all")
-    levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "cp", "ep")}
+    shards = [found.axis.stride for found in used if found.role == "dp" and found.zero]
+    levels = {  # devices outside those that share may hold copies
+        found.axis.name: found.zero
+        for found in used
+        if found.role in ("cp", "ep")
+        or (found.role == "dp" and (found.zero or not shards or found.axis.stride < max(shards)))
+    }
     by_axis = ", ".join(f"{name}: {level}" for name, level in levels.items())
     if len(set(levels.values()) - {0}) > 1:
         lost.append(f"ZeRO levels differ by axis ({by_axis}); the highest is exported for all")

@@ -17,7 +17,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.configuration import divisors
 from autopar.context_parallelism import ATTENTION_LIMITS, CONTEXT_KINDS, AttentionLimit
 from autopar.cost import Stack, resolve_stack
-from autopar.degrees import Degrees
+from autopar.degrees import SHARD, Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.abilities import ABILITIES, Abilities, runs
 from autopar.frameworks.facts import Sizes, config_sizes, sizes_of
@@ -65,7 +65,10 @@ def kept_to(
     ability = ABILITIES[framework]
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     sizes = _sizes_of_model(str(model))
-    seq = (dims or {}).get("seq", 0 if sizes is None else sizes.seq)
+    set_layers, seq = ((dims or {}).get(name) for name in ("num_layers", "seq"))
+    if sizes is not None and isinstance(set_layers, int):
+        sizes = replace(sizes, layers=set_layers)
+    seq = (0 if sizes is None else sizes.seq) if seq is None else seq
     is_long = isinstance(seq, int) and seq >= _LONG
     has_context = bool(ability.contexts(_limits(sizes)))
     piped = bool(ability.schedules) and not ability.even and ability.zero_in_pipeline == ability.zero
@@ -85,6 +88,7 @@ def kept_to(
         sequence_parallel=(False,) if ability.sequence_parallel == {False} else (),
         recompute=(BlockRecompute(flavours),),
         zero=tuple(sorted(levels)),
+        hybrid_zero=_hybrid_levels(levels & ability.hybrid),
     )
     hosted = tuple(str(own) for own in Hosted if own not in ability.hosted)
     forbid = Choices(
@@ -183,7 +187,8 @@ def _meshes(
 ) -> Iterator[tuple[tuple[str, int], ...]]:
     """Yield the meshes of a stage whose axes are data, expert, context and tensor parallel, the last one innermost.
 
-    Experts are dealt out to the axis `ep` and to `cp` beside it.
+    Experts are dealt out to the axis `ep` and to `cp` beside it. Data-parallel devices are also two axes, the inner one
+    of which shares what ZeRO splits.
     """
     widest = max(cluster.devices_per_node, _WIDEST)
     degrees = divisors(devices)
@@ -193,10 +198,31 @@ def _meshes(
     eps = [own for own in degrees if own == 1 or ("ep" in ability.roles and experts and experts % own == 0)]
     for tp, cp, ep in product(tps, cps, eps):
         if devices % (tp * cp * ep) == 0 and (ep == 1 or experts % (ep * cp) == 0):
-            axes = {"dp": devices // (tp * cp * ep), "ep": ep, "cp": cp, "tp": tp}
-            used = tuple((name, size) for name, size in axes.items() if size > 1)
-            assert prod(size for _, size in used) == devices, "the axes are all devices"
-            yield used or (("dp", 1),)
+            data = devices // (tp * cp * ep)
+            axes = {"ep": ep, "cp": cp, "tp": tp}
+            for shard in _shards(data, ability, others=sum(size > 1 for size in axes.values())):
+                whole = {"dp": data // shard, SHARD: shard, **axes}
+                used = tuple((name, size) for name, size in whole.items() if size > 1)
+                assert prod(size for _, size in used) == devices, "the axes are all devices"
+                yield used or (("dp", 1),)
+
+
+def _hybrid_levels(levels: frozenset[int]) -> tuple[int, ...]:
+    """Return the ZeRO level that is searched in groups, if there is one: a configuration states one for all parameters.
+
+    It is 1 where the framework has it, as instances of Megatron-LM's distributed optimizer have; else the highest one.
+    """
+    return ((1,) if 1 in levels else (max(levels),)) if levels else ()
+
+
+def _shards(data: int, ability: Abilities, *, others: int) -> Iterator[int]:
+    """Yield how many data-parallel devices share what ZeRO splits while the others hold copies; 1 if that is left open.
+
+    Beside more than one other axis there are no such groups: reshards between placements on four axes take too long.
+    """
+    yield 1
+    if ability.hybrid & ability.zero and others <= 1:
+        yield from (own for own in divisors(data) if 1 < own < data)
 
 
 def _divides_heads(tp: int, ability: Abilities, sizes: Sizes | None) -> bool:

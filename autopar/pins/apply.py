@@ -13,7 +13,7 @@ from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
-from autopar.pins.records import ROLES, Choices, Pins
+from autopar.pins.records import AXIS_NAMES, Choices, Pins
 from autopar.pins.restrict import SEQUENCE_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
@@ -67,6 +67,7 @@ def constrain(
     own = Constraints(
         restrict=_placements(pins, found, graph, rules, batch),
         zero=LEVELS & frozenset(pins.pin.zero or LEVELS) - frozenset(pins.forbid.zero),
+        hybrid=frozenset(pins.pin.hybrid_zero or LEVELS - {0}) - frozenset(pins.forbid.hybrid_zero),
         cuts=_cuts(pins, frame.num_blocks),
         keeps=left.keeps,
         hosted=left.hosted,
@@ -157,7 +158,7 @@ def _placements(
     batch: Callable[[Folded], Mapping[str, int]],
 ) -> PlacementPins | None:
     meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
-    named = any(axis.name in ROLES for mesh in meshes for axis in mesh.axes[is_data_major(mesh) :])
+    named = any(axis.name in AXIS_NAMES for mesh in meshes for axis in mesh.axes[is_data_major(mesh) :])
     if not (
         named
         or pins.roles

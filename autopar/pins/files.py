@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from autopar.errors import PinError, TacticError
-from autopar.pins.records import CONTEXTS, MOST_FREE, ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
+from autopar.pins.records import AXIS_NAMES, CONTEXTS, MOST_FREE, Axes, BlockOffload, BlockRecompute, Choices, Pins
 from autopar.recompute import BY_SECONDS, Hosted, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.tactics import Offload as OffloadTactic
@@ -266,10 +266,10 @@ def _mesh(value: object, where: str) -> Axes:
         axes = ()
     if not axes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for _, size in axes):
         raise PinError(f"{where}: {value!r} is no mesh", hint="write sizes, 8x8, or {outer: 8, inner: 8}")
-    if sum(name not in ROLES for name, _ in axes) > MOST_FREE:
+    if sum(name not in AXIS_NAMES for name, _ in axes) > MOST_FREE:
         raise PinError(
             f"{where}: {value!r} has more than {MOST_FREE} axes that may do anything",
-            hint=f"give at most {MOST_FREE}, or name axes for what they do: {', '.join(ROLES)}",
+            hint=f"give at most {MOST_FREE}, or name axes for what they do: {', '.join(AXIS_NAMES)}",
         )
     return axes
 
@@ -331,6 +331,7 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "recompute": _recompute,
     "offload": _offload,
     "zero": _whole(0),
+    "hybrid_zero": _whole(1),
     "context": _among(CONTEXTS),
     "tactics": _tactics,
 }

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from autopar.degrees import SHARD
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.describe.context_kinds import placed_contexts
 from autopar.folding.fold import Folded
+from autopar.formulate.zero import LEVELS
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.space import is_mesh
@@ -94,10 +96,23 @@ def _differs(plan: Plan, pin: Choices, folded: Folded, roles: Sequence[AxisRole]
             if inside and flavour not in item.flavours:
                 yield f"block {block} recomputes {flavour}"
     yield from _not_hosted(plan, pin, own_layers)
-    if pin.zero:
-        for name, axis, levels in levels_of(plan, folded):
-            if levels.isdisjoint(pin.zero):
-                yield f"{name} has ZeRO level {max(levels)} on axis {axis}"
+    yield from _levels(plan, pin, folded)
+
+
+def _levels(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
+    """Yield the ZeRO levels that are not as pinned; beside an axis `shard` devices of `dp` hold copies."""
+    apart = any(axis.name == SHARD and axis.size > 1 for axis in plan.mesh)
+    if not (pin.zero or pin.hybrid_zero or apart):
+        return
+    for name, axis, levels in levels_of(plan, folded):
+        allowed = set(pin.zero or LEVELS)
+        if apart and axis == "dp":
+            allowed = {0}
+        elif apart and axis != "tp":
+            sharing = set(pin.hybrid_zero or LEVELS - {0})
+            allowed = allowed & sharing or sharing
+        if levels.isdisjoint(allowed):
+            yield f"{name} has ZeRO level {max(levels)} on axis {axis}"
 
 
 def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]:

@@ -8,12 +8,17 @@ import yaml
 
 from autopar.configuration import divisors
 from autopar.context_parallelism import ATTENTION_LIMITS, CONTEXT_KINDS, AttentionLimit, ContextKind
+from autopar.degrees import SHARD
 from autopar.errors import PinError
 from autopar.tactics import Tactic, schedule_to
 
 ROLES = ("dp", "ep", "cp", "tp")
 """What axes may be named for, and whose degrees can be pinned or forbidden, in the order of the axes of a mesh: the
 last ones are neighbours."""
+
+AXIS_NAMES = (*ROLES, SHARD)
+"""What axes of a mesh may be named for: a role, or `shard` for data-parallel devices that share what ZeRO splits where
+those of the axis `dp` hold copies (hybrid sharding, HSDP)."""
 
 MOST_FREE = 3
 """Axes of a mesh that are named for no role: ops have a strategy for each combination of what they do on each."""
@@ -79,6 +84,7 @@ class Choices:
         recompute: What blocks keep of their forward.
         offload: What lies in host memory.
         zero: Levels of ZeRO, parameter by parameter.
+        hybrid_zero: Those over an axis named `shard`; of `zero` those above 0 unless they are stated.
         context: Kinds of context parallelism, `ring`, or of attention with a window, chunks or sinks alone:
             `ring:window`.
         tactics: Where tensors lie, as tactics say it.
@@ -102,6 +108,7 @@ class Choices:
     recompute: tuple[BlockRecompute, ...] = ()
     offload: tuple[BlockOffload, ...] = ()
     zero: tuple[int, ...] = ()
+    hybrid_zero: tuple[int, ...] = ()
     context: tuple[str, ...] = ()
     tactics: tuple[Tactic, ...] = ()
 

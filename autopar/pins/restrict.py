@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.degrees import SHARD
 from autopar.describe.context_kinds import kind_of, limits_of
 from autopar.discover import Rules, Strategy
 from autopar.errors import PinError, TacticError
@@ -22,7 +23,7 @@ from autopar.formulate.op_strategies import encode
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
 from autopar.ir.rings import RINGS
-from autopar.pins.records import ROLES, Pins
+from autopar.pins.records import AXIS_NAMES, Pins
 from autopar.sharding import Mesh
 from autopar.tactics import Replicate, Shard, Tactic
 from autopar.tactics.apply import Applier
@@ -61,7 +62,7 @@ class PlacementPins:
             TacticError: If the mesh cannot do what is pinned.
         """
         pin, batch = self.pins.pin, self.batch(folded)
-        named = {role for role in ROLES for axis in mesh.axes if axis.name == role}
+        named = {role for role in AXIS_NAMES for axis in mesh.axes if axis.name == role}
         along = self.pins.sequence_parallel
         split = None if len(along) > 1 else True in along
         found = Pinned(folded, mesh, GraphFacts.of(folded, batch), frozenset(named), self.pins.roles, split)
@@ -229,7 +230,7 @@ class Pinned:
         if name == "ep" and not self.counted:  # where degrees are pinned, other axes are free to split the batch
             inside = self._is_inside_experts(placed)
             wishes.append(self._has_own_experts(placed) if inside else self._splits_batch(decision, kind, op, placed))
-        if "cp" in self.named and not self.counted and op is not None and name in ("dp", "cp"):
+        if "cp" in self.named and not self.counted and op is not None and name in ("dp", SHARD, "cp"):
             wishes.append(self._groups_experts(name, op, placed))
         wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
         if self.along is False and name != "cp" and decision is Decision.BOUNDARY:
@@ -242,7 +243,7 @@ class Pinned:
     def _does(self, role: str, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
         """Return what of a decision does what a role asks."""
         match role:
-            case "dp":
+            case "dp" | "shard":
                 return self._splits_batch(decision, kind, op, placed)
             case "tp":
                 return matching_strategies(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
@@ -276,7 +277,7 @@ class Pinned:
             return mask
         for name, digits, is_output in placed:
             if not is_output and name in experts_of(self.folded):
-                if axis == "dp":
+                if axis != "cp":
                     mask &= digits != 2
                 else:
                     mask &= (digits == 2) if "ep" in self.named else (digits == 0) | (digits == 2)

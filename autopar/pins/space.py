@@ -9,6 +9,7 @@ from math import prod
 from autopar.cluster import Cluster
 from autopar.configuration import GROUP_NODES, Configuration, data_major_meshes, divisors, inside_block, meshes
 from autopar.cost import widest_tier
+from autopar.degrees import SHARD
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
@@ -121,12 +122,12 @@ def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> It
 def _on_pinned_meshes(space: Sequence[Configuration], pinned: Sequence[Axes], frame: Frame) -> Iterator[Configuration]:
     """Yield the configurations of a space on pinned meshes of as many devices.
 
-    Axes named for the batch, `dp` and `ep`, divide the samples of a microbatch.
+    Axes named for the batch, `dp`, `shard` and `ep`, divide the samples of a microbatch.
     """
     by_size: dict[int, list[tuple[Mesh, int]]] = {}
     for axes in dict.fromkeys(pinned):
         mesh = as_mesh(axes)
-        batch = prod(axis.size for axis in mesh.axes if axis.name in ("dp", "ep"))
+        batch = prod(axis.size for axis in mesh.axes if axis.name in ("dp", SHARD, "ep"))
         by_size.setdefault(mesh.size, []).append((mesh, batch))
     seen = set()
     for configuration in space:  # one of those that differ in the mesh alone stands for all
@@ -302,9 +303,10 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
                         f"{section} {key}: there is no block {item.blocks[1]}",
                         hint=f"blocks are 0 to {frame.num_blocks - 1}",
                     )
-        for level in choices.zero:
-            if level > 3:
-                raise PinError(f"{section} zero: there is no level {level}", hint="levels are 0, 1, 2 and 3")
+        for key in ("zero", "hybrid_zero"):
+            for level in getattr(choices, key):
+                if level > 3:
+                    raise PinError(f"{section} {key}: there is no level {level}", hint="levels are 0, 1, 2 and 3")
 
 
 def _check_forbidden(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:

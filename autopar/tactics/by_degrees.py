@@ -5,7 +5,7 @@ from itertools import accumulate, groupby, pairwise
 from math import prod
 
 from autopar.configuration import divisors
-from autopar.degrees import Degrees
+from autopar.degrees import SHARD, Degrees
 from autopar.folding.fold import Folded
 from autopar.recompute import Recompute as Flavour
 from autopar.sharding import Axis, Mesh
@@ -22,9 +22,6 @@ from autopar.tactics.records import (
     ZeRO,
 )
 from autopar.tactics.stages import blocks_per_stage, even_blocks, layers
-
-SHARD = "shard"
-"""Axis of the data-parallel devices that share what ZeRO splits, where these are not all."""
 
 
 def mesh_by_degrees(degrees: Degrees) -> Mesh:
