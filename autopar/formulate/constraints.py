@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.folding.fold import Folded
+from autopar.formulate.block_memory import RESIDENT, STREAMED, UNHOSTED
 from autopar.formulate.building import Restriction, build_tables
 from autopar.formulate.data_major import DataMajor, is_data_major
 from autopar.formulate.manual_recipes import BatchDims
-from autopar.formulate.tables import Tables
+from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.zero import LEVELS, keep_levels
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, LAST_RESERVE, ON_DEVICE, STATE_KINDS, Hosted, Recompute
 from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -116,9 +117,32 @@ class Constraints:
         return replace(self, hosted=self.hosted | self.reserve, reserve=frozenset())
 
     @property
+    def last_opened(self) -> "Constraints | None":
+        """These constraints with all of `LAST_RESERVE` opened; None if pins exclude it."""
+        if Hosted.OPTIMIZER not in self.reserve or self.hosted:
+            return None
+        return replace(self, hosted=LAST_RESERVE, reserve=frozenset())
+
+    @property
     def hosts_optimizer(self) -> bool:
-        """Whether the optimizer state of some stage may be in host memory."""
-        return Hosted.OPTIMIZER in self.hosted and (not self.states or any(True in own for own in self.states))
+        """Whether the optimizer state of some stage may be in host memory, at least."""
+        is_open = any(own in self.hosted for own in STATE_KINDS)
+        return is_open and (not self.states or any(True in own for own in self.states))
+
+    @property
+    def what(self) -> Hosted:
+        """What of the state of blocks may be in host memory if any may."""
+        return next((own for own in STATE_KINDS if own in self.hosted), Hosted.OPTIMIZER)
+
+    @property
+    def resident(self) -> tuple[Memory, ...]:
+        """Memory that every plan holds throughout the step."""
+        return STREAMED if self.hosts_sums else UNHOSTED if self.hosts_optimizer else RESIDENT
+
+    @property
+    def hosts_sums(self) -> bool:
+        """Whether sums of gradients may be in host memory, so that a device need hold nothing of some blocks."""
+        return self.hosts_optimizer and STATE_KINDS[self.what].sums
 
 
 FREE = Constraints()

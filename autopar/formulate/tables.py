@@ -42,7 +42,8 @@ class Slot(IntEnum):
     in the backward, with offloaded optimizer state `STATE` in the update. They are known for lowered blocks only and
     are 0 in tables (`autopar.formulate.offload_costs` fills them in). `OUTSIDE` slots hold the seconds of the other
     slots that are on links between nodes. `CHUNKED` are collectives that run in chunks beside the products next to
-    them, and are no part of `WAIT`.
+    them, and are no part of `WAIT`. `HOST_FORWARD` and `HOST_BACKWARD` are what parameters and sums of gradients in
+    host memory add to passes; they are 0 in tables, too.
     """
 
     FORWARD = 0
@@ -69,6 +70,8 @@ class Slot(IntEnum):
     FORWARD_CHUNKED = 21
     BACKWARD_CHUNKED = 22
     SELECTIVE_CHUNKED = 23
+    HOST_FORWARD = 24
+    HOST_BACKWARD = 25
 
 
 AGAIN = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autopar.errors import PinError
 from autopar.folding.fold import Folded
 from autopar.pins.records import RANGED, BlockOffload, BlockRecompute, Item, Pins
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, RESERVE, STATE_KINDS, Hosted, Recompute
 from autopar.tactics.stages import layers
 
 Keeps = list[frozenset[Recompute]]
@@ -47,7 +47,18 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
             hint="leave it out, or give the cluster a host with tier, memory, devices, to_host and to_device",
         )
     never = {name for item in pins.forbid.offload if item.blocks is None for name in item.what}
-    reserve = frozenset(own for own in Hosted if own not in never) - hosted if host else frozenset()
+    if len(hosted & STATE_KINDS.keys()) > 1:
+        raise PinError(
+            f"{' and '.join(sorted(hosted & STATE_KINDS.keys()))} are kinds of state in host memory",
+            hint="pin one of them: a plan has one kind",
+        )
+    streamed = [own for own in STATE_KINDS if own in hosted and STATE_KINDS[own].sums]
+    if Hosted.ACTIVATIONS in hosted and streamed:
+        raise PinError(
+            f"activations and {streamed[0]} would pass over the host link together",
+            hint="pin one of them",
+        )
+    reserve = frozenset(own for own in RESERVE if own not in never) - hosted if host else frozenset()
     if pins.pin.offload:
         reserve = frozenset()
     if not (pins.pin.recompute or pins.forbid.recompute or pins.pin.offload or pins.forbid.offload):
@@ -128,13 +139,13 @@ def _states(pins: Pins, num_blocks: int) -> States:
     """Return for each block whether its optimizer's state may lie in host memory, and on the device."""
     states: States = [frozenset({False, True})] * num_blocks
     for item in pins.pin.offload:
-        wanted = {Hosted.OPTIMIZER in item.what}
+        wanted = {any(own in item.what for own in STATE_KINDS)}
         if "none" in item.what:
             wanted |= {False}
         for block in _spoken(item, num_blocks):
             states[block] = states[block] & wanted
     for item in pins.forbid.offload:
-        if Hosted.OPTIMIZER in item.what:
+        if Hosted.OPTIMIZER in item.what:  # the least of what may lie there
             for block in _spoken(item, num_blocks):
                 states[block] = states[block] - {True}
     return states

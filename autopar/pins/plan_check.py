@@ -9,7 +9,7 @@ from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.space import is_mesh
 from autopar.plan import Plan
-from autopar.recompute import Hosted, Recompute
+from autopar.recompute import STATE_KINDS, Hosted, Recompute
 from autopar.tactics.stages import layers
 
 
@@ -103,7 +103,7 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
                 must = wanted and not free and (item.blocks is not None or block in own_layers)
                 if (away and not wanted) or (must and not away):
                     yield f"block {block} keeps its activations {'in host memory' if away else 'on the device'}"
-                wanted = Hosted.OPTIMIZER in item.what
+                wanted = stage.hosted_state in item.what if lies else any(own in item.what for own in STATE_KINDS)
                 if lies != wanted and not (free and wanted):
                     yield f"the optimizer of block {block} lies {'in host memory' if lies else 'on the device'}"
 
