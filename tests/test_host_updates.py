@@ -14,8 +14,9 @@ from autopar.degrees import Degrees
 from autopar.errors import ClusterError, PinError, PlanError, ProgramError
 from autopar.estimates import Estimator
 from autopar.formulate.constraints import Constraints
+from autopar.frameworks.restriction import kept_to
 from autopar.least_memory_plan import thriftiest
-from autopar.pins import pins_from
+from autopar.pins import Pins, pins_from
 from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.program.lower import lower, lower_blocks
@@ -257,6 +258,43 @@ def test_parameters_leave_the_devices_where_nothing_else_fits() -> None:
     assert plan.search.bound <= plan.objective
     silent = replace(H100, host=replace(H100.known_host(), memory_bandwidth=0.0))
     assert replace(task, costs=replace(task.costs, cluster=silent)).last_opened is None
+
+
+@pytest.mark.parametrize(
+    ("never", "first", "last"),
+    [
+        ((), {"activations", "optimizer"}, {"parameters"}),
+        (("optimizer",), {"activations"}, set()),
+        (tuple(KINDS), {"activations"}, set()),
+        (("optimizer", "gradients", "parameters"), {"activations", "update"}, set()),
+        (("activations", "optimizer", "update"), {"gradients"}, {"parameters"}),
+        (("optimizer", "update", "gradients"), {"parameters"}, set()),
+        (("optimizer", "parameters"), {"activations", "update"}, set()),
+    ],
+)
+def test_host_memory_is_opened_kind_by_kind(never: tuple[str, ...], first: set[str], last: set[str]) -> None:
+    """The least kind of state that is not forbidden in need, parameters last; the optimizer stands for all kinds."""
+    constraints = _task(forbid={"offload": list(never)} if never else {}).constraints
+
+    assert constraints.reserve == first
+    assert constraints.last == last
+    assert (constraints.last_opened is None) == (not last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "kind"), [("megatron", "update"), ("deepspeed", "gradients"), ("fsdp", "parameters")]
+)
+def test_a_plan_for_a_framework_has_in_host_memory_what_the_framework_has_there(framework: str, kind: str) -> None:
+    """Where nothing fits on the device."""
+    dims, model = {"num_layers": 4} | SMALL, "zoo:gpt2"
+    pins = kept_to(framework, Pins(), model=model, gpus=1, cluster=H100, dims=dims)
+    free = prepare(JobRequest(model, gpus=1, cluster=H100, global_batch=4, dims=dims, pins=pins))
+    limit = 0.98 * thriftiest(free.on_device, enough=1.0).bytes
+
+    plan = plan_task(replace(free, job=replace(free.job, memory_limit=limit)), Effort())
+
+    assert {stage.hosted_state for stage in plan.stages if stage.offload} == {Hosted(kind)}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from autopar.formulate.data_major import DataMajor, is_data_major
 from autopar.formulate.manual_recipes import BatchDims
 from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.zero import LEVELS, keep_levels
-from autopar.recompute import BY_SECONDS, LAST_RESERVE, ON_DEVICE, STATE_KINDS, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, STATE_KINDS, Hosted, Recompute
 from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -39,6 +39,7 @@ class Constraints:
         keeps: Allowed recompute flavours per block; empty for all flavours.
         hosted: What may be offloaded to host memory.
         reserve: What may be offloaded in addition if nothing fits without it.
+        last: What may be offloaded in place of all that if nothing fits with it either.
         states: Allowed locations of the optimizer state per block: True for host memory, False for the device; empty
             for both, if `hosted` contains the optimizer.
         batch: Returns the batch dim of every value of a folded graph that has one; the data-parallel major axis of a
@@ -53,6 +54,7 @@ class Constraints:
     reserve: frozenset[Hosted] = frozenset()
     states: tuple[frozenset[bool], ...] = ()
     batch: Callable[[Folded], BatchDims] | None = None
+    last: frozenset[Hosted] = frozenset()
 
     def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
         """Return the decisions and costs on a mesh under the constraints; None if the mesh cannot satisfy them."""
@@ -118,10 +120,10 @@ class Constraints:
 
     @property
     def last_opened(self) -> "Constraints | None":
-        """These constraints with all of `LAST_RESERVE` opened; None if pins exclude it."""
-        if Hosted.OPTIMIZER not in self.reserve or self.hosted:
+        """These constraints with what is opened last; None if that is nothing, or something is pinned there."""
+        if not self.last or self.hosted:
             return None
-        return replace(self, hosted=LAST_RESERVE, reserve=frozenset())
+        return replace(self, hosted=self.last, reserve=frozenset(), last=frozenset())
 
     @property
     def hosts_optimizer(self) -> bool:

@@ -5,6 +5,7 @@ from math import prod
 
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.folding.fold import Folded
+from autopar.pins.hosting import forbids_state
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.space import is_mesh
@@ -130,6 +131,7 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
     kept = [str(flavour) for stage in plan.stages for flavour in stage.flavours]
     own_layers = set(layers(folded))
     hosted = [away for stage in plan.stages for away in stage.hosted]
+    what = [stage.hosted_state for stage in plan.stages for _ in stage.hosted]
     for item in forbid.recompute:
         for block, flavour in enumerate(kept):
             inside = block in own_layers if item.blocks is None else item.blocks[0] <= block <= item.blocks[1]
@@ -140,8 +142,8 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
             if own.blocks is None or own.blocks[0] <= block <= own.blocks[1]:
                 if Hosted.ACTIVATIONS in own.what and kept[block] == Recompute.OFFLOAD:
                     yield f"block {block} keeps its activations in host memory"
-                if away and Hosted.OPTIMIZER in own.what:
-                    yield f"the optimizer of block {block} lies in host memory"
+                if away and (what[block] in own.what or forbids_state(own.what)):
+                    yield f"the {what[block]} of block {block} lies in host memory"
     if forbid.zero:
         for name, axis, levels in levels_of(plan, folded):
             if levels <= set(forbid.zero):
