@@ -464,7 +464,13 @@ def hosted_words(
 
 
 def _offloads(hosted: Collection[Hosted]) -> str:
-    names = {Hosted.ACTIVATIONS: "activations", Hosted.OPTIMIZER: "optimizer state"}
+    names = {
+        Hosted.ACTIVATIONS: "activations",
+        Hosted.OPTIMIZER: "optimizer state",
+        Hosted.UPDATE: "optimizer state with its update",
+        Hosted.GRADIENTS: "gradients and optimizer",
+        Hosted.PARAMETERS: "parameters, gradients and optimizer",
+    }
     return " and ".join(name for own, name in names.items() if own in hosted)
 
 

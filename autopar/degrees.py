@@ -49,8 +49,8 @@ class Degrees:
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
         recompute_every: Of how many layers of a stage the last one recomputes; 1 for all of them.
-        offload: What lies in host memory between steps: "" for nothing, "optimizer", or a share of that as
-            "optimizer=0.5": of the first blocks of each stage, as many as come nearest to it.
+        offload: What lies in host memory between steps: "" for nothing, a key of `autopar.recompute.STATE_KINDS`, or a
+            share of that as "optimizer=0.5": of the first blocks of each stage, as many as come nearest to it.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: in
             training 1F1B, interleaved with several stages per group, in inference forward-only.
         interleave: Stages per group of devices.

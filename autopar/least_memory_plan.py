@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.bounds.reshard_buffers import buffers
 from autopar.configuration import PLAIN, Configuration
-from autopar.formulate.block_memory import KEPT, RESIDENT, UNHOSTED, ChainBytes
+from autopar.formulate.block_memory import KEPT, RESIDENT, ChainBytes
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.least_memory import byte_problem, least_split, state_bytes
@@ -236,7 +236,7 @@ def _thrifty_plan(
     tables, pipeline, constraints = node.tables, node.pipeline, search.constraints
     on_device = [own for own in node.state.least_bytes if own is not Recompute.OFFLOAD]
     flavour = min(on_device or node.state.least_bytes, key=lambda own: node.state.least_bytes[own])
-    resident = UNHOSTED if constraints.hosts_optimizer else RESIDENT
+    resident = constraints.resident
     is_listed = node.state.configuration in family
     best: tuple[float, Candidate] | None = None
     choices: list[Choice] = []

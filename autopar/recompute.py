@@ -5,7 +5,8 @@ A stage has one flavour for all its blocks, `"selective"`, or runs of them in th
 runs of places, `"optimizer*4 none*2"`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, groupby
 from math import fsum, nan
@@ -36,10 +37,42 @@ BY_SECONDS = (Recompute.NONE, Recompute.OFFLOAD, Recompute.SELECTIVE, Recompute.
 
 
 class Hosted(StrEnum):
-    """What of a plan can lie in host memory: what blocks save (`Recompute.OFFLOAD`), and the optimizer's state."""
+    """What of a plan can lie in host memory: what blocks save (`Recompute.OFFLOAD`), or what they have between steps.
+
+    The latter are the keys of `STATE_KINDS`.
+    """
 
     ACTIVATIONS = "activations"
     OPTIMIZER = "optimizer"
+    UPDATE = "update"
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """What of a block lies in host memory between steps besides the optimizer's state, and where the update runs.
+
+    Attributes:
+        sums: Whether sums of gradients lie there: they come and go around every backward.
+        parameters: Whether parameters lie there: they come before every pass.
+        updates_there: Whether the processors of the host run the update.
+        is_in: What does so.
+    """
+
+    sums: bool
+    parameters: bool
+    updates_there: bool
+    is_in: str
+
+
+STATE_KINDS: Mapping[Hosted, StateKind] = {
+    Hosted.OPTIMIZER: StateKind(False, False, False, "MaxText (optimizer_memory_host_offload)"),
+    Hosted.UPDATE: StateKind(False, False, True, "Megatron-LM (--optimizer-cpu-offload)"),
+    Hosted.GRADIENTS: StateKind(True, False, True, "DeepSpeed (offload_optimizer)"),
+    Hosted.PARAMETERS: StateKind(True, True, True, "DeepSpeed (offload_param), FSDP2 (CPUOffloadPolicy)"),
+}
+"""What may lie in host memory between steps."""
 
 
 RECOMPUTE_MODULES = (
@@ -54,6 +87,12 @@ RECOMPUTE_MODULES = (
 )
 """Modules of a layer that selective recompute can be told to run again (`autopar.folding.recompute_modules`)."""
 
+RESERVE = frozenset({Hosted.ACTIVATIONS, Hosted.OPTIMIZER})
+"""What a search opens if nothing fits on the devices."""
+LAST_RESERVE = frozenset({Hosted.PARAMETERS})
+"""What it opens if nothing fits with that either."""
+
+_STATES = ", ".join(STATE_KINDS)
 FLAVOURS = "none, offload, selective or full"
 """All of them, as errors name them."""
 
@@ -81,32 +120,43 @@ def format_recompute(flavours: tuple[Recompute, ...]) -> str:
 
 
 def parse_hosted(text: str, num_blocks: int) -> tuple[bool, ...]:
-    """Return whether the optimizer's state of each block of a stage lies in host memory.
+    """Return whether state of each block of a stage lies in host memory; `hosted_state` says what of it.
 
     Raises:
-        PlanError: If something else than that state is to lie there, or the runs are not as long as the stage.
+        PlanError: If something else than state is to lie there, or the runs are not as long as the stage.
 
     >>> parse_hosted("optimizer*2 none*1", 3), parse_hosted("", 2)
     ((True, True, False), (False, False))
     """
     if not text:
         return (False,) * num_blocks
-    hint = "it is 'optimizer', or runs of blocks such as 'optimizer*4 none*2'; nothing if no block offloads"
-    away = tuple(
-        name == Hosted.OPTIMIZER for name in _parse_runs("offload", text, num_blocks, {"none", Hosted.OPTIMIZER}, hint)
-    )
+    hint = f"it is one of {_STATES}, or runs of blocks such as 'optimizer*4 none*2'; nothing if no block offloads"
+    words = _parse_runs("offload", text, num_blocks, {"none", *STATE_KINDS}, hint)
+    away = tuple(name != "none" for name in words)
     if not any(away):
         raise PlanError(f"offload {text!r} leaves all blocks of the stage on the device", hint=hint)
+    if len(set(words) - {"none"}) > 1:
+        raise PlanError(f"offload {text!r} has several kinds of state in host memory", hint="keep to one of them")
     return away
 
 
-def format_hosted(away: tuple[bool, ...]) -> str:
-    """Return where the optimizer's state of the blocks of a stage lies as text, empty if all of it is on the device.
+def hosted_state(text: str) -> Hosted:
+    """Return what of a stage's state lies in host memory, given its text; that of the optimizer if nothing does.
 
-    >>> format_hosted((True, True, False))
-    'optimizer*2 none*1'
+    >>> print(hosted_state("none*2 parameters*1"))
+    parameters
     """
-    return _format_runs(tuple(str(Hosted.OPTIMIZER) if own else "none" for own in away)) if any(away) else ""
+    found = (run.partition("*")[0] for run in text.split())
+    return next((Hosted(name) for name in found if name in STATE_KINDS), Hosted.OPTIMIZER)
+
+
+def format_hosted(away: tuple[bool, ...], what: Hosted = Hosted.OPTIMIZER) -> str:
+    """Return where the state of the blocks of a stage lies as text, empty if all of it is on the device.
+
+    >>> format_hosted((True, True, False)), format_hosted((True,), Hosted.UPDATE)
+    ('optimizer*2 none*1', 'update')
+    """
+    return _format_runs(tuple(str(what) if own else "none" for own in away)) if any(away) else ""
 
 
 def parse_share(text: str) -> float:
@@ -115,7 +165,7 @@ def parse_share(text: str) -> float:
     Raises:
         JobError: If it is no such text, or no share above 0 and up to 1.
 
-    >>> parse_share("optimizer=0.25"), parse_share("optimizer"), parse_share("")
+    >>> parse_share("optimizer=0.25"), parse_share("parameters"), parse_share("")
     (0.25, 1.0, 0.0)
     """
     if not text:
@@ -125,9 +175,20 @@ def parse_share(text: str) -> float:
         share = float(number) if is_part else 1.0
     except ValueError:
         share = nan
-    if name != Hosted.OPTIMIZER or not 0 < share <= 1:
-        raise JobError(f"offload {text!r}", hint="give optimizer, or optimizer=0.5 with a share above 0 and up to 1")
+    if name not in STATE_KINDS or not 0 < share <= 1:
+        raise JobError(
+            f"offload {text!r}", hint=f"give one of {_STATES}, or optimizer=0.5 with a share above 0 and up to 1"
+        )
     return share
+
+
+def share_of(text: str) -> Hosted:
+    """Return what of a state lies in host memory, given its share as of `parse_share`.
+
+    >>> print(share_of("update=0.5"), share_of(""))
+    update optimizer
+    """
+    return Hosted(text.partition("=")[0]) if text else Hosted.OPTIMIZER
 
 
 def first_share(sizes: Sequence[float], share: float) -> tuple[bool, ...]:

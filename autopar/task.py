@@ -183,6 +183,14 @@ class Task:
         return replace(self, constraints=self.constraints.opened)
 
     @property
+    def last_opened(self) -> "Task | None":
+        """The task with parameters in host memory; None if pins exclude that, or the host runs no update."""
+        host, constraints = self.costs.cluster.host, self.constraints.last_opened
+        if host is None or not host.memory_bandwidth or constraints is None:
+            return None
+        return replace(self, constraints=constraints)
+
+    @property
     def on_device(self) -> "Task":
         """The task in whose space nothing lies in host memory but what is pinned there."""
         return replace(self, constraints=replace(self.constraints, reserve=frozenset()))

@@ -107,7 +107,16 @@ def search_plans(
         effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
     _, outcome = tried(task.opened, effort, is_last=True)
     outcome.needed = reserve
-    return outcome
+    last = task.last_opened
+    if outcome.candidates or last is None or (outcome.stopped and known is None):
+        return outcome
+    if effort.time_limit is not None:
+        effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
+    _, found = tried(last, effort, is_last=True)
+    if not found.candidates:
+        return outcome
+    found.needed = last.constraints.hosted
+    return found
 
 
 class FeasibilityWatch:

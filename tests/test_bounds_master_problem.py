@@ -22,7 +22,7 @@ from autopar.formulate.tables import OUTSIDE, Memory, Tables
 from autopar.pipeline_partition.interleaved import RecomputeChooser, grouped_time
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, RESERVE, Hosted, Recompute
 from autopar.sharding import Mesh
 from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
@@ -245,7 +245,7 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
         split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
         limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
         column_generation = ColumnGeneration(
-            found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted))
+            found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=RESERVE)
         )
         column_generation.add(choice)
         for _ in range(5):

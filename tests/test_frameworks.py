@@ -449,19 +449,21 @@ def test_offloading_is_said_and_comes_back(cache_dir: Path, tmp_path: Path) -> N
     assert arguments(plan)["--optimizer-cpu-offload"] is True
     assert any("updates on the CPU" in lost for lost in exported.lost)
     assert found.ignored == ()
-    assert found.degrees == Degrees(**degrees, global_batch=16)
-    assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
+    assert found.degrees == Degrees(**degrees | {"offload": "update"}, global_batch=16)
+    assert arguments(plan)["--overlap-cpu-optimizer-d2h-h2d"] is True
     recipe = values(plan, "nemo")
     assert recipe["optimizer"]["optimizer_cpu_offload"] is True
+    assert recipe["optimizer"]["overlap_cpu_optimizer_d2h_h2d"] is True
     assert recipe["model"]["cpu_offloading_num_layers"] == 3
 
 
 def test_a_share_of_the_optimizer_comes_back(cache_dir: Path, tmp_path: Path) -> None:
     """As Megatron-LM and DeepSpeed with ZeRO 3 are told it: the first blocks of a stage, for half of the parameters."""
-    degrees: dict[str, Any] = {"dp": 2, "zero": 3, "offload": "optimizer=0.5"}
-    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees)
+    degrees: dict[str, Any] = {"dp": 2, "zero": 3}
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees, offload="update=0.5")
+    beside = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees, offload="gradients=0.5")
     (tmp_path / "args").write_text(plan.export("megatron").text)
-    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+    (tmp_path / "ds.json").write_text(beside.export("deepspeed").text)
 
     found = read_configuration(tmp_path / "args", "megatron", gpus=2)
     other = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=2, model="zoo:llama3-8b")
@@ -469,19 +471,50 @@ def test_a_share_of_the_optimizer_comes_back(cache_dir: Path, tmp_path: Path) ->
     assert plan.stages[0].hosted in [(True,) * count + (False,) * (6 - count) for count in range(1, 6)]
     assert 0.3 < float(arguments(plan)["--optimizer-offload-fraction"]) < 0.7
     assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
-    assert other.degrees.offload == found.degrees.offload
+    assert other.degrees.offload == found.degrees.offload.replace("update", "gradients")
+    assert not any("CPU" in lost or "in host memory" in lost for lost in plan.export("megatron").lost)
     told = values(plan, "nemo")["optimizer"]["optimizer_offload_fraction"]
     assert told == float(arguments(plan)["--optimizer-offload-fraction"])
 
 
-def test_zero_offload_comes_back(cache_dir: Path, tmp_path: Path) -> None:
-    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=2, microbatch=2, offload="optimizer")
-    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+@pytest.mark.parametrize(("zero", "offload"), [(2, "gradients"), (3, "gradients"), (3, "parameters")])
+def test_zero_offload_comes_back(zero: int, offload: str, cache_dir: Path, tmp_path: Path) -> None:
+    """ZeRO-Offload has sums of gradients in host memory, ZeRO-Infinity parameters, too."""
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=zero, microbatch=2, offload=offload)
+    exported = plan.export("deepspeed")
+    (tmp_path / "ds.json").write_text(exported.text)
 
     found = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=4, model="zoo:mlp-xs")
 
-    assert found.degrees == Degrees(dp=4, zero=2, microbatch=2, global_batch=16, offload="optimizer")
+    assert found.degrees == Degrees(dp=4, zero=zero, microbatch=2, global_batch=16, offload=offload)
     assert found.ignored == ()
+    assert not any("host memory" in lost or "CPU" in lost for lost in exported.lost)
+
+
+def test_what_lies_in_host_memory_is_said_where_a_framework_has_other_state_there(cache_dir: Path) -> None:
+    """DeepSpeed takes sums of gradients, too, Megatron-LM nothing but the optimizer, FSDP2 all or nothing."""
+    told = {
+        offload: planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=3, microbatch=2, offload=offload)
+        for offload in ("update", "parameters")
+    }
+
+    def lost(offload: str, to: str) -> str:
+        return " ".join(told[offload].export(to).lost)
+
+    assert "DeepSpeed keeps gradients, the optimizer's state and its update there" in lost("update", "deepspeed")
+    assert "Megatron-LM keeps the optimizer's state and its update there" in lost("parameters", "megatron")
+    assert "MaxText keeps the optimizer's state there" in lost("update", "maxtext")
+    assert "in host memory" not in lost("parameters", "fsdp")
+    assert "OFFLOADS = True" in told["parameters"].export("fsdp").text
+    assert "FSDP2 keeps parameters, gradients, the optimizer's state and its update there" in lost("update", "fsdp")
+
+
+def test_parameters_without_the_optimizer_in_host_memory_cannot_be_read(tmp_path: Path) -> None:
+    fields = {"stage": 3, "offload_param": {"device": "cpu"}}
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 16, "zero_optimization": fields}))
+
+    with pytest.raises(ExportError, match="offload_param"):
+        read_configuration(tmp_path / "ds.json", "deepspeed", gpus=4, model="zoo:mlp-xs")
 
 
 @pytest.mark.parametrize("to", ["torchtitan", "pytorch", "jax", "onnx"])

@@ -98,6 +98,6 @@ def test_what_lies_where_is_read_as_it_is_written() -> None:
     for text, message in (("weights", "no offload"), ("optimizer*3", "for more blocks"), ("none*2", "leaves all")):
         with pytest.raises(PlanError, match=message):
             parse_hosted(text, 2)
-    for text in ("optimizer=0", "optimizer=1.5", "optimizer=half", "optimizer=nan", "parameters"):
+    for text in ("optimizer=0", "optimizer=1.5", "optimizer=half", "optimizer=nan", "weights"):
         with pytest.raises(JobError, match="offload"):
             parse_share(text)

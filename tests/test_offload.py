@@ -380,8 +380,8 @@ def test_without_a_fetch_nothing_runs(phase: SegmentPhase, cache_dir: Path) -> N
 
 
 def test_plans_say_what_they_offload() -> None:
-    with pytest.raises(JobError, match="offload 'parameters'"):
-        Degrees(offload="parameters")
+    with pytest.raises(JobError, match="offload 'weights'"):
+        Degrees(offload="weights")
     with pytest.raises(JobError, match="recompute 'host'"):
         Degrees(recompute="host")
 

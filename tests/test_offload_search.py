@@ -21,7 +21,7 @@ from autopar.pins import broken, pins_from
 from autopar.pins.reading import pins_of
 from autopar.plan import Plan
 from autopar.progress import never, silent
-from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, RESERVE, Hosted, Recompute
 from autopar.request import JobRequest
 from autopar.search.branch_and_bound import search as run_search
 from autopar.search.candidate import Candidate
@@ -36,7 +36,7 @@ from tests.executions import COSTS, Execution, found_candidates, model_rules, se
 from tests.formulations import DIMS
 from tests.sizes import short_task
 
-ALL = frozenset(Hosted)
+ALL = RESERVE
 SLOW = replace(PRESETS["h100"], host=replace(PRESETS["h100"].known_host(), to_host=1e8, to_device=1e8))
 """Devices whose host link is so slow that copies show in models as small as these."""
 
@@ -69,8 +69,8 @@ def _least(task: Task) -> tuple[float, float]:
 
 def _hosted(plan: Plan) -> set[Hosted]:
     activations = any(Recompute.OFFLOAD in stage.flavours for stage in plan.stages)
-    optimizer = any(stage.offload for stage in plan.stages)
-    return {own for own, there in zip(Hosted, (activations, optimizer), strict=True) if there}
+    found = {stage.hosted_state for stage in plan.stages if stage.offload}
+    return found | {Hosted.ACTIVATIONS} if activations else found
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -49,7 +49,7 @@ from autopar.ranks.records import RunReport, RunRequest
 from autopar.ranks.routes import groups_of, refreshes
 from autopar.ranks.run_table import format_run
 from autopar.ranks.step_data import Batches, Weights
-from autopar.recompute import Recompute
+from autopar.recompute import STATE_KINDS, Recompute
 from autopar.runtime.blocks import scatter
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.training import STEP
@@ -330,6 +330,25 @@ def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements, stage boundaries and recompute."""
     for seed, configuration in enumerate((TWO_AXES, PIPELINE)):
         _check(tiny_plan(name, configuration, cache_dir, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "offload"),
+    [
+        ("data+zero-1 × megatron", "parameters"),
+        *(
+            pytest.param(recipe, own, marks=pytest.mark.slow)
+            for recipe in ("data × data", "megatron+sequence × megatron+sequence")
+            for own in STATE_KINDS
+        ),
+    ],
+)
+def test_ranks_bring_their_state_from_host_memory(recipe: str, offload: str, cache_dir: Path) -> None:
+    """Wherever parameters, sums and the optimizer's state lie between steps, ranks compute the same, over two steps."""
+    plan = tiny_plan("gpt2", TWO_AXES, cache_dir, recipe=recipe)
+    stages = tuple(replace(stage, offload=str(offload)) for stage in plan.stages)
+
+    _check(replace(plan, stages=stages), num_steps=2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from autopar.formulate.mean_memory import least_bytes, mean_bytes
 from autopar.formulate.step_time import Pipeline, Split, StageTimes, step_time, time_of
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.stage_cuts import best_split, least_flow
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, RESERVE, Hosted, Recompute
 from tests.formulations import (
     COSTS,
     best_by_enumeration,
@@ -284,7 +284,7 @@ def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, 
     saved = walk.memory.kept[NONE]  # type: ignore[attr-defined]
     walk.memory.kept[Recompute.OFFLOAD] = np.zeros(kinds)  # type: ignore[attr-defined]
     walk.memory.recomputed[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
-    hosted = draw(st.frozensets(st.sampled_from(Hosted), min_size=1))
+    hosted = draw(st.frozensets(st.sampled_from(sorted(RESERVE)), min_size=1))
     flavours = BY_SECONDS if Hosted.ACTIVATIONS in hosted else ON_DEVICE
     state = np.floor(rng.uniform(size=kinds) * (memory.resident + 1))
     room = draw(st.sampled_from([2.0, 8.0, np.inf]))

@@ -201,7 +201,7 @@ def _offload(plan: Plan, folded: Folded) -> Decision:
     ]
     whole = {what for what, (count, total, _) in away.items() if count == total}
     mixed = any(0 < count < total for count, total, _ in away.values())
-    ways = ((), (Hosted.OPTIMIZER,), (Hosted.ACTIVATIONS,), tuple(Hosted))
+    ways = ((), (Hosted.OPTIMIZER,), (Hosted.ACTIVATIONS,), (Hosted.ACTIVATIONS, Hosted.OPTIMIZER))
     others = tuple(
         Value(" and ".join(way) or "nothing", Choices(offload=(BlockOffload(tuple(map(str, way)) or ("none",)),)))
         for way in ways

@@ -35,7 +35,7 @@ from autopar.formulate.mean_memory import mean_bytes
 from autopar.formulate.offload_costs import HostRates
 from autopar.formulate.step_time import Pipeline
 from autopar.formulate.tables import Slot, Tables
-from autopar.recompute import ON_DEVICE, Hosted, Recompute
+from autopar.recompute import ON_DEVICE, STATE_KINDS, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 
 SHORTAGE = 10.0
@@ -98,6 +98,9 @@ class _MasterProblem:
         self.counts = self.slot_counts.counts
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
+        self.hosts_state = any(own in hosted for own in STATE_KINDS)
+        # Updates on the host are no faster than on the device: what a byte there costs besides is taken as nothing.
+        self.state_rate = self.rates.both if Hosted.OPTIMIZER in hosted else 0.0
         self.least_copy = self.overlap.exposed(LEAST_COPY)
 
     def program(self) -> StepProgram:
@@ -201,7 +204,7 @@ class _MasterProblem:
                 {"all": 1.0, "tail": 1.0, **self._minus_all_passes}, self.slot_counts.of_kind(first, last_slots)
             )
             self.rows.add({"tail": 1.0}, self.slot_counts.of_kind(first, {Slot.UPDATE: 1.0}))
-            if Hosted.OPTIMIZER in self.hosted:
+            if self.hosts_state:
                 self._write_mean_copies()
 
     def _write_mean_copies(self) -> None:
@@ -216,7 +219,7 @@ class _MasterProblem:
         for name, factor in self._minus_all_passes.items():
             first = self.counts[int(name[1])] if name[0] == "forward" else 0.0
             backwards[name] = -factor - first
-        self.rows.add({"tail": 1.0, **backwards, HOSTED_STATE: -self.rates.both * scale / groups})
+        self.rows.add({"tail": 1.0, **backwards, HOSTED_STATE: -self.state_rate * scale / groups})
 
     def _write_tail(self) -> None:
         """Write the seconds after the last backward of a single stage: exposed gradient reductions and the update.
@@ -226,14 +229,12 @@ class _MasterProblem:
         """
         share, slowdown, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
         after = share * self.slot_counts.of_all_blocks(Slot.REDUCE) + self.slot_counts.of_all_blocks(Slot.UPDATE)
-        copies: dict[Variable, float] = (
-            {HOSTED_STATE: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
-        )
+        copies: dict[Variable, float] = {HOSTED_STATE: -self.least_copy * self.state_rate} if self.hosts_state else {}
         rows.add({"tail": 1.0, **copies}, after)
         if not self.trains:
             return
         if copies:
-            rows.add({"tail": 1.0, HOSTED_STATE: -self.rates.both}, share * self.slot_counts.of_all_blocks(Slot.REDUCE))
+            rows.add({"tail": 1.0, HOSTED_STATE: -self.state_rate}, share * self.slot_counts.of_all_blocks(Slot.REDUCE))
         slowed = slowdown * (1 - share) * self.slot_counts.of_all_blocks(Slot.REDUCE)
         chain = self.tables.folded.chain
         for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
@@ -266,7 +267,7 @@ class _MasterProblem:
         if Recompute.OFFLOAD in self.flavours:
             in_flight = [self.pipeline.in_flight(group) for group in range(self.pipeline.num_groups)]
             row[COPIED] = float(self.counts[self.main]) / sum(1 / count for count in in_flight)
-        if Hosted.OPTIMIZER in self.hosted:
+        if self.hosts_state:
             row[HOSTED_STATE] = 1.0
         if self.pipeline.num_stages > 1:
             self.rows.add(row, amounts=amounts, least=-1.0)

@@ -127,7 +127,7 @@ class MemoryBounds:
         Saved bytes are interpolated between the two microbatch sizes of the roofline: they are linear in the samples,
         and graphs of other sizes take up to a second each.
         """
-        resident = self._roofline.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        resident = self._roofline_bytes(configuration)
         few, many = self._roofline.samples
         at_few, at_many = self._saved_bytes(few), self._saved_bytes(many)
         share = (self._samples(configuration) - few) / max(1, many - few)
@@ -312,7 +312,8 @@ class MemoryBounds:
         folded = self._folded(self._samples(configuration))
         main = main_kind(folded)
         device_bytes = max(1.0, self._limit - folded.buffer_bytes)  # at least a byte, to divide by
-        least = sum(memory.least(shape) for memory in resident_states(folded, self._costs, offload=offload))
+        states = () if self._constraints.hosts_sums else resident_states(folded, self._costs, offload=offload)
+        least = sum(memory.least(shape) for memory in states)
         deferred = sum(memory.least(shape) for memory in deferred_values(folded, self._costs))
         unsharded, alternatives = self._resident_options(configuration, least)
         return _Block(
@@ -360,8 +361,13 @@ class MemoryBounds:
 
     def _resident_bytes(self, configuration: Configuration) -> float:
         """Least resident bytes of one device per group, summed over groups."""
-        offload = self._constraints.hosts_optimizer
-        return configuration.num_stages * self._roofline.bytes(configuration, offload=offload)
+        return configuration.num_stages * self._roofline_bytes(configuration)
+
+    def _roofline_bytes(self, configuration: Configuration) -> float:
+        """Least resident bytes of a device; 0 if even sums of gradients may lie in host memory."""
+        if self._constraints.hosts_sums:
+            return 0.0
+        return self._roofline.bytes(configuration, offload=self._constraints.hosts_optimizer)
 
     def _least_recompute(self, configuration: Configuration) -> float:
         """Solve the fractional knapsack for two mean stages; return the greater optimum."""

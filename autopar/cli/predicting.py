@@ -135,8 +135,9 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
 @click.option(
     "--offload",
     callback=lambda _context, _option, value: value or "",
-    metavar="optimizer[=SHARE]",
-    help="What lies in host memory between steps: the optimizer's state, or a share of it, optimizer=0.5.",
+    metavar="STATE[=SHARE]",
+    help="What lies in host memory between steps: the optimizer's state (optimizer), with its update on the host "
+    "(update), gradients too (gradients), or parameters too (parameters); optimizer=0.5 for a share of the blocks.",
 )
 @click.option(
     "--schedule",

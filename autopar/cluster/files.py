@@ -101,6 +101,7 @@ class _HostFile(_File, frozen=True):
     latency: _Quantity = "10 us"
     sharing: int = 1
     full_duplex: bool = True
+    memory_bandwidth: _Quantity = "0 B/s"
 
 
 class _DomainFile(_File, frozen=True):
@@ -231,6 +232,7 @@ def _host(field: str, data: _HostFile, devices_per_node: int) -> Host:
         latency=_quantity(f"{field}.latency", data.latency, "s"),
         sharing=data.sharing,
         full_duplex=data.full_duplex,
+        memory_bandwidth=_quantity(f"{field}.memory_bandwidth", data.memory_bandwidth, "B/s"),
     )
 
 

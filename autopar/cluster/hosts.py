@@ -39,38 +39,65 @@ _FIVE = "link: nvbandwidth on PCIe 5 x16 (NVIDIA)"
 _SWITCH = "two GPUs share a PCIe switch"
 
 
-def _pcie(generation: int, memory: float, devices: int, sharing: int = 1) -> Host:
+def _pcie(generation: int, memory: float, devices: int, sharing: int = 1, *, dram: float) -> Host:
     rate = {3: PCIE3, 4: PCIE4, 5: PCIE5}[generation]
-    return Host(f"PCIe {generation} x16", memory, devices, rate, rate, sharing=sharing)
+    name = f"PCIe {generation} x16"
+    return Host(name, memory, devices, rate, rate, sharing=sharing, memory_bandwidth=dram)
 
 
-DGX_1 = KnownHost(_pcie(3, 512 * GB, 8, 2), f"{_THREE}; {_SWITCH}, 512 GB (DGX-1 system architecture, NVIDIA)")
-AWS_P3 = KnownHost(_pcie(3, 488 * GIB, 8, 2), f"{_THREE}; sharing as in DGX-1; 488 GiB (AWS p3.16xlarge)")
-DGX_2 = KnownHost(_pcie(3, 1500 * GB, 16, 4), f"{_THREE}: 3 of 12 GB/s if all devices copy; 1.5 TB (DGX-2 data sheet)")
-DGX_A100 = KnownHost(_pcie(4, 2000 * GB, 8, 2), f"{_FOUR}; {_SWITCH}, 2 TB (DGX A100 640GB data sheet)")
-DGX_A100_40 = KnownHost(_pcie(4, 1000 * GB, 8, 2), f"{_FOUR}; {_SWITCH}, 1 TB (DGX A100 320GB data sheet)")
-JEAN_ZAY = KnownHost(_pcie(4, 512 * GB, 8, 2), f"{_FOUR}; sharing as in DGX A100; 512 GB (BLOOM chronicles)")
-AWS_P4 = KnownHost(_pcie(4, 1152 * GIB, 8, 2), f"{_FOUR}; sharing as in DGX A100; 1152 GiB (AWS p4d.24xlarge)")
-FOUR_A100 = KnownHost(_pcie(4, 512 * GB, 4), f"{_FOUR}; memory hand-set")
-DGX_H100 = KnownHost(_pcie(5, 2000 * GB, 8), f"{_FIVE}; 2 TB (DGX H100 data sheet)")
-DGX_B200 = KnownHost(_pcie(5, 2000 * GB, 8), f"{_FIVE}; 2 TB (DGX H200, B200 and B300 data sheets)")
-AWS_P6 = KnownHost(_pcie(5, 2048 * GIB, 8), f"{_FIVE}; 2 TiB (AWS p6-b200.48xlarge)")
+def _channels(count: int, megatransfers: int) -> float:
+    """Return the bytes/s of two sockets of so many channels of 8 bytes each."""
+    return 2 * count * 8 * megatransfers * 1e6
+
+
+# Bytes/s of the memory of two sockets, by the data sheets of their processors.
+BROADWELL = _channels(4, 2400)  # Xeon E5-2698 v4 of DGX-1, E5-2686 v4 of AWS p3
+SKYLAKE = _channels(6, 2666)  # Xeon Platinum 8168 of DGX-2
+CASCADE_LAKE = _channels(6, 2933)  # Xeon Platinum 8275CL of AWS p4d, 8259CL of g4dn
+MILAN = _channels(8, 3200)  # EPYC 7742 of DGX A100, 7543 of Jean Zay, 7R13 and 7R32 of AWS g6 and g5
+SAPPHIRE_RAPIDS = _channels(8, 4800)  # Xeon Platinum 8480C of DGX H100, DGX H200 and Azure's ND MI300X v5
+EMERALD_RAPIDS = _channels(8, 5600)  # Xeon Platinum 8570 of DGX B200
+
+
+DGX_1 = KnownHost(
+    _pcie(3, 512 * GB, 8, 2, dram=BROADWELL), f"{_THREE}; {_SWITCH}, 512 GB (DGX-1 system architecture, NVIDIA)"
+)
+AWS_P3 = KnownHost(
+    _pcie(3, 488 * GIB, 8, 2, dram=BROADWELL), f"{_THREE}; sharing as in DGX-1; 488 GiB (AWS p3.16xlarge)"
+)
+DGX_2 = KnownHost(
+    _pcie(3, 1500 * GB, 16, 4, dram=SKYLAKE), f"{_THREE}: 3 of 12 GB/s if all devices copy; 1.5 TB (DGX-2 data sheet)"
+)
+DGX_A100 = KnownHost(_pcie(4, 2000 * GB, 8, 2, dram=MILAN), f"{_FOUR}; {_SWITCH}, 2 TB (DGX A100 640GB data sheet)")
+DGX_A100_40 = KnownHost(_pcie(4, 1000 * GB, 8, 2, dram=MILAN), f"{_FOUR}; {_SWITCH}, 1 TB (DGX A100 320GB data sheet)")
+JEAN_ZAY = KnownHost(
+    _pcie(4, 512 * GB, 8, 2, dram=MILAN), f"{_FOUR}; sharing as in DGX A100; 512 GB (BLOOM chronicles)"
+)
+AWS_P4 = KnownHost(
+    _pcie(4, 1152 * GIB, 8, 2, dram=CASCADE_LAKE), f"{_FOUR}; sharing as in DGX A100; 1152 GiB (AWS p4d.24xlarge)"
+)
+FOUR_A100 = KnownHost(_pcie(4, 512 * GB, 4, dram=MILAN), f"{_FOUR}; memory hand-set")
+DGX_H100 = KnownHost(_pcie(5, 2000 * GB, 8, dram=SAPPHIRE_RAPIDS), f"{_FIVE}; 2 TB (DGX H100 data sheet)")
+DGX_B200 = KnownHost(
+    _pcie(5, 2000 * GB, 8, dram=EMERALD_RAPIDS), f"{_FIVE}; 2 TB (DGX H200, B200 and B300 data sheets)"
+)
+AWS_P6 = KnownHost(_pcie(5, 2048 * GIB, 8, dram=EMERALD_RAPIDS), f"{_FIVE}; 2 TiB (AWS p6-b200.48xlarge)")
 GRACE = KnownHost(
-    Host("NVLink-C2C", 480 * GB, 2, C2C_PAIR, C2C_PAIR, sharing=2, full_duplex=False),
+    Host("NVLink-C2C", 480 * GB, 2, C2C_PAIR, C2C_PAIR, sharing=2, full_duplex=False, memory_bandwidth=512e9),
     "480 GB, 512 GB/s of LPDDR5X for two GPUs (GB200 data sheet), 0.85 of it hand-set; the link itself is faster",
 )
-EIGHT_L4 = KnownHost(_pcie(4, 768 * GIB, 8), f"{_FOUR}; 768 GiB (AWS g6.48xlarge)")
-AWS_G5 = KnownHost(_pcie(4, 768 * GIB, 8), f"{_FOUR}; 768 GiB (AWS g5.48xlarge)")
-FOUR_GPUS = KnownHost(_pcie(5, 1000 * GB, 4), f"{_FIVE}; memory hand-set")
-FOUR_L40S = KnownHost(_pcie(4, 512 * GB, 4), f"{_FOUR}; memory hand-set")
+EIGHT_L4 = KnownHost(_pcie(4, 768 * GIB, 8, dram=MILAN), f"{_FOUR}; 768 GiB (AWS g6.48xlarge)")
+AWS_G5 = KnownHost(_pcie(4, 768 * GIB, 8, dram=MILAN), f"{_FOUR}; 768 GiB (AWS g5.48xlarge)")
+FOUR_GPUS = KnownHost(_pcie(5, 1000 * GB, 4, dram=SAPPHIRE_RAPIDS), f"{_FIVE}; memory hand-set")
+FOUR_L40S = KnownHost(_pcie(4, 512 * GB, 4, dram=MILAN), f"{_FOUR}; memory hand-set")
 GRACE_HOPPER = KnownHost(
-    Host("NVLink-C2C", 480 * GB, 1, 0.85 * 450e9, 0.85 * 450e9),
-    "480 GB, NVLink-C2C of 450 GB/s each way (GH200 data sheet), 0.85 of it hand-set",
+    Host("NVLink-C2C", 480 * GB, 1, 0.85 * 450e9, 0.85 * 450e9, memory_bandwidth=384e9),
+    "480 GB of LPDDR5X at 384 GB/s, NVLink-C2C of 450 GB/s each way (GH200 data sheet), 0.85 of the latter hand-set",
 )
-EIGHT_4090 = KnownHost(_pcie(4, 512 * GB, 8), f"{_FOUR}; memory hand-set")
-TWO_1080TI = KnownHost(_pcie(3, 128 * GB, 2), f"{_THREE}; memory hand-set")
-EIGHT_T4 = KnownHost(_pcie(3, 384 * GIB, 8), f"{_THREE}; 384 GiB (AWS g4dn.metal)")
-AZURE_MI300X = KnownHost(_pcie(5, 1850 * GIB, 8), f"{_FIVE}; 1850 GiB (Azure ND MI300X v5)")
+EIGHT_4090 = KnownHost(_pcie(4, 512 * GB, 8, dram=MILAN), f"{_FOUR}; memory hand-set")
+TWO_1080TI = KnownHost(_pcie(3, 128 * GB, 2, dram=BROADWELL), f"{_THREE}; memory hand-set")
+EIGHT_T4 = KnownHost(_pcie(3, 384 * GIB, 8, dram=CASCADE_LAKE), f"{_THREE}; 384 GiB (AWS g4dn.metal)")
+AZURE_MI300X = KnownHost(_pcie(5, 1850 * GIB, 8, dram=SAPPHIRE_RAPIDS), f"{_FIVE}; 1850 GiB (Azure ND MI300X v5)")
 
 
 def _tpu(memory: float, chips: int) -> Host:
@@ -95,7 +122,8 @@ _BY_PRESET = {
     **dict.fromkeys(("h800", "h20", "h100-pcie"), replace(DGX_H100, source=f"{DGX_H100.source}, hand-set")),
     "h200-nvl": FOUR_GPUS,
     "gh200": GRACE_HOPPER,
-    **dict.fromkeys(("h200", "b200", "b300"), DGX_B200),
+    "h200": KnownHost(DGX_H100.host, DGX_B200.source),
+    **dict.fromkeys(("b200", "b300"), DGX_B200),
     "b200-efa": AWS_P6,
     **dict.fromkeys(("gb200", "gb300"), GRACE),
     "v100": DGX_1,

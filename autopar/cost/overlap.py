@@ -40,12 +40,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, Host
 from autopar.cost.arrays import FloatArray
 from autopar.cost.collectives import Collective
 from autopar.cost.model import CostModel
 from autopar.cost.stack import Stack
 from autopar.ir.routing import Routed
+from autopar.recompute import STATE_KINDS, Hosted
 from autopar.sharding import Axis
 
 WEIGHT_COVER = 0.9
@@ -112,10 +113,27 @@ def launched(device: Seconds, host: Seconds) -> Seconds:
     return seconds
 
 
-def state_buffers(state: Bytes) -> Bytes:
-    """Return the bytes on a device of the optimizer's state while it is updated, so many of which lie on its host."""
-    buffers: Bytes = np.minimum(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
+def state_buffers(state: Bytes, what: Hosted = Hosted.OPTIMIZER) -> Bytes:
+    """Return the bytes on a device of state that lies on its host, while it is updated: none if that runs there.
+
+    Args:
+        state: Bytes of state on the host.
+        what: What of it lies there.
+    """
+    most = 0.0 if STATE_KINDS[what].updates_there else STATE_BUFFERS * STATE_BUCKET_BYTES
+    buffers: Bytes = np.minimum(most, state)
     return buffers
+
+
+def state_seconds(host: Host, what: Hosted, state: float) -> float:
+    """Return what the state of a copy of a parameter adds to an update: nothing hides its way or the host's update.
+
+    Args:
+        host: The host.
+        what: What of the state of blocks lies in its memory.
+        state: Bytes of the optimizer's state of the copy.
+    """
+    return host.update_seconds(2 * state) if STATE_KINDS[what].updates_there else host.there_and_back(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autopar.describe.axis_roles import AxisRole, expert_degree, roles_of_axes
 from autopar.folding.fold import Folded
 from autopar.plan import AxisUse, Plan
-from autopar.recompute import Recompute, parse_recompute
+from autopar.recompute import Hosted, Recompute, parse_recompute
 
 
 def summarise(plan: Plan, folded: Folded) -> Plan:
@@ -116,11 +116,20 @@ def _flavour_name(flavour: str) -> str:
 
 
 def _offload(plan: Plan) -> str:
-    """Return of how many stages or blocks the optimizer state is in host memory; empty if of none."""
+    """Return of how many stages or blocks what state is in host memory; empty if of none."""
     count, each = sum(bool(stage.offload) for stage in plan.stages), [stage.hosted for stage in plan.stages]
     if not count:
         return ""
+    what = _STATES[next(stage.hosted_state for stage in plan.stages if stage.offload)]
     if any(len(set(own)) > 1 for own in each):
         away = [is_away for own in each for is_away in own]
-        return f", optimizer of {sum(away)} of {len(away)} blocks offloaded"
-    return ", optimizer offloaded" + (f" in {count} of {len(plan.stages)} stages" if count < len(plan.stages) else "")
+        return f", {what} of {sum(away)} of {len(away)} blocks offloaded"
+    return f", {what} offloaded" + (f" in {count} of {len(plan.stages)} stages" if count < len(plan.stages) else "")
+
+
+_STATES = {
+    Hosted.OPTIMIZER: "optimizer",
+    Hosted.UPDATE: "optimizer and its update",
+    Hosted.GRADIENTS: "gradients, optimizer and its update",
+    Hosted.PARAMETERS: "parameters, gradients, optimizer and its update",
+}

@@ -17,7 +17,7 @@ from typing import TypeVar
 from autopar.configuration import Configuration
 from autopar.describe.axis_roles import AxisRole, expert_degree
 from autopar.plan import BlockPlan, StagePlan
-from autopar.recompute import Hosted, Recompute
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 
 ZERO_ROLES = frozenset({"dp", "cp", "spatial"})
@@ -91,7 +91,7 @@ def signature(
         configuration.schedule if ordered else "",
         configuration.num_microbatches,
         _least_recompute(stages, blocks),
-        (str(Hosted.OPTIMIZER),) if any(stage.offload for stage in stages) else (),
+        tuple(sorted({str(stage.hosted_state) for stage in stages if stage.offload})),
         tuple(map(_degrees, others)),
         max(map(expert_degree, (roles, *others))),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import CostModel, Overlap
-from autopar.cost.overlap import bucket_share, full_bucket, state_buffers
+from autopar.cost.overlap import TRANSIT_BLOCKS, bucket_share, full_bucket, state_buffers, state_seconds
 from autopar.degrees import SHARD, Degrees
 from autopar.estimates.scaled import Scaled
 from autopar.folding.fold import Folded
@@ -22,9 +22,10 @@ from autopar.formulate.step_time import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.plan import Plan
 from autopar.program.block import LoweredKind
+from autopar.program.hosted import hosted_bytes, shared_parameters, streamed_bytes
 from autopar.program.lower import copies
 from autopar.program.records import HOST_PHASES, OPTIMIZER_STATE, Category, Collective, Segment, SegmentPhase
-from autopar.recompute import Recompute, first_share, parse_share
+from autopar.recompute import Hosted, Recompute, first_share, parse_share, share_of
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
 from autopar.simulate.blocks import BlockMemories
@@ -75,6 +76,7 @@ class Table:
     _resident: dict[object, FloatArray] = field(default_factory=dict)
     _held_by: dict[int, dict[int, float]] = field(default_factory=dict)
     _ranges: dict[object, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    _host_links: dict[Hosted, HostLinks] = field(default_factory=dict)
 
     @cached_property
     def segments(self) -> dict[tuple[int, SegmentPhase], Segment]:
@@ -166,7 +168,9 @@ class Table:
         if key not in self._stages:
             ranges = self.ranges(degrees)
             split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
-            split = replace(split, offload=self._away(degrees), copied=self._copied(degrees))
+            split = replace(
+                split, offload=self._away(degrees), copied=self._copied(degrees), what=share_of(degrees.offload)
+            )
             totals = self._recomputing(degrees)
             self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
         return self._stages[key]
@@ -176,7 +180,12 @@ class Table:
         key = (data_axes(degrees), _rerun(degrees), degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
-            blocks[:, Slot.UPDATE] += np.where(self._is_away(degrees), blocks[:, Slot.STATE], 0.0)
+            for slot, extra in (
+                (Slot.UPDATE, Slot.STATE),
+                (Slot.FORWARD, Slot.HOST_FORWARD),
+                (Slot.BACKWARD, Slot.HOST_BACKWARD),
+            ):
+                blocks[:, slot] += np.where(self._is_away(degrees), blocks[:, extra], 0.0)
             copied = self._copied(degrees) or (0.0,) * degrees.num_stages
             stages = zip(self.ranges(degrees), copied, strict=True)
             self._works[key] = tuple(_work(blocks[start:stop], added) for (start, stop), added in stages)
@@ -199,7 +208,8 @@ class Table:
         """Return the seconds of one block by kind and slot with what layers run again, and with copies to the host."""
         totals = self.seconds(degrees).copy()
         if degrees.offload:
-            totals[:, Slot.STATE] = self._copies(degrees, totals)[:, Slot.STATE]
+            hosts = [Slot.STATE, Slot.HOST_FORWARD, Slot.HOST_BACKWARD]
+            totals[:, hosts] = self._copies(degrees, totals)[:, hosts]
         layers = layer_kinds(self.folded)
         for kind in self.folded.kinds:
             if kind.id not in layers:  # what surrounds layers recomputes nothing
@@ -216,13 +226,24 @@ class Table:
 
     def _copies(self, degrees: Degrees, totals: FloatArray) -> FloatArray:
         """Return the seconds of blocks with the slots of the host link filled in."""
-        links = self._links
-        share = self.reference / degrees.sharing if self.zero >= _SHARED_FROM[Category.OPTIMIZER] else 1.0
-        return with_host(totals, replace(links, state=links.state * share), Overlap.of(self.costs.stack))
+        links = self._links(share_of(degrees.offload))
+        share, stored = (
+            self.reference / degrees.sharing if self.zero >= _SHARED_FROM[category] else 1.0
+            for category in (Category.OPTIMIZER, Category.PARAMETERS)
+        )
+        links = replace(
+            links,
+            state=links.state * share,
+            forward=links.forward * stored,
+            backward=links.backward * stored,
+            updates=None if links.updates is None else links.updates * share,
+        )
+        return with_host(totals, links, Overlap.of(self.costs.stack))
 
-    @cached_property
-    def _links(self) -> HostLinks:
-        return host_links(self.kinds, self.costs)
+    def _links(self, what: Hosted) -> HostLinks:
+        if what not in self._host_links:
+            self._host_links[what] = host_links(self.kinds, self.costs, what)
+        return self._host_links[what]
 
     def hops(self, degrees: Degrees) -> tuple[float, float]:
         """Return the mean seconds from a stage to the next, and back, where that is on other devices."""
@@ -283,6 +304,7 @@ class Table:
             for index, (start, stop) in enumerate(ranges)
         ]
         hosted, chain = self._hosted_bytes(degrees), np.asarray(self.folded.chain)
+        streamed, what = self._streamed(degrees), share_of(degrees.offload)
         passing = np.where(self._is_away(degrees), 0.0, self._held(degrees, (Category.UPDATE,))[chain])
         copied = self._copied_bytes(degrees)
         away = [float(hosted[start:stop].sum()) + own for (start, stop), own in zip(ranges, copied, strict=True)]
@@ -303,7 +325,8 @@ class Table:
                 running = np.array([[memory.passes[kind].total for kind in _PASSES] for memory in chunks])
                 most = (rows[:, 2:] @ left + running[rows[:, 0], rows[:, 1]]).max()
             beside = sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
-            updates = (stages[number].update + float(state_buffers(away[number])) for number in numbers)
+            beside += TRANSIT_BLOCKS * max(float(streamed[slice(*ranges[number])].max()) for number in numbers)
+            updates = (stages[number].update + float(state_buffers(away[number], what)) for number in numbers)
             update = max(updates) if self.trains else 0.0
             absent = sum(float(passing[slice(*ranges[number])].sum()) for number in numbers)
             fullest.append(max(most + beside - absent, update))
@@ -351,8 +374,29 @@ class Table:
         """Return the bytes of the optimizer's state of each block that are in host memory, (blocks,)."""
         if not degrees.offload:
             return np.zeros(len(self.folded.chain))
-        states = self._held(degrees, OPTIMIZER_STATE)[np.asarray(self.folded.chain)]
-        return np.where(self._is_away(degrees), states, 0.0)
+        what, shared, found = share_of(degrees.offload), self._in_common, np.zeros(len(self.folded.kinds))
+        for kind, lowered in self.kinds.items():
+            gone = hosted_bytes(lowered, what, shared)
+            share = {category: self._held_share(degrees, kind, category) for category in gone}
+            found[kind] = sum(amount * share[category] for category, amount in gone.items())
+        return np.where(self._is_away(degrees), found[np.asarray(self.folded.chain)], 0.0)
+
+    @cached_property
+    def _in_common(self) -> frozenset[str]:
+        return shared_parameters(self.kinds.values())
+
+    def _held_share(self, degrees: Degrees, kind: int, category: Category) -> float:
+        """Return what a device has of a category of a block as a share of what it has in the table."""
+        return self._shares(degrees)[kind] if self.zero >= _SHARED_FROM.get(category, 4) else 1.0
+
+    def _streamed(self, degrees: Degrees) -> FloatArray:
+        """Return the bytes of each block that come from host memory for its passes, (blocks,)."""
+        found = np.zeros(len(self.folded.kinds))
+        if degrees.offload:
+            for kind, lowered in self.kinds.items():
+                own = streamed_bytes(lowered, share_of(degrees.offload), self._in_common)
+                found[kind] = own * self._held_share(degrees, kind, Category.PARAMETERS)
+        return np.where(self._is_away(degrees), found[np.asarray(self.folded.chain)], 0.0)
 
     def _copied_bytes(self, degrees: Degrees) -> list[float]:
         """Return the bytes of state in host memory of copies of parameters that other groups own, per stage."""
@@ -372,7 +416,8 @@ class Table:
     def _copied(self, degrees: Degrees) -> tuple[float, ...]:
         """Return what these add to the update of each stage; () if there is nothing."""
         found = self._copied_bytes(degrees)
-        return tuple(map(self.costs.cluster.known_host().there_and_back, found)) if any(found) else ()
+        host, what = self.costs.cluster.known_host(), share_of(degrees.offload)
+        return tuple(state_seconds(host, what, own) for own in found) if any(found) else ()
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.formulate.tables import Memory, Tables
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 
 FloatArray = NDArray[np.float64]
 
@@ -26,6 +26,9 @@ RESIDENT = (Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER, Memory.CACHES
 
 UNHOSTED = tuple(memory for memory in RESIDENT if memory is not Memory.OPTIMIZER)
 """Resident memory that cannot be offloaded to host memory."""
+
+STREAMED = (Memory.CACHES,)
+"""Resident memory that stays on the device if parameters and sums of gradients lie in host memory."""
 
 KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.NONE: (Memory.SAVED, Memory.DROPPED, Memory.ARRIVED),
@@ -140,6 +143,8 @@ class ChainBytes:
         buffers: Bytes of the model's buffers, held by every stage.
         shared: Parameters that several blocks read.
         host_room: Bytes of host memory that one device may use: its share of its host's memory.
+        streamed: Bytes on the device while a pass of a block runs, of what lies in host memory otherwise; None for 0.
+        what: What of the state of blocks can be offloaded; `state` are its bytes.
     """
 
     chain: tuple[int, ...]
@@ -156,6 +161,8 @@ class ChainBytes:
     buffers: float = 0.0
     shared: tuple[SharedBytes, ...] = ()
     host_room: float = np.inf
+    streamed: FloatArray | None = None
+    what: Hosted = Hosted.OPTIMIZER
 
     @classmethod
     def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
@@ -220,9 +227,17 @@ class ChainBytes:
         """
         kept, running = self.stage(start, stop, flavours)
         passes = (in_flight - 1) * kept + running + self.communication_bytes(start, stop, flavours)
+        passes += self.streamed_bytes(start, stop, away)
         kinds, state = list(self.chain[start:stop]), self._hosted_state(start, stop, away)
-        update = float(self.update[kinds].max()) + float(state_buffers(state))
+        update = float(self.update[kinds].max()) + float(state_buffers(state, self.what))
         return self.resident_bytes(start, stop) - state + max(passes, update)
+
+    def streamed_bytes(self, start: int, stop: int, away: Sequence[bool]) -> float:
+        """Return the bytes beside passes of what comes from host memory for them, of two blocks at a time."""
+        if self.streamed is None:
+            return 0.0
+        each = zip(self.chain[start:stop], away, strict=True) if away else ()
+        return TRANSIT_BLOCKS * max((float(self.streamed[kind]) for kind, is_away in each if is_away), default=0.0)
 
     def host_bytes(
         self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, away: Sequence[bool] = ()

@@ -15,12 +15,13 @@ from autopar.cost import CostModel
 from autopar.degrees import SHARD
 from autopar.discover import Rules
 from autopar.folding.fold import Folded
+from autopar.formulate.block_memory import RESIDENT, STREAMED, UNHOSTED
 from autopar.formulate.building import Restriction, build_tables
 from autopar.formulate.data_major import DataMajor, is_data_major
 from autopar.formulate.manual_recipes import BatchDims
-from autopar.formulate.tables import Tables
+from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.zero import LEVELS, keep_levels
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, STATE_KINDS, Hosted, Recompute
 from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -41,6 +42,7 @@ class Constraints:
         keeps: Allowed recompute flavours per block; empty for all flavours.
         hosted: What may be offloaded to host memory.
         reserve: What may be offloaded in addition if nothing fits without it.
+        last: What may be offloaded in place of all that if nothing fits with it either.
         states: Allowed locations of the optimizer state per block: True for host memory, False for the device; empty
             for both, if `hosted` contains the optimizer.
         batch: Returns the batch dim of every value of a folded graph that has one; the data-parallel major axis of a
@@ -56,6 +58,7 @@ class Constraints:
     reserve: frozenset[Hosted] = frozenset()
     states: tuple[frozenset[bool], ...] = ()
     batch: Callable[[Folded], BatchDims] | None = None
+    last: frozenset[Hosted] = frozenset()
 
     def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
         """Return the decisions and costs on a mesh under the constraints; None if the mesh cannot satisfy them."""
@@ -131,9 +134,32 @@ class Constraints:
         return replace(self, hosted=self.hosted | self.reserve, reserve=frozenset())
 
     @property
+    def last_opened(self) -> "Constraints | None":
+        """These constraints with what is opened last; None if that is nothing, or something is pinned there."""
+        if not self.last or self.hosted:
+            return None
+        return replace(self, hosted=self.last, reserve=frozenset(), last=frozenset())
+
+    @property
     def hosts_optimizer(self) -> bool:
-        """Whether the optimizer state of some stage may be in host memory."""
-        return Hosted.OPTIMIZER in self.hosted and (not self.states or any(True in own for own in self.states))
+        """Whether the optimizer state of some stage may be in host memory, at least."""
+        is_open = any(own in self.hosted for own in STATE_KINDS)
+        return is_open and (not self.states or any(True in own for own in self.states))
+
+    @property
+    def what(self) -> Hosted:
+        """What of the state of blocks may be in host memory if any may."""
+        return next((own for own in STATE_KINDS if own in self.hosted), Hosted.OPTIMIZER)
+
+    @property
+    def resident(self) -> tuple[Memory, ...]:
+        """Memory that every plan holds throughout the step."""
+        return STREAMED if self.hosts_sums else UNHOSTED if self.hosts_optimizer else RESIDENT
+
+    @property
+    def hosts_sums(self) -> bool:
+        """Whether sums of gradients may be in host memory, so that a device need hold nothing of some blocks."""
+        return self.hosts_optimizer and STATE_KINDS[self.what].sums
 
 
 FREE = Constraints()

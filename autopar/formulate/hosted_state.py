@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS
+from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.formulate.block_memory import ChainBytes, FloatArray, SharedBytes
 from autopar.formulate.constraints import Constraints, Mask
 from autopar.formulate.tables import Slot
+from autopar.recompute import Hosted
 
 IntArray = NDArray[np.int64]
 
@@ -32,6 +33,10 @@ class HostedState:
         forced: Bytes of the blocks before each that must.
         free_seconds: What copies of the former add to the update.
         forced_seconds: What copies of the latter add to the update.
+        free_passes: What copies of the former add to the passes of a microbatch.
+        forced_passes: What copies of the latter add to them.
+        streamed: Bytes beside passes of each block that may have state in host memory, (blocks,).
+        what: What of their state.
         shared: Parameters of which stages without their owner have copies. Their state is in host memory where that of
             all blocks of a stage is.
         reading: How many blocks before each read each of them, (shared, blocks + 1).
@@ -43,6 +48,10 @@ class HostedState:
     forced: FloatArray
     free_seconds: FloatArray
     forced_seconds: FloatArray
+    free_passes: FloatArray
+    forced_passes: FloatArray
+    streamed: FloatArray
+    what: Hosted
     shared: tuple[SharedBytes, ...] = ()
     reading: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
@@ -60,6 +69,8 @@ class HostedState:
         may = tuple(opened and True in own for own in states)
         must = tuple(opened and False not in own for own in states)
         seconds = np.zeros(len(chain)) if totals is None else totals[chain, Slot.STATE]
+        streams = [Slot.HOST_FORWARD, Slot.HOST_BACKWARD]
+        passes = np.zeros(len(chain)) if totals is None else totals[:, streams].sum(axis=1)[chain]
         forced = np.array(must)
         free = np.array(may) & ~forced
 
@@ -77,6 +88,10 @@ class HostedState:
             sums(state, forced),
             sums(seconds, free),
             sums(seconds, forced),
+            sums(passes, free),
+            sums(passes, forced),
+            np.where(free | forced, 0.0 if memory.streamed is None else memory.streamed[chain], 0.0),
+            memory.what,
             memory.shared,
             np.cumsum(reading, axis=1),
         )
@@ -96,6 +111,20 @@ class HostedState:
         blocks = free[boundary] - free[start] + forced[stop] - forced[start]
         each = [shared.state_seconds for shared in self.shared]
         return np.asarray(blocks + self._of_copies(start, stop, boundary, each))
+
+    def pass_seconds(self, start: IntArray, stop: IntArray, boundary: IntArray) -> FloatArray:
+        """Return what copies of the state add to the passes of a microbatch through stages."""
+        free, forced = self.free_passes, self.forced_passes
+        return np.asarray(free[boundary] - free[start] + forced[stop] - forced[start])
+
+    def stream(self, start: IntArray, stop: IntArray) -> FloatArray:
+        """Return the bytes beside passes of stages at most, of what comes from host memory for them."""
+        if not self.streamed.any():
+            return np.zeros(np.broadcast_shapes(start.shape, stop.shape))
+        most = np.zeros((len(self.streamed), len(self.streamed) + 1))
+        for first, row in enumerate(most):
+            row[first + 1 :] = np.maximum.accumulate(self.streamed[first:])
+        return np.asarray(TRANSIT_BLOCKS * most[np.minimum(start, len(most) - 1), stop])
 
     def _of_copies(self, start: IntArray, stop: IntArray, boundary: IntArray, each: Sequence[float]) -> FloatArray:
         """Return the sums over the copies that stages have and whose state is in host memory, given one of each."""
@@ -125,7 +154,9 @@ class HostedState:
         return np.where(is_over, np.maximum(last[boundary], start), boundary)
 
 
-def needed_state(resident: FloatArray, passes: FloatArray, update: FloatArray, limit: float) -> FloatArray:
+def needed_state(
+    resident: FloatArray, passes: FloatArray, update: FloatArray, limit: float, what: Hosted = Hosted.OPTIMIZER
+) -> FloatArray:
     """Return the bytes of state that have to be in host memory for a stage to fit into a limit; not below 0.
 
     Args:
@@ -133,7 +164,8 @@ def needed_state(resident: FloatArray, passes: FloatArray, update: FloatArray, l
         passes: Bytes beside them while passes run.
         update: Bytes beside them in the update, without the buffers of hosted state.
         limit: Bytes per device.
+        what: What of the state would be there.
     """
     over = resident + update - limit
-    buffered = np.where(over > 0, over + STATE_BUFFERS * STATE_BUCKET_BYTES, 0.0)
+    buffered = np.where(over > 0, over + state_buffers(np.inf, what), 0.0)
     return np.maximum(np.maximum(resident + passes - limit, buffered), 0.0)

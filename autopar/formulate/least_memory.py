@@ -123,7 +123,7 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
         recompute.append(ranges.flavours[number][first:stop])
         offload.append(ranges.away(first, stop, pipeline.in_flight(stage), number, on_host=on_host))
         stop = first
-    split = Split.of_stages(found[::-1], recompute[::-1], offload[::-1], memory.shared)
+    split = Split.of_stages(found[::-1], recompute[::-1], offload[::-1], memory.shared, memory.what)
     return float(best[num_blocks]), split
 
 
@@ -143,6 +143,7 @@ class _Ranges:
         self._kept, self._running, self._hosted = (np.zeros((len(self.flavours), *shape)) for _ in range(3))
         self._host_room = memory.host_room
         self._places = HostedState.of(memory, constraints)
+        self._stream = self._places.stream(np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :])
         self._start, self._stop = np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :]
         for start in range(1 if whole else num_blocks):
             last = min(num_blocks, start + longest)
@@ -183,7 +184,8 @@ class _Ranges:
         boundary = self._boundaries(copied, on_host=on_host)
         state = self._places.bytes(self._start, self._stop, boundary)
         passes = (in_flight - 1) * self._kept[number] + self._running[number]
-        peaks = self._resident - state + np.maximum(passes, self._update + state_buffers(state))
+        passes = passes + np.where(state > 0, self._stream, 0.0)
+        peaks = self._resident - state + np.maximum(passes, self._update + state_buffers(state, self._places.what))
         return np.where(state + copied <= self._host_room, peaks, np.inf)
 
     def away(self, start: int, stop: int, in_flight: int, number: int, *, on_host: bool) -> tuple[bool, ...]:

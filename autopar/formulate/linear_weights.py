@@ -23,7 +23,7 @@ from autopar.formulate.step_time import Pipeline, Split
 from autopar.formulate.table_arrays import FlatTables
 from autopar.formulate.tables import Memory, Slot, Tables
 from autopar.problem import Kinship, Limit, Problem, Usage
-from autopar.recompute import Recompute
+from autopar.recompute import STATE_KINDS, Recompute
 from autopar.schedule import SCHEDULES
 
 
@@ -183,12 +183,14 @@ class StageMix:
     Attributes:
         counts: Per recompute flavour, the instances of each kind.
         in_flight: Microbatches in flight.
-        hosted: The instances of each kind whose optimizer state is in host memory; empty if there are none.
+        hosted: The instances of each kind whose state is in host memory; empty if there are none.
+        gone: What of it.
     """
 
     counts: tuple[tuple[int, ...], ...]
     in_flight: int
     hosted: tuple[int, ...] = ()
+    gone: tuple[Memory, ...] = (Memory.OPTIMIZER,)
 
     def kept_and_recomputed(self, kind: int, memory: Memory) -> tuple[int, int]:
         """Return how many instances of a kind keep such bytes for the backward, and how many recompute them."""
@@ -202,7 +204,8 @@ class StageMix:
 
 def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
     """Return the distinct stages of a split, without stages that another one dominates in memory."""
-    mixes = []
+    mixes, kind = [], STATE_KINDS[split.what]
+    gone = (Memory.OPTIMIZER, *[Memory.GRADIENTS] * kind.sums, *[Memory.PARAMETERS] * kind.parameters)
     for stage, (start, stop) in enumerate(split.ranges):
         kinds, flavours = np.asarray(chain[start:stop]), split.recompute[stage]
         counts = []
@@ -210,7 +213,7 @@ def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kind
             chosen = kinds[[own is flavour for own in flavours]]
             counts.append(tuple(np.bincount(chosen, minlength=num_kinds).tolist()))
         away = tuple(np.bincount(kinds[list(split.away[stage])], minlength=num_kinds).tolist())
-        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage), away if any(away) else ()))
+        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage), away if any(away) else (), gone))
     distinct = list(dict.fromkeys(mixes))
     return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
 
@@ -328,7 +331,7 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
             if not count:
                 continue
             start = starts[item.kind]
-            if item.memory is Memory.OPTIMIZER and mix.hosted:
+            if mix.hosted and item.memory in mix.gone:
                 count -= mix.hosted[item.kind]
                 if not count:
                     continue

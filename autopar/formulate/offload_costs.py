@@ -4,7 +4,9 @@
 
 Here o and i are the seconds of a block's saved activations on the host link, out and back; s the seconds of the
 optimizer state, both ways; f, b, u the block's forward, backward and update; e the share of copies that overlaps
-nothing (`autopar.cost.overlap`). The terms are additive over blocks, like other slots.
+nothing (`autopar.cost.overlap`). The terms are additive over blocks, like other slots. Where the update runs on the
+host, STATE is what it takes longer than on the device. Parameters and sums of gradients in host memory are copied
+beside the forward and the backward in the same way.
 """
 
 from dataclasses import dataclass
@@ -27,11 +29,17 @@ class HostLinks:
         out: Saved activations of one microbatch, device to host.
         back: Saved activations of one microbatch, host to device.
         state: Optimizer state of a block, both ways.
+        forward: Parameters for a forward.
+        backward: Parameters and sums of gradients around a backward, both ways.
+        updates: The whole update on the host, (kinds,); None if it runs on the device.
     """
 
     out: FloatArray
     back: FloatArray
     state: FloatArray
+    forward: FloatArray | float = 0.0
+    backward: FloatArray | float = 0.0
+    updates: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +79,11 @@ def with_host(seconds: FloatArray, links: HostLinks, overlap: Overlap) -> FloatA
     found[:, Slot.OFFLOAD] = overlap.copied(links.out, seconds[:, Slot.FORWARD])
     found[:, Slot.FETCH] = overlap.copied(links.back, seconds[:, Slot.BACKWARD])
     found[:, Slot.STATE] = overlap.copied(links.state, seconds[:, Slot.UPDATE])
+    if links.updates is not None:
+        found[:, Slot.STATE] = links.updates - seconds[:, Slot.UPDATE]
+    for slot, link, cover in (
+        (Slot.HOST_FORWARD, links.forward, Slot.FORWARD),
+        (Slot.HOST_BACKWARD, links.backward, Slot.BACKWARD),
+    ):
+        found[:, slot] = overlap.copied(np.broadcast_to(link, len(seconds)), seconds[:, cover])
     return found

@@ -219,7 +219,7 @@ def stage_works(
     if links is not None:  # fetches overlap with the backward pass, whether it is split or not
         whole = kinds.copy()
         whole[:, Slot.BACKWARD] = each[:, 1]
-        hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
+        hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE, Slot.HOST_FORWARD, Slot.HOST_BACKWARD]
         kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
     return works_of(each, kinds, tables.folded.chain, split, splits=splits)
 
@@ -241,6 +241,8 @@ def works_of(
     reruns = np.array([rerun_by_flavour[recompute][block] for block, recompute in enumerate(split.flavours)])
     offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
     passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
+    passes[:, 0] += np.where(split.hosted, totals[:, Slot.HOST_FORWARD], 0.0)
+    reruns = reruns + np.where(split.hosted, totals[:, Slot.HOST_BACKWARD], 0.0)
     updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
     waits = {recompute: recompute_links(totals, recompute) for recompute in set(split.flavours)}
     waited = np.array([waits[recompute][:, block] for block, recompute in enumerate(split.flavours)]).T

@@ -46,7 +46,7 @@ from autopar.formulate.block_memory import FloatArray, SharedBytes, copied_secon
 from autopar.formulate.link_seconds import backward_links, forward_links, gradient_links, recompute_links, reduce_links
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import least_held
 
@@ -143,12 +143,14 @@ class Split:
         offload: Per stage, whether the optimizer state of each of its blocks is in host memory; empty if none is.
         copied: Per stage, what the state of its copies of parameters that other stages own adds to its update, of
             copies whose state is in host memory; empty if there is none.
+        what: What of the state of those blocks is in host memory.
     """
 
     ranges: tuple[tuple[int, int], ...]
     recompute: tuple[tuple[Recompute, ...], ...]
     offload: tuple[tuple[bool, ...], ...] = ()
     copied: tuple[float, ...] = ()
+    what: Hosted = Hosted.OPTIMIZER
 
     @classmethod
     def uniform(
@@ -167,12 +169,13 @@ class Split:
         recompute: Sequence[tuple[Recompute, ...]],
         offload: Sequence[tuple[bool, ...]],
         shared: Sequence[SharedBytes],
+        what: Hosted = Hosted.OPTIMIZER,
     ) -> "Split":
         """Return the split of stages whose copies of shared parameters have their state where their blocks have it."""
         if not any(map(any, offload)):
             return cls(tuple(ranges), tuple(recompute))
         copied = tuple(copied_seconds(shared, *each, away) for each, away in zip(ranges, offload, strict=True))
-        return cls(tuple(ranges), tuple(recompute), tuple(offload), copied if any(copied) else ())
+        return cls(tuple(ranges), tuple(recompute), tuple(offload), copied if any(copied) else (), what)
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
@@ -225,10 +228,11 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     blocks, flavours = totals[np.asarray(chain)], split.flavours
     forward = blocks[:, Slot.FORWARD].copy()
     update = blocks[:, Slot.UPDATE] + np.where(split.hosted, blocks[:, Slot.STATE], 0.0)
-    rerun, waited = np.zeros(len(blocks)), backward_links(blocks)
+    forward += np.where(split.hosted, blocks[:, Slot.HOST_FORWARD], 0.0)
+    rerun, waited = np.where(split.hosted, blocks[:, Slot.HOST_BACKWARD], 0.0), backward_links(blocks)
     for recompute in set(flavours):
         chosen = np.array([flavour is recompute for flavour in flavours])
-        rerun[chosen] = rerun_seconds(blocks[chosen], recompute)
+        rerun[chosen] += rerun_seconds(blocks[chosen], recompute)
         waited[:, chosen] += recompute_links(blocks[chosen], recompute)
         forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])

@@ -44,7 +44,8 @@ class Slot(IntEnum):
     slots that are on links between nodes. `CHUNKED` are collectives that run in chunks beside the products next to
     them, and are no part of `WAIT`. `ROWS` are transfers of rows of experts that run beside shared experts, and no part
     of `WAIT` either; `SHARED` are the kernels of shared experts, which `FORWARD`, `BACKWARD` and `BACKWARD_WEIGHT` do
-    not count where rows run beside them.
+    not count where rows run beside them. `HOST_FORWARD` and `HOST_BACKWARD` are what parameters and sums of gradients
+    in host memory add to passes; they are 0 in tables, too.
     """
 
     FORWARD = 0
@@ -78,6 +79,8 @@ class Slot(IntEnum):
     BACKWARD_ROWS = 28
     SELECTIVE_SHARED = 29
     SELECTIVE_ROWS = 30
+    HOST_FORWARD = 31
+    HOST_BACKWARD = 32
 
 
 AGAIN = {

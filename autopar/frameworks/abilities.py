@@ -13,7 +13,7 @@ from autopar.context_parallelism import ATTENTION_LIMITS, AttentionLimit, Contex
 from autopar.cost.stack import Selective, Stack
 from autopar.degrees import Degrees
 from autopar.frameworks.facts import Facts
-from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
+from autopar.recompute import RECOMPUTE_MODULES, STATE_KINDS, Hosted, Recompute, share_of
 
 _ON_DEVICE = frozenset({Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL})
 
@@ -96,7 +96,7 @@ _MEGATRON = Abilities(
     zero_in_pipeline=frozenset({0, 1, 2, 3}),
     recompute=_ON_DEVICE | {Recompute.OFFLOAD},
     recomputes_by_stage=True,
-    hosted=frozenset(Hosted),
+    hosted=frozenset({Hosted.ACTIVATIONS, Hosted.UPDATE}),
     roles=frozenset({"tp", "cp", "ep"}),
     sequence_parallel=frozenset({True, False}),
     copies_heads=True,
@@ -116,7 +116,7 @@ _FSDP2 = Abilities(
     zero_in_pipeline=frozenset(),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recomputes_by_stage=False,
-    hosted=frozenset(),
+    hosted=frozenset({Hosted.PARAMETERS}),
     roles=frozenset(),
     sequence_parallel=frozenset({False}),
     context=("gather", "ring"),
@@ -148,7 +148,7 @@ ABILITIES: Mapping[str, Abilities] = {
         recompute=_ON_DEVICE,
         recomputes_by_stage=True,
         recomputes_alike=False,  # its layers are checkpointed in the model's code
-        hosted=frozenset({Hosted.OPTIMIZER}),
+        hosted=frozenset({Hosted.GRADIENTS, Hosted.PARAMETERS}),
         roles=frozenset({"tp", "ep"}),
         sequence_parallel=frozenset({False}),
         zero_beside_tp=frozenset({0, 1, 2}),
@@ -159,10 +159,11 @@ ABILITIES: Mapping[str, Abilities] = {
     "accelerate": replace(
         _FSDP2,
         name="accelerate",
+        hosted=frozenset(),
         roles=frozenset({"tp", "cp"}),
         zero_beside_tp=frozenset({2, 3}),
     ),
-    "trainer": replace(_FSDP2, name="the Trainer of transformers", hybrid=frozenset()),
+    "trainer": replace(_FSDP2, name="the Trainer of transformers", hosted=frozenset(), hybrid=frozenset()),
     "fsdp": _FSDP2,
     "maxtext": Abilities(
         "MaxText",
@@ -215,7 +216,7 @@ def runs(degrees: Degrees, ability: Abilities) -> bool:
         and (degrees.dp * degrees.cp == 1 or degrees.zero in zero_levels(ability, pp=degrees.pp, tp=degrees.tp))
         and (degrees.tp == 1 or degrees.sequence_parallel in ability.sequence_parallel)
         and Recompute(degrees.recompute) in ability.recompute
-        and (not degrees.offload or Hosted.OPTIMIZER in ability.hosted)
+        and (not degrees.offload or share_of(degrees.offload) in ability.hosted)
         and (not degrees.cp_kind or degrees.cp_kind in ability.context)
     )
 
@@ -230,7 +231,7 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
     has_schedule = facts.plan.schedule in ability.schedules
     interleave = facts.interleave if has_schedule else 1
     schedule = facts.plan.schedule if has_schedule else next(iter(ability.schedules), "")
-    hosts = bool(facts.hosted) and Hosted.OPTIMIZER in ability.hosted
+    hosts = bool(facts.hosted) and hosts_state(ability)
     recompute, first = nearest_recompute(facts, ability)
     sequence = facts.sequence_parallel if facts.sequence_parallel in ability.sequence_parallel else True
     levels = zero_levels(ability, pp=facts.pp, tp=facts.tp)
@@ -268,10 +269,27 @@ def nearest_context(facts: Facts, ability: Abilities) -> ContextKind | Literal["
     return facts.cp_kind if not facts.cp_kind or facts.cp_kind in kinds or not kinds else kinds[0]
 
 
+def hosts_state(ability: Abilities) -> bool:
+    """Whether a framework keeps any state in host memory."""
+    return any(own in ability.hosted for own in STATE_KINDS)
+
+
+def state_run(what: Hosted, ability: Abilities, zero: int) -> Hosted:
+    """Return what of the state a framework that keeps some in host memory keeps there in place of what a plan does.
+
+    DeepSpeed moves parameters with ZeRO 3 only, FSDP2 those that it splits.
+    """
+    allowed = [own for own in STATE_KINDS if own in ability.hosted]
+    if what is Hosted.PARAMETERS and what in allowed and (zero == 3 or len(allowed) == 1):
+        return what
+    return what if what in allowed and what is not Hosted.PARAMETERS else allowed[0]
+
+
 def _offload(facts: Facts, ability: Abilities, zero: int) -> str:
-    """Return what lies in host memory: a share of the optimizer's state where the framework has a word for it."""
-    share = facts.hosted_share if zero in ability.hosted_shares else 1.0
-    return "optimizer" if share == 1 else f"optimizer={share}"
+    """Return what lies in host memory: a share of it where the framework has a word for that."""
+    what = state_run(facts.hosted_state, ability, zero)
+    share = facts.hosted_share if zero in ability.hosted_shares and what is not Hosted.PARAMETERS else 1.0
+    return str(what) if share == 1 else f"{what}={share}"
 
 
 def nearest_recompute(facts: Facts, ability: Abilities) -> tuple[str, int]:

@@ -269,7 +269,15 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     ratio = fields.get("zero_optimization.offload_optimizer.ratio", 1.0) if zero == 3 else 1.0
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise ExportError(f"offload_optimizer.ratio is {ratio!r}", hint="write a share above 0 and up to 1")
-    offload = "" if device == "none" else "optimizer" if ratio == 1 else f"optimizer={ratio}"
+    there = fields.get("zero_optimization.offload_param.device", "none") if zero == 3 else "none"
+    fields.get("zero_optimization.offload_param.pin_memory", None)
+    if there not in ("none", "cpu") or (there == "cpu" and (device != "cpu" or ratio < 1)):
+        raise ExportError(
+            f"offload_param.device is {there!r}, offload_optimizer.device {device!r} of {ratio}",
+            hint="parameters are predicted in host memory beside all of the optimizer: cpu for both, without a ratio",
+        )
+    what = "parameters" if there == "cpu" else "gradients"
+    offload = "" if device == "none" else what if ratio == 1 else f"{what}={ratio}"
     degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
     assumed = _deepspeed_overlap(fields, degrees)
     half = fields.get("bf16.enabled", False) is True

@@ -3,12 +3,13 @@
 import json
 
 from autopar.cost import load_policy
+from autopar.frameworks.abilities import ABILITIES, state_run
 from autopar.frameworks.assumptions import taken_for_granted, told
-from autopar.frameworks.facts import ON_CPU, Facts
+from autopar.frameworks.facts import Facts, state_lost
 from autopar.frameworks.known import DEEPSPEED_SOURCE
 from autopar.frameworks.nested import nested
 from autopar.plan import Exported
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 
 COMMENT = "autopar"
 """Key of what the file says about itself; JSON has no comments."""
@@ -99,13 +100,18 @@ def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
         else:
             lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices")
     if facts.hosted:
-        lost.append(ON_CPU)
+        runs = state_run(facts.hosted_state, ABILITIES["deepspeed"], level)
+        lost.extend(state_lost(facts, runs, "DeepSpeed"))
         if not facts.zero:
             lost.append("an optimizer that is offloaded whole: DeepSpeed offloads with ZeRO only, and 1 is exported")
         if len(facts.hosted) < len(facts.plan.stages):
             lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
         fields |= {"offload_optimizer.device": "cpu", "offload_optimizer.pin_memory": True}
-        if facts.hosted_share < 1 and level == 3:
+        if runs is Hosted.PARAMETERS:
+            fields |= {"offload_param.device": "cpu", "offload_param.pin_memory": True}
+            if facts.hosted_share < 1:
+                lost.append("a share of the parameters in host memory: DeepSpeed puts all of them there")
+        elif facts.hosted_share < 1 and level == 3:
             fields["offload_optimizer.ratio"] = facts.hosted_share
         elif facts.hosted_share < 1:
             lost.append("a share of the optimizer's state in host memory: DeepSpeed takes one with ZeRO 3 only")

@@ -19,11 +19,11 @@ from autopar.frameworks.abilities import ABILITIES, Abilities, nearest, zero_lev
 from autopar.frameworks.assumptions import stack_run
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
-from autopar.frameworks.facts import Facts
+from autopar.frameworks.facts import STATE_WORDS, Facts
 from autopar.frameworks.megatron import layout
 from autopar.plan import Exported, Plan
 from autopar.prediction import Prediction, Predictor
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Recompute, parse_share, share_of
 from autopar.units import format_bytes, format_seconds
 from autopar.workload import Workload, job_stack
 
@@ -144,7 +144,9 @@ def _changes(facts: Facts, read: Configuration, to: str) -> Iterator[str]:
             yield f"selective recompute of what {ability.name} chooses"
     if bool(runs.offload) != bool(facts.hosted):
         yield "the optimizer's state on devices" if facts.hosted else "the optimizer's state in host memory"
-    elif runs.offload == "optimizer" and facts.hosted_share < 1:
+    elif facts.hosted and share_of(runs.offload) is not facts.hosted_state:
+        yield f"{STATE_WORDS[share_of(runs.offload)]} in place of {STATE_WORDS[facts.hosted_state]} in host memory"
+    elif facts.hosted and parse_share(runs.offload) == 1 and facts.hosted_share < 1:
         yield "all of the optimizer's state in host memory"
 
 

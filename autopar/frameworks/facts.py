@@ -35,7 +35,7 @@ from autopar.models.mixtral import MixtralConfig
 from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
 from autopar.plan import DimSize, Plan
-from autopar.recompute import RECOMPUTE_MODULES, Recompute
+from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
 from autopar.tactics.stages import layers as layers_of
 from autopar.tactics.stages import moment_elements
@@ -117,6 +117,7 @@ class Facts:
         offloads_first: Whether these are the first layers of their stages.
         hosted: Stages whose optimizer state lies in host memory, or a part of it.
         hosted_shares: How much of the optimizer's state of each of these lies there.
+        hosted_state: What of the state of their blocks lies there.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
         recompute_modules: Modules of a layer that selective recompute runs again, of `RECOMPUTE_MODULES`.
@@ -147,6 +148,7 @@ class Facts:
     offloads_first: bool
     hosted: tuple[int, ...]
     hosted_shares: tuple[float, ...]
+    hosted_state: Hosted
     sizes: Sizes | None
     lost: tuple[str, ...]
     recompute_modules: tuple[str, ...] = ()
@@ -334,6 +336,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         offloads_first=all(set(stage[: stage.count(Recompute.OFFLOAD)]) <= {Recompute.OFFLOAD} for stage in flavours),
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
         hosted_shares=_hosted_shares(plan, folded),
+        hosted_state=next((stage.hosted_state for stage in plan.stages if stage.offload), Hosted.OPTIMIZER),
         sizes=_sizes(plan, model),
         lost=tuple(lost),
         recompute_modules=modules,
@@ -524,16 +527,36 @@ def _layers(plan: Plan, folded: Folded) -> tuple[tuple[int, ...], ...]:
 _RERUN = {Recompute.OFFLOAD: Recompute.NONE}
 
 
-def offloads_lost(plan: Plan) -> list[str]:
-    """Return what a framework that keeps everything on devices does not take, a sentence each."""
+def offloads_lost(plan: Plan, *, states: bool = True) -> list[str]:
+    """Return what a framework that keeps everything on devices does not take, a sentence each; or but `states`."""
     lost = []
     blocks = sum(stage.flavours.count(Recompute.OFFLOAD) for stage in plan.stages)
     if blocks:
         lost.append(f"activations in host memory ({blocks} blocks)")
     stages = sum(bool(stage.offload) for stage in plan.stages)
-    if stages:
-        lost.append(f"the optimizer's state in host memory ({stages} of {len(plan.stages)} stages)")
+    if stages and states:
+        what = STATE_WORDS[next(stage.hosted_state for stage in plan.stages if stage.offload)]
+        lost.append(f"{what} in host memory ({stages} of {len(plan.stages)} stages)")
     return lost
+
+
+STATE_WORDS = {
+    Hosted.OPTIMIZER: "the optimizer's state",
+    Hosted.UPDATE: "the optimizer's state and its update",
+    Hosted.GRADIENTS: "gradients, the optimizer's state and its update",
+    Hosted.PARAMETERS: "parameters, gradients, the optimizer's state and its update",
+}
+"""What of the state lies in host memory, in words."""
+
+
+def state_lost(facts: Facts, runs: Hosted, framework: str) -> list[str]:
+    """Return what a framework does otherwise that keeps other state in host memory, a sentence each."""
+    what = facts.hosted_state
+    if runs is what:
+        return []
+    if what is Hosted.OPTIMIZER:
+        return [ON_CPU]
+    return [f"what lies in host memory: {framework} keeps {STATE_WORDS[runs]} there, not {STATE_WORDS[what]}"]
 
 
 ON_CPU = (

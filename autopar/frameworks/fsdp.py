@@ -8,12 +8,12 @@ from autopar.cluster import cluster_from_dict
 from autopar.cost import load_policy
 from autopar.frameworks.abilities import ABILITIES, nearest
 from autopar.frameworks.assumptions import taken_for_granted, told
-from autopar.frameworks.facts import Facts, offloads_lost
+from autopar.frameworks.facts import Facts, offloads_lost, state_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import ACCELERATE_SOURCE, TRAINER_SOURCE
 from autopar.frameworks.nested import nested
 from autopar.plan import Exported
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 
 COMMENT = "_autopar"
 """Key of what a JSON file says about itself."""
@@ -131,7 +131,12 @@ def _half(facts: Facts, lost: list[str]) -> str:
 def lost_by(facts: Facts, target: str) -> list[str]:
     """Return what FSDP2 has no word for, under accelerate, the Trainer or alone."""
     ability = ABILITIES[target]
-    lost = [*facts.lost, *offloads_lost(facts.plan)]
+    takes = target == "fsdp" and bool(facts.zero and facts.hosted)
+    lost = [*facts.lost, *offloads_lost(facts.plan, states=not takes)]
+    if takes:
+        lost += state_lost(facts, Hosted.PARAMETERS, ability.name)
+        if facts.hosted_share < 1:
+            lost.append("a share of what lies in host memory: CPUOffloadPolicy puts all of it there")
     if target != "fsdp" and facts.plan.fusion is not None and facts.plan.fusion.buckets:
         lost.append(f"buckets cut for this plan: {ability.name} wraps every block, or leaves PyTorch its default size")
     if facts.pp > 1:

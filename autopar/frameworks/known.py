@@ -33,6 +33,7 @@ MEGATRON: Mapping[str, str] = {
     "--cpu-offloading-num-layers": "whole",
     "--optimizer-cpu-offload": "flag",
     "--optimizer-offload-fraction": "text",
+    "--overlap-cpu-optimizer-d2h-h2d": "flag",
     "--use-precision-aware-optimizer": "flag",
     "--num-distributed-optimizer-instances": "whole",
     "--overlap-grad-reduce": "flag",
@@ -145,7 +146,7 @@ DEEPSPEED: Mapping[str, frozenset[str]] = {
     "train_micro_batch_size_per_gpu": frozenset(),
     "gradient_accumulation_steps": frozenset(),
     "zero_optimization": frozenset(
-        {"stage", "overlap_comm", "reduce_bucket_size", "offload_optimizer", "mics_shard_size"}
+        {"stage", "overlap_comm", "reduce_bucket_size", "offload_optimizer", "offload_param", "mics_shard_size"}
     ),
     "bf16": frozenset({"enabled"}),
     "fp16": frozenset({"enabled"}),

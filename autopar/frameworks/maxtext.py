@@ -9,12 +9,12 @@ from autopar.cost import load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.abilities import ABILITIES, nearest_recompute
 from autopar.frameworks.assumptions import taken_for_granted, told
-from autopar.frameworks.facts import Facts, Sizes
+from autopar.frameworks.facts import Facts, Sizes, state_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MAXTEXT_SOURCE
 from autopar.frameworks.placements import check_even
 from autopar.plan import Exported
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 
 MODELS: Mapping[str, str] = {
     "llama3-8b": "llama3-8b",
@@ -199,6 +199,7 @@ def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
         lost.append("which stages offload the optimizer: MaxText does on all of them")
     if facts.hosted_share < 1:
         lost.append("a share of the optimizer's state in host memory: MaxText puts all of it there")
+    lost.extend(state_lost(facts, Hosted.OPTIMIZER, "MaxText"))
     return {"optimizer_memory_host_offload": True}
 
 

@@ -9,13 +9,13 @@ from itertools import groupby
 from autopar.cost.policy import MEGATRON_FP16, MIXED, load_policy
 from autopar.errors import ExportError
 from autopar.frameworks.assumptions import FULL_SHARDING, TWO_LEVELS, hides_dispatch, taken_for_granted, told
-from autopar.frameworks.facts import ON_CPU, Facts
+from autopar.frameworks.facts import Facts, state_lost
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_RECIPES, MEGATRON_SOURCE
 from autopar.frameworks.megatron_layers import layer_arguments
 from autopar.limits import MAX_LAYERS
 from autopar.plan import Exported
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 from autopar.units import parse_whole
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -255,10 +255,11 @@ def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         if not facts.zero:
             yield "--use-distributed-optimizer", True
         yield "--optimizer-cpu-offload", True
+        yield "--overlap-cpu-optimizer-d2h-h2d", True
         if facts.hosted_share < 1:
             yield "--optimizer-offload-fraction", facts.hosted_share
         yield "--use-precision-aware-optimizer", True
-        lost.append(ON_CPU)
+        lost.extend(state_lost(facts, Hosted.UPDATE, "Megatron-LM"))
         if len(set(facts.hosted_shares)) > 1:
             lost.append(
                 "other shares of the optimizer's state in host memory by stage: the largest is exported for all"

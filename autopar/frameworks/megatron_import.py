@@ -303,6 +303,7 @@ def _offload(arguments: Taken) -> str:
     if not arguments.flag("--optimizer-cpu-offload"):
         return ""
     arguments.flag("--use-precision-aware-optimizer")
+    arguments.flag("--overlap-cpu-optimizer-d2h-h2d")
     if fraction is not None:
         arguments.text("--optimizer-offload-fraction")
         share = _number(fraction) if isinstance(fraction, str) else None
@@ -311,8 +312,8 @@ def _offload(arguments: Taken) -> str:
                 f"--optimizer-offload-fraction {fraction}",
                 hint="write a share above 0 and up to 1, or leave --optimizer-cpu-offload out",
             )
-        return "optimizer" if share == 1 else f"optimizer={share}"
-    return "optimizer"
+        return "update" if share == 1 else f"update={share}"
+    return "update"
 
 
 def _number(text: str) -> float | None:

@@ -83,6 +83,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "--cpu-offloading-num-layers": ("model.cpu_offloading_num_layers",),
     "--optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload",),
     "--optimizer-offload-fraction": ("optimizer.optimizer_offload_fraction",),
+    "--overlap-cpu-optimizer-d2h-h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
     "--use-precision-aware-optimizer": ("optimizer.use_precision_aware_optimizer",),
     "--micro-batch-size": ("train.micro_batch_size",),
     "--global-batch-size": ("train.global_batch_size",),

@@ -16,7 +16,7 @@ from autopar.pins.hosting import hosting
 from autopar.pins.records import AXIS_NAMES, Choices, Pins
 from autopar.pins.restrict import SEQUENCE_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
-from autopar.recompute import Hosted
+from autopar.recompute import LAST_RESERVE, RESERVE
 
 
 def constrain(
@@ -46,7 +46,9 @@ def constrain(
         PinError: If a pin speaks of something that is not there, or nothing is left.
     """
     if not pins:
-        return list(space), Constraints(reserve=frozenset(Hosted) if trains and host else frozenset(), batch=batch)
+        opens = trains and host  # host memory, in need
+        free = Constraints(reserve=RESERVE, last=LAST_RESERVE, batch=batch) if opens else Constraints(batch=batch)
+        return list(space), free
     for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
         for key in ("zero", "recompute", "offload"):
             if getattr(choices, key) and not trains:
@@ -73,6 +75,7 @@ def constrain(
         hosted=left.hosted,
         reserve=left.reserve,
         states=left.states,
+        last=left.last,
         batch=batch,
     )
     if not own.zero:

@@ -3,13 +3,13 @@
 Nothing lies in host memory unless it is pinned or nothing fits without (`Constraints.reserve`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import PinError
 from autopar.folding.fold import Folded
 from autopar.pins.records import RANGED, BlockOffload, BlockRecompute, Item, Pins
-from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, LAST_RESERVE, ON_DEVICE, STATE_KINDS, Hosted, Recompute
 from autopar.tactics.stages import layers
 
 Keeps = list[frozenset[Recompute]]
@@ -24,6 +24,7 @@ class Hosting:
     hosted: frozenset[Hosted] = frozenset()
     reserve: frozenset[Hosted] = frozenset()
     states: tuple[frozenset[bool], ...] = ()
+    last: frozenset[Hosted] = frozenset()
 
 
 def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
@@ -47,11 +48,21 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
             hint="leave it out, or give the cluster a host with tier, memory, devices, to_host and to_device",
         )
     never = {name for item in pins.forbid.offload if item.blocks is None for name in item.what}
-    reserve = frozenset(own for own in Hosted if own not in never) - hosted if host else frozenset()
-    if pins.pin.offload:
-        reserve = frozenset()
+    if len(hosted & STATE_KINDS.keys()) > 1:
+        raise PinError(
+            f"{' and '.join(sorted(hosted & STATE_KINDS.keys()))} are kinds of state in host memory",
+            hint="pin one of them: a plan has one kind",
+        )
+    streamed = [own for own in STATE_KINDS if own in hosted and STATE_KINDS[own].sums]
+    if Hosted.ACTIVATIONS in hosted and streamed:
+        raise PinError(
+            f"activations and {streamed[0]} would pass over the host link together",
+            hint="pin one of them",
+        )
+    reserve, last = _reserves(never) if host and not pins.pin.offload else (frozenset[Hosted](), frozenset[Hosted]())
+    reserve -= hosted
     if not (pins.pin.recompute or pins.forbid.recompute or pins.pin.offload or pins.forbid.offload):
-        return Hosting(reserve=reserve)
+        return Hosting(reserve=reserve, last=last)
     keeps, states = _keeps(pins, folded), _states(pins, folded.num_blocks)
     known = [own for own in BY_SECONDS if own is not Recompute.OFFLOAD or Hosted.ACTIVATIONS in hosted | reserve]
     for block, (flavours, lies) in enumerate(zip(keeps, states, strict=True)):
@@ -67,7 +78,27 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
         hosted |= {Hosted.ACTIVATIONS}
         reserve -= hosted
     told = any(own != frozenset({False, True}) for own in states)
-    return Hosting(tuple(keeps), hosted, reserve, tuple(states) if told else ())
+    return Hosting(tuple(keeps), hosted, reserve, tuple(states) if told else (), last)
+
+
+def _reserves(never: Collection[str]) -> tuple[frozenset[Hosted], frozenset[Hosted]]:
+    """Return what is opened if nothing fits without, and if nothing fits with that either.
+
+    Of the kinds of state that may lie there the least one is opened first, and parameters last.
+    """
+    kinds = [own for own in STATE_KINDS if own not in never]
+    if forbids_state(never):
+        kinds = []
+    first = {*kinds[:1]} | (set() if Hosted.ACTIVATIONS in never else {Hosted.ACTIVATIONS})
+    if kinds and STATE_KINDS[kinds[0]].sums:  # they and activations would pass over the link together
+        first = {kinds[0]}
+    return frozenset(first), LAST_RESERVE & frozenset(kinds[1:])
+
+
+def forbids_state(what: Collection[str]) -> bool:
+    """Whether a pin forbids all state in host memory: that of the optimizer alone stands for all kinds."""
+    named = STATE_KINDS.keys() & {*what}
+    return named == {Hosted.OPTIMIZER} or len(named) == len(STATE_KINDS)
 
 
 def blocks_of(item: BlockRecompute | BlockOffload, folded: Folded) -> Sequence[int]:
@@ -128,13 +159,13 @@ def _states(pins: Pins, num_blocks: int) -> States:
     """Return for each block whether its optimizer's state may lie in host memory, and on the device."""
     states: States = [frozenset({False, True})] * num_blocks
     for item in pins.pin.offload:
-        wanted = {Hosted.OPTIMIZER in item.what}
+        wanted = {any(own in item.what for own in STATE_KINDS)}
         if "none" in item.what:
             wanted |= {False}
         for block in _spoken(item, num_blocks):
             states[block] = states[block] & wanted
     for item in pins.forbid.offload:
-        if Hosted.OPTIMIZER in item.what:
+        if forbids_state(item.what):
             for block in _spoken(item, num_blocks):
                 states[block] = states[block] - {True}
     return states

@@ -8,11 +8,12 @@ from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.describe.context_kinds import placed_contexts
 from autopar.folding.fold import Folded
 from autopar.formulate.zero import LEVELS
+from autopar.pins.hosting import forbids_state
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.space import is_mesh
 from autopar.plan import Plan
-from autopar.recompute import Hosted, Recompute
+from autopar.recompute import STATE_KINDS, Hosted, Recompute
 from autopar.tactics.stages import layers
 
 
@@ -129,7 +130,7 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
                 must = wanted and not free and (item.blocks is not None or block in own_layers)
                 if (away and not wanted) or (must and not away):
                     yield f"block {block} keeps its activations {'in host memory' if away else 'on the device'}"
-                wanted = Hosted.OPTIMIZER in item.what
+                wanted = stage.hosted_state in item.what if lies else any(own in item.what for own in STATE_KINDS)
                 if lies != wanted and not (free and wanted):
                     yield f"the optimizer of block {block} lies {'in host memory' if lies else 'on the device'}"
 
@@ -156,6 +157,7 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
     kept = [str(flavour) for stage in plan.stages for flavour in stage.flavours]
     own_layers = set(layers(folded))
     hosted = [away for stage in plan.stages for away in stage.hosted]
+    what = [stage.hosted_state for stage in plan.stages for _ in stage.hosted]
     for item in forbid.recompute:
         for block, flavour in enumerate(kept):
             inside = block in own_layers if item.blocks is None else item.blocks[0] <= block <= item.blocks[1]
@@ -166,8 +168,8 @@ def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole])
             if own.blocks is None or own.blocks[0] <= block <= own.blocks[1]:
                 if Hosted.ACTIVATIONS in own.what and kept[block] == Recompute.OFFLOAD:
                     yield f"block {block} keeps its activations in host memory"
-                if away and Hosted.OPTIMIZER in own.what:
-                    yield f"the optimizer of block {block} lies in host memory"
+                if away and (what[block] in own.what or forbids_state(own.what)):
+                    yield f"the {what[block]} of block {block} lies in host memory"
     if forbid.zero:
         for name, axis, levels in levels_of(plan, folded):
             if levels <= set(forbid.zero):

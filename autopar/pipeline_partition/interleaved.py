@@ -30,7 +30,7 @@ from autopar.pipeline_partition.p2p import StageTransfers, hop_seconds
 from autopar.pipeline_partition.recompute_pareto import RecomputeMixtures, mixtures
 from autopar.pipeline_partition.stage_cuts import ROUNDING, UNLIMITED, symbols_for
 from autopar.pipeline_partition.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
 
@@ -225,7 +225,7 @@ class RecomputeChooser:
                 return None
         every = [found[stage] for stage in range(len(ranges))]
         recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
-        split = Split.of_stages(ranges, recompute, offload, self._places.shared)
+        split = Split.of_stages(ranges, recompute, offload, self._places.shared, self._places.what)
         return split, _time([work for _, work in every], self._pipeline, hop_seconds(split, self._hop))
 
     def _stage(self, window: int) -> "_Stage":
@@ -332,7 +332,7 @@ class _Stage:
 
     The columns of `sizes`, (mixtures, 5), are those of `moments`. `states` and `copying`, (blocks + 1,), are the bytes
     of optimizer state in host memory, and what copies of it add to the update, by how many of the first blocks have
-    theirs there.
+    theirs there. `streamed` are bytes beside passes of what comes from there for them, `what` says what of the state.
     """
 
     window: int
@@ -349,6 +349,8 @@ class _Stage:
     update: float
     states: FloatArray
     copying: FloatArray
+    streamed: float = 0.0
+    what: Hosted = Hosted.OPTIMIZER
 
     @classmethod
     def of(
@@ -374,6 +376,8 @@ class _Stage:
             update=float(fixed.update[window]),
             states=places.bytes(*ends),
             copying=places.seconds(*ends),
+            streamed=float(places.stream(*ends[:2])),
+            what=places.what,
         )
 
 
@@ -411,9 +415,11 @@ def _least_hosted(
     sizes = np.array([stage.sizes[mixture] for stage, mixture in zip(stages, taken, strict=True)])
     transit = max(float(stage.transit[mixture]) for stage, mixture in zip(stages, taken, strict=True))
     passes = float((counts * sizes).sum(axis=(1, 2)).max()) + transit + _beside(stages)
+    passes += max(stage.streamed for stage in stages)
     resident = sum(stage.resident for stage in stages)
     update = max(stage.update for stage in stages)
-    needed = float(needed_state(np.array(resident), np.array(passes), np.array(update), limit)) * (1 + ROUNDING)
+    needed = float(needed_state(np.array(resident), np.array(passes), np.array(update), limit, stages[0].what))
+    needed *= 1 + ROUNDING
     needed -= sum(float(stage.states[0]) for stage in stages)
     found = []
     for stage, count in zip(stages, most, strict=True):
@@ -451,7 +457,9 @@ def _fastest_mixtures(
     counts = rows.reshape(len(rows), len(stages), 5)
     states = [float(stage.states[count]) for stage, count in zip(stages, hosted, strict=True)]
     fixed, beside = sum(stage.resident for stage in stages) - sum(states), _beside(stages)
-    update = max(stage.update + float(state_buffers(state)) for stage, state in zip(stages, states, strict=True))
+    beside += max(stage.streamed for stage in stages) if any(states) else 0.0
+    what = stages[0].what
+    update = max(stage.update + float(state_buffers(state, what)) for stage, state in zip(stages, states, strict=True))
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
     if fixed + update > limit:
         return ()

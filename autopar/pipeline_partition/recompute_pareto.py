@@ -29,7 +29,7 @@ from autopar.formulate.link_seconds import backward_links, forward_links, gradie
 from autopar.formulate.step_time import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
 from autopar.formulate.tables import Slot
 from autopar.pipeline_partition.block_ranges import IntArray, Windows
-from autopar.recompute import Recompute
+from autopar.recompute import Hosted, Recompute
 
 MOST_MIXTURES, MOST_MIXTURES_OF_ALL = 128, 1 << 17
 """Most mixtures kept per range; a larger frontier is thinned out evenly, its fastest and smallest mixtures kept. If
@@ -121,15 +121,23 @@ class RecomputeMixtures:
         passes = (in_flight - 1) * self.kept + self.running + self.transit
         return np.asarray(passes + self.fixed.beside[:, None])
 
-    def peaks(self, in_flight: int, hosted: FloatArray | float = 0.0) -> FloatArray:
+    def peaks(
+        self,
+        in_flight: int,
+        hosted: FloatArray | float = 0.0,
+        streamed: FloatArray | float = 0.0,
+        what: Hosted = Hosted.OPTIMIZER,
+    ) -> FloatArray:
         """Return the peak bytes of each mixture.
 
         Args:
             in_flight: Microbatches in flight, including the running one.
-            hosted: Bytes of optimizer state in host memory, of all mixtures or (windows, mixtures).
+            hosted: Bytes of state in host memory, of all mixtures or (windows, mixtures).
+            streamed: Bytes beside passes of what comes from there for them, likewise.
+            what: What of the state is there.
         """
-        update = self.fixed.update[:, None] + state_buffers(np.asarray(hosted, dtype=np.float64))
-        return np.asarray(self.fixed.resident[:, None] - hosted + np.maximum(self.passes(in_flight), update))
+        update = self.fixed.update[:, None] + state_buffers(np.asarray(hosted, dtype=np.float64), what)
+        return np.asarray(self.fixed.resident[:, None] - hosted + np.maximum(self.passes(in_flight) + streamed, update))
 
     def host_bytes(self, in_flight: int, hosted: FloatArray | float = 0.0) -> FloatArray:
         """Return the host memory bytes of each mixture; arguments as in `peaks`."""

@@ -224,9 +224,10 @@ def fitting_stages(
     for in_flight in sorted(set(flying)):
         rows = [stage for stage, count in enumerate(flying) if count == in_flight]
         until, fits = _least_hosted(mixed, in_flight, limit, memory.host_room, places, found)
-        own = np.where(fits, mixed.seconds, np.inf)
-        tail = mixed.tails + places.seconds(found.start[:, None], found.stop[:, None], until)
-        ends = np.where(fits, mixed.seconds + mixed.slow + tail, np.inf)
+        ends_of = found.start[:, None], found.stop[:, None], until
+        own = np.where(fits, mixed.seconds + places.pass_seconds(*ends_of), np.inf)
+        tail = mixed.tails + places.seconds(*ends_of)
+        ends = own + mixed.slow + tail
         if constraints.hosts_optimizer:
             chosen, is_there = _unbeaten(own, ends, options)
         else:
@@ -260,10 +261,15 @@ def _least_hosted(
     if not any(places.may):
         fits = (mixed.peaks(in_flight) <= limit) & (mixed.host_bytes(in_flight) <= host_room)
         return np.broadcast_to(start, fits.shape), np.asarray(fits)
-    needed = needed_state(mixed.fixed.resident[:, None], mixed.passes(in_flight), mixed.fixed.update[:, None], limit)
+    resident, passes, update = mixed.fixed.resident[:, None], mixed.passes(in_flight), mixed.fixed.update[:, None]
+    stream = places.stream(start, stop)
+    needed = needed_state(resident, passes, update, limit, places.what)
+    needed = np.where(needed > 0, needed_state(resident, passes + stream, update, limit, places.what), 0.0)
     boundary = np.minimum(places.least(start, stop, needed), stop)
     hosted = places.bytes(start, stop, boundary)
-    fits = (mixed.peaks(in_flight, hosted) <= limit) & (mixed.host_bytes(in_flight, hosted) <= host_room)
+    streamed = np.where(hosted > 0, stream, 0.0)
+    peaks = mixed.peaks(in_flight, hosted, streamed, places.what)
+    fits = (peaks <= limit) & (mixed.host_bytes(in_flight, hosted) <= host_room)
     return boundary, np.asarray(fits)
 
 
@@ -350,7 +356,7 @@ def _split_of(stages: FittingStages, stops: IntArray, options: IntArray) -> Spli
         beyond = int(stages.boundary[stage, window, option]) - stages.mixtures.first_blocks[window]
         offload.append(stages.places.away(start, stop, start + beyond))
         start = stop
-    return Split.of_stages(ranges, recompute, offload, stages.places.shared)
+    return Split.of_stages(ranges, recompute, offload, stages.places.shared, stages.places.what)
 
 
 def _distinct(values: FloatArray) -> FloatArray:

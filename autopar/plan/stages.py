@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autopar.plan.block_placements import BlockPlan
-from autopar.recompute import Recompute, parse_hosted, parse_recompute
+from autopar.recompute import Hosted, Recompute, hosted_state, parse_hosted, parse_recompute
 from autopar.sharding import Axis, Mesh
 
 
@@ -42,8 +42,13 @@ class StagePlan:
         return parse_recompute(self.recompute, self.blocks[1] - self.blocks[0])
 
     @property
+    def hosted_state(self) -> Hosted:
+        """What of its state lies in host memory."""
+        return hosted_state(self.offload)
+
+    @property
     def hosted(self) -> tuple[bool, ...]:
-        """Whether the optimizer's state of each of its blocks lies in host memory.
+        """Whether state of each of its blocks lies in host memory.
 
         Raises:
             PlanError: If `offload` does not say.

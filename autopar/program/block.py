@@ -25,7 +25,7 @@ from autopar.folding.weight_gradients import weight_pass_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
 from autopar.program.local_op import block_start, halo_exchange, local_op
-from autopar.program.offload import offload_saved, offload_state
+from autopar.program.offload import MASTER, offload_saved, offload_state
 from autopar.program.op_groups import NOTHING, Stated
 from autopar.program.records import (
     Category,
@@ -54,7 +54,6 @@ from autopar.sharding import (
 )
 
 HINT = "the plan belongs to another model or was edited: solve again"
-_MASTER = "|master"
 """Ends the name of a parameter as the optimizer reads it, where its update runs."""
 _COPY_PHASE = {
     SegmentPhase.FORWARD: "forward",
@@ -73,12 +72,16 @@ class LoweredKind:
         resident: Persistent bytes per device of one instance.
         owned: Bytes per device of the gradients and the optimizer's state of its parameters, by their name.
         borrowed: Bytes per device of the parameters of other blocks that it reads, by name.
+        stored: Bytes per device of its parameters as they are stored, by name.
+        sums: Owners of sums of gradients, by the name of the sum.
     """
 
     segments: list[Segment]
     resident: dict[Category, float]
     owned: Mapping[str, Mapping[Category, float]]
     borrowed: Mapping[str, float]
+    stored: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class _States:
         parameters: Inputs.
         moments: Inputs.
         owners: By output, the parameter that a gradient or a moment belongs to.
+        sums: By input, the parameter that a sum of gradients belongs to.
     """
 
     whole: frozenset[str]
@@ -122,6 +126,7 @@ class _States:
     parameters: frozenset[str]
     moments: frozenset[str]
     owners: Mapping[str, str]
+    sums: Mapping[str, str]
 
 
 @lru_cache(maxsize=16)
@@ -139,6 +144,7 @@ def _states(folded: Folded) -> _States:
         parameters=frozenset(state.input for state in states if state.role is Role.PARAMETER),
         moments=frozenset(state.input for state in states if state.role is Role.MOMENT),
         owners={state.output: state.owner for state in states},
+        sums={state.input: state.owner for state in states if state.role is Role.GRADIENT},
     )
 
 
@@ -168,7 +174,7 @@ class BlockLowering:
         self.routings, self.shared = row_routings(folded), shared_expert_ops(folded)
         known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
-        self.owners = known.owners
+        self.owners, self.sums = known.owners, known.sums
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -261,7 +267,8 @@ class BlockLowering:
         caches = self._cached_bytes(segments[0])
         if caches:
             resident[Category.CACHES] = caches
-        return LoweredKind(segments, resident, owned, borrowed)
+        stored = {name: self._kept_bytes(name, self.homes[name]) for name in sorted(self.parameters)}
+        return LoweredKind(segments, resident, owned, borrowed, stored, self.sums)
 
     def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
         """Return the part of the backward that leads to gradients of parameters only, if there is any.
@@ -318,7 +325,7 @@ class BlockLowering:
     def _operand(self, name: str, placements: Placements, label: str = "") -> Operand:
         shape = local_shape(self.graph.values[name].shape, placements, self.mesh)
         travels = name in self.roles or name in self.parameters
-        is_kept = name in self.whole or label.endswith(_MASTER) or not travels
+        is_kept = name in self.whole or label.endswith(MASTER) or not travels
         size = self.resident[name] if is_kept else self.wire[name]
         for dim in shape:
             size *= dim
@@ -458,7 +465,7 @@ class BlockLowering:
             target = parse_placements(text)
             if op.phase is Phase.UPDATE and name in self.parameters:
                 # The optimizer updates its own copy, which lies where the update runs.
-                operand = self._operand(name, target, f"{name}{_MASTER}")
+                operand = self._operand(name, target, f"{name}{MASTER}")
                 inputs.append(self._declare(draft, operand, name))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))

@@ -15,18 +15,20 @@ from autopar.plan import BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
 from autopar.program.buckets import with_buckets
 from autopar.program.crossings import find_crossings
+from autopar.program.hosted import hosted_bytes, shared_parameters, streams
 from autopar.program.kinds import program_kind
 from autopar.program.op_groups import stated
 from autopar.program.records import (
     HOST_PHASES,
     OPTIMIZER_STATE,
+    STATE_COPIES,
     Category,
     Program,
     Resident,
     SegmentPhase,
     StageProgram,
 )
-from autopar.recompute import Recompute
+from autopar.recompute import STATE_KINDS, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 
@@ -70,11 +72,12 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         )
         lowered |= {program_kind(folded, number, kind): block for kind, block in found.items()}
     chain = [program_kind(folded, stage.variant, kind) for stage in plan.stages for kind in _kinds(stage, folded)]
-    wanted = _wanted(plan, flavours, folded)
+    what, wanted = _hosted_state(plan), _wanted(plan, flavours, folded)
+    in_common = shared_parameters(lowered.values())
     segments = tuple(
         replace(segment, kind=kind) if segment.kind != kind else segment
         for kind, block in lowered.items()
-        for segment in block.segments
+        for segment in (*block.segments, *streams(block, what, in_common))
         if kind in wanted.get(segment.phase, lowered)
     )
     stages, shared = [], copies([lowered[kind] for kind in chain], folded) if len(chain) == len(folded.chain) else []
@@ -83,9 +86,11 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         totals, hosted, copied = dict[Category, float](), dict[Category, float](), 0.0
         away = stage.hosted
         for kind, is_away in zip(kinds, away, strict=True):
+            gone = hosted_bytes(lowered[kind], what, in_common) if is_away else {}
             for category, amount in lowered[kind].resident.items():
-                there = hosted if is_away and category in OPTIMIZER_STATE else totals
-                there[category] = there.get(category, 0.0) + amount
+                totals[category] = totals.get(category, 0.0) + amount - gone.get(category, 0.0)
+            for category, amount in gone.items():
+                hosted[category] = hosted.get(category, 0.0) + amount
         here = [other for other in plan.stages if other.devices == stage.devices]
         for copy in shared:
             owned = any(copy.owner in range(*other.blocks) for other in here)
@@ -97,8 +102,10 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                     copied += amount if there is hosted else 0.0
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
-        resident = tuple(Resident(category, amount) for category, amount in totals.items())
-        elsewhere = (Resident(Category.OPTIMIZER, sum(hosted.values())),) if any(away) else ()
+        resident = tuple(
+            Resident(category, amount) for category, amount in totals.items() if amount or category not in hosted
+        )
+        elsewhere = _on_host(hosted) if any(away) else ()
         mesh = plan.variant_of(stage).device_mesh
         stages.append(
             StageProgram(
@@ -112,6 +119,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 elsewhere,
                 away if len(set(away)) > 1 else (),
                 hosted_copies=copied,
+                what=what,
             )
         )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
@@ -122,6 +130,27 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
 def _kinds(stage: StagePlan, folded: Folded) -> tuple[int, ...]:
     """Return the kinds of the blocks of a stage."""
     return folded.chain[stage.blocks[0] : stage.blocks[1]]
+
+
+def _on_host(hosted: Mapping[Category, float]) -> tuple[Resident, ...]:
+    """Return bytes in host memory by category; what the optimizer makes in its update counts as its state."""
+    state = sum(hosted.get(category, 0.0) for category in OPTIMIZER_STATE)
+    others = ((category, amount) for category, amount in hosted.items() if category not in OPTIMIZER_STATE)
+    return tuple(Resident(category, amount) for category, amount in ((Category.OPTIMIZER, state), *others))
+
+
+def _hosted_state(plan: Plan) -> Hosted:
+    """Return what of the state of blocks lies in host memory.
+
+    Raises:
+        PlanError: If stages differ in it.
+    """
+    found = sorted({stage.hosted_state for stage in plan.stages if stage.offload})
+    if len(found) > 1:
+        raise PlanError(
+            f"stages have {' and '.join(found)} in host memory", hint="let all stages offload one kind of state"
+        )
+    return found[0] if found else Hosted.OPTIMIZER
 
 
 def _wanted(plan: Plan, flavours: Sequence[Sequence[Recompute]], folded: Folded) -> dict[SegmentPhase, frozenset[int]]:
@@ -143,8 +172,13 @@ def _wanted(plan: Plan, flavours: Sequence[Sequence[Recompute]], folded: Folded)
                 found[SegmentPhase.OFFLOAD].add(kind)
                 found[SegmentPhase.FETCH].add(kind)
             if is_away:
-                found[SegmentPhase.STATE_FETCH].add(kind)
-                found[SegmentPhase.STATE_OFFLOAD].add(kind)
+                for phase in (phase for pair in STATE_COPIES.items() for phase in pair):
+                    found[phase].add(kind)
+                if flavour is Recompute.OFFLOAD and STATE_KINDS[stage.hosted_state].sums:
+                    raise PlanError(
+                        f"stage {index} has {stage.hosted_state} and activations of a block in host memory",
+                        hint="they would pass over the link together: offload one of them",
+                    )
     return {phase: frozenset(kinds) for phase, kinds in found.items()}
 
 

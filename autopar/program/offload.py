@@ -5,6 +5,8 @@ from collections.abc import Collection
 from autopar.cost import is_view
 from autopar.program.records import Compute, Fetch, Offload, Operand, Part, Segment, SegmentPhase, Store, defines
 
+MASTER = "|master"
+"""Ends the name of the optimizer's own copy of a parameter."""
 _HOST = "|host"
 """Ends the name of a value in host memory."""
 
@@ -35,7 +37,7 @@ def offload_saved(forward: Segment) -> tuple[Segment, Segment] | None:
             SegmentPhase.OFFLOAD,
             inputs=(),
             external=(),
-            instructions=tuple(Offload(operand, _hosted(operand), sizes[operand.value]) for operand in leaving),
+            instructions=tuple(Offload(operand, hosted_operand(operand), sizes[operand.value]) for operand in leaving),
             saved=kept,
         ),
         Segment(
@@ -43,7 +45,7 @@ def offload_saved(forward: Segment) -> tuple[Segment, Segment] | None:
             SegmentPhase.FETCH,
             inputs=(),
             external=(),
-            instructions=tuple(Fetch(_hosted(operand), operand, sizes[operand.value]) for operand in leaving),
+            instructions=tuple(Fetch(hosted_operand(operand), operand, sizes[operand.value]) for operand in leaving),
         ),
     )
 
@@ -88,15 +90,15 @@ def offload_state(update: Segment, moments: Collection[str]) -> tuple[Segment, S
     state = [operand for operand in update.external if parts.get(operand.value) in moments]
     if not state:
         return None
-    there = tuple(Part(_hosted(operand).value, parts[operand.value]) for operand in state)
+    there = tuple(Part(hosted_operand(operand).value, parts[operand.value]) for operand in state)
     here = tuple(Part(operand.value, parts[operand.value]) for operand in state)
     return (
         Segment(
             update.kind,
             SegmentPhase.STATE_FETCH,
             inputs=(),
-            external=tuple(_hosted(operand) for operand in state),
-            instructions=tuple(Fetch(_hosted(operand), operand, operand.bytes) for operand in state),
+            external=tuple(hosted_operand(operand) for operand in state),
+            instructions=tuple(Fetch(hosted_operand(operand), operand, operand.bytes) for operand in state),
             stores=tuple(Store(operand, parts[operand.value]) for operand in state),
             parts=(*there, *here),
         ),
@@ -105,11 +107,12 @@ def offload_state(update: Segment, moments: Collection[str]) -> tuple[Segment, S
             SegmentPhase.STATE_OFFLOAD,
             inputs=(),
             external=tuple(state),
-            instructions=tuple(Offload(operand, _hosted(operand), operand.bytes) for operand in state),
+            instructions=tuple(Offload(operand, hosted_operand(operand), operand.bytes) for operand in state),
             parts=here,
         ),
     )
 
 
-def _hosted(operand: Operand) -> Operand:
+def hosted_operand(operand: Operand) -> Operand:
+    """Return the value in host memory."""
     return Operand(f"{operand.value}{_HOST}", operand.shape, operand.bytes, operand.placements)

@@ -27,7 +27,7 @@ from autopar.fusion_plan import BucketCuts
 from autopar.ir.graph import Op, Phase
 from autopar.ir.rings import RINGS
 from autopar.ir.routing import Routed
-from autopar.recompute import Recompute
+from autopar.recompute import STATE_KINDS, Hosted, Recompute, StateKind
 from autopar.schedule import SCHEDULES, Task, chunks_of
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
@@ -41,7 +41,9 @@ class SegmentPhase(StrEnum):
     when the block's last sum is there and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
     parameters available to the next step. What a block saves goes to the host in `OFFLOAD`, which follows its forward,
     and comes back in `FETCH`, which comes before its backward. The optimizer's state does so in `STATE_FETCH` before
-    the update and `STATE_OFFLOAD` after it. These run beside compute, as far as it hides them.
+    the update and `STATE_OFFLOAD` after it, sums of gradients in `SUM_FETCH` and `SUM_OFFLOAD` around every backward,
+    and parameters in `PARAMETER_FETCH` before every pass; `PARAMETER_OFFLOAD` follows the update. These run beside
+    compute, as far as it hides them.
     """
 
     FORWARD = "forward"
@@ -54,6 +56,10 @@ class SegmentPhase(StrEnum):
     FETCH = "fetch"
     STATE_FETCH = "state-fetch"
     STATE_OFFLOAD = "state-offload"
+    SUM_FETCH = "sum-fetch"
+    SUM_OFFLOAD = "sum-offload"
+    PARAMETER_FETCH = "parameter-fetch"
+    PARAMETER_OFFLOAD = "parameter-offload"
 
 
 def segment_phase(phase: Phase) -> SegmentPhase:
@@ -409,7 +415,14 @@ def forward_values(forward: Segment) -> tuple[Operand, ...]:
 Table = Mapping[tuple[int, SegmentPhase], Segment]
 """Segments by kind and phase."""
 
-HOST_PHASES = (SegmentPhase.OFFLOAD, SegmentPhase.FETCH, SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD)
+STATE_COPIES = {
+    SegmentPhase.STATE_FETCH: SegmentPhase.STATE_OFFLOAD,
+    SegmentPhase.SUM_FETCH: SegmentPhase.SUM_OFFLOAD,
+    SegmentPhase.PARAMETER_FETCH: SegmentPhase.PARAMETER_OFFLOAD,
+}
+"""Phases that bring persistent tensors from host memory, with those that take them back."""
+
+HOST_PHASES = (SegmentPhase.OFFLOAD, SegmentPhase.FETCH, *(phase for pair in STATE_COPIES.items() for phase in pair))
 """Phases of segments that only copy to and from host memory."""
 
 
@@ -495,11 +508,11 @@ class StageProgram:
             backward, or comes back from host memory.
         resident: Persistent memory per device, one entry per category at most.
         variant: Which mesh and placements of the plan it has.
-        hosted: Persistent bytes per device that lie in host memory, likewise: the optimizer's state, which is fetched
-            for the update of each block; nothing if the stage offloads none.
+        hosted: Persistent bytes per device that lie in host memory, likewise; nothing if the stage offloads none.
         away: Whether the state of each of its blocks lies there; empty if that of all does, or of none.
         buckets: Where its gradients are cut into buckets; those that are not named share them by the uniform rule.
         hosted_copies: What of `hosted` is the state of copies of parameters that other stages own.
+        what: What of the state of its blocks lies in host memory, of those that have some there.
     """
 
     index: int
@@ -513,6 +526,7 @@ class StageProgram:
     away: tuple[bool, ...] = ()
     buckets: tuple[BucketCuts, ...] = ()
     hosted_copies: float = 0.0
+    what: Hosted = Hosted.OPTIMIZER
 
     def __post_init__(self) -> None:
         if self.hosted_copies and (self.away or self.hosted_copies > sum(part.bytes for part in self.hosted)):
@@ -531,6 +545,11 @@ class StageProgram:
     def hosted_blocks(self) -> tuple[bool, ...]:
         """Whether the optimizer's state of each block lies in host memory."""
         return self.away or (bool(self.hosted),) * len(self.blocks)
+
+    @property
+    def state_kind(self) -> StateKind:
+        """What of the state of hosted blocks lies in host memory, and where their update runs."""
+        return STATE_KINDS[self.what]
 
     @property
     def num_devices(self) -> int:

@@ -29,7 +29,8 @@ What the blocks of a stage keep is one word, or one per block: `recompute=(full,
 Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
 bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`, and in
 `hosted optimizer: 8192 blocks=(0, 1)` if it is that of the first two blocks only, `hosted optimizer: 8192 copies=1024`
-if some of it is the state of copies of parameters that other stages own. A line
+if some of it is the state of copies of parameters that other stages own; `offload=parameters` at the end of a stage's
+line says that its parameters are there, too. A line
 `buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
 collective travel together, and the next five; without one gradients share buckets by the uniform rule.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
@@ -75,7 +76,7 @@ from autopar.program.records import (
     forward_values,
     saved_for,
 )
-from autopar.recompute import FLAVOURS, Recompute
+from autopar.recompute import FLAVOURS, STATE_KINDS, Hosted, Recompute
 from autopar.sharding import Axis, Mesh, Replicate, Shard, format_placements
 
 _LINEAR = re.compile(f"({'|'.join(LinearProduct)})/({'|'.join(Cast)})(/kept)?")
@@ -213,6 +214,7 @@ def format_program(program: Program) -> str:
             f"stage {stage.index} devices={first}:{last} mesh={_list(map(_axis, stage.mesh.axes))} "
             f"blocks={_list(stage.blocks)} recompute={_recompute(stage.recompute)}"
             f"{f' variant={stage.variant}' if stage.variant else ''}"
+            f"{f' offload={stage.what}' if stage.what is not Hosted.OPTIMIZER else ''}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
         away = [block for block, is_away in enumerate(stage.away) if is_away]
@@ -435,6 +437,9 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     else:
         recompute = (Recompute(header.match(flavour, FLAVOURS)),) * len(blocks)
     variant = header.integer() if header.accept("variant=") else 0
+    what = Hosted.OPTIMIZER
+    if header.accept("offload="):
+        what = Hosted(header.match(re.compile("|".join(STATE_KINDS)), "a kind of state in host memory"))
     header.end()
     resident: list[Resident] = []
     hosted: list[Resident] = []
@@ -461,7 +466,7 @@ def _parse_stage(header: Line, lines: Iterable[Line]) -> StageProgram:
     each = tuple(block in away for block in range(len(blocks))) if away else ()
     return StageProgram(
         index, (first, last), mesh, blocks, recompute,
-        tuple(resident), variant, tuple(hosted), each, tuple(buckets), copied,
+        tuple(resident), variant, tuple(hosted), each, tuple(buckets), copied, what,
     )  # fmt: skip
 
 

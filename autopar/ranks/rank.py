@@ -16,7 +16,16 @@ from autopar.cost.collectives import Collective as Kind
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
 from autopar.program.bucket_order import Member, issue_order
-from autopar.program.records import Collective, HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
+from autopar.program.records import (
+    STATE_COPIES,
+    Collective,
+    HostCopy,
+    Operand,
+    SegmentPhase,
+    kept_values,
+    rerun,
+    saved_for,
+)
 from autopar.ranks.collectives import Pending, all_gather, begin, begin_together
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
 from autopar.ranks.compiled_models import Compiled, Engine
@@ -184,9 +193,11 @@ class Rank:
             content: Returns a whole tensor by name; gradient buffers are not asked for.
         """
         self._held, self._aside = {}, {}
-        hosted = {key for block in self._blocks for _, key in self._state_copies(block, SegmentPhase.STATE_FETCH)}
+        hosted = {
+            key for block in self._blocks for phase in STATE_COPIES for _, key in self._state_copies(block, phase)
+        }
         for key in held(self._lowered, self.group):
-            if key in hosted:
+            if key in hosted and key[0] not in self._gradients:
                 self._aside[key] = self._memory.offload(self._share(content(key[0]), key[1]))
             elif key[0] not in self._gradients:
                 self._held[key] = self._share(content(key[0]), key[1])
@@ -237,30 +248,38 @@ class Rank:
         for backward in ends:
             self._drain(backward, reductions=True)
         for block in self._blocks:
-            with clock("transfers"):
-                for _, key in self._state_copies(block, SegmentPhase.STATE_FETCH):
-                    self._held[key] = self._memory.back(self._aside.pop(key))
+            self._fetch_state(block, tuple(STATE_COPIES))
             update = self._begin(block, SegmentPhase.UPDATE, last)
             if update is not None:
                 self._end(update)
-            with clock("transfers"):
-                for _, key in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
-                    self._aside[key] = self._memory.offload(self._held.pop(key))
+            self._offload_state(block, tuple(STATE_COPIES.values()))
         for refresh in self._refreshes:
             with clock("gather" if refresh.source == refresh.target else "transfers"):
                 self._refresh(refresh)
         with clock("transfers"):
             self._mailbox.finish()
 
+    def _fetch_state(self, block: int, phases: Sequence[SegmentPhase]) -> None:
+        """Bring what of a block's state lies in host memory."""
+        with self._clock("transfers"):
+            for _, key in (own for phase in phases for own in self._state_copies(block, phase)):
+                self._held[key] = self._memory.back(self._aside.pop(key))
+
+    def _offload_state(self, block: int, phases: Sequence[SegmentPhase]) -> None:
+        """Take state of a block back to host memory."""
+        with self._clock("transfers"):
+            for _, key in (own for phase in phases for own in self._state_copies(block, phase)):
+                self._aside[key] = self._memory.offload(self._held.pop(key))
+
     def _state_copies(self, block: int, phase: SegmentPhase) -> Iterator[tuple[HostCopy, Key]]:
-        """Yield the copies of a block's optimizer state in a phase, if it lies in host memory, and what they copy."""
+        """Yield the copies of a block's state in a phase, if it lies in host memory, and what they copy."""
         segment = self._lowered.segment(block, phase) if self._lowered.hosted_blocks[block] else None
         if segment is None:
             return
         tensors = self._lowered.tensors(block, segment)
         for copy in segment.instructions:
             assert isinstance(copy, HostCopy), "the segment only copies"
-            here = copy.result if phase is SegmentPhase.STATE_FETCH else copy.operand
+            here = copy.result if phase in STATE_COPIES else copy.operand
             yield copy, (tensors[here.value], here.placements)
 
     # A step.
@@ -277,6 +296,8 @@ class Rank:
             if tensor in self._gradients:
                 value = self._lowered.graph.values[tensor]
                 self._held[tensor, placements] = self._memory.zeros(self._shape(value.shape, placements), value.dtype)
+        for block in self._blocks:
+            self._offload_state(block, (SegmentPhase.SUM_OFFLOAD,))
 
     def _backward(self, chunk: int, *, is_last: bool) -> _Backward:
         """Return a backward of a stage that is about to run."""
@@ -304,13 +325,17 @@ class Rank:
         if task.kind is Pass.FORWARD:
             for block in blocks:
                 full = flavours[block] is Recompute.FULL
+                self._fetch_state(block, (SegmentPhase.PARAMETER_FETCH,))
                 values = self._whole(block, SegmentPhase.FORWARD, task.microbatch, keep=full)
+                self._offload_state(block, (SegmentPhase.PARAMETER_OFFLOAD,))
                 if keeps and not full:
                     kept = kept_values(table, self._lowered.blocks[block][1], flavours[block])
                     passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
                 if flavours[block] is Recompute.OFFLOAD:
                     passage.hosted[block] = self._copied(block, SegmentPhase.OFFLOAD, values)
         else:
+            for block in blocks:
+                self._fetch_state(block, (SegmentPhase.SUM_FETCH, SegmentPhase.PARAMETER_FETCH))
             for block in reversed(blocks):
                 kind = self._lowered.blocks[block][1]
                 if task.kind is Pass.WEIGHT:
@@ -338,6 +363,8 @@ class Rank:
                     self._end(activity)
             if backward is not None:
                 self._drain(backward, reductions=False)
+            for block in blocks:
+                self._offload_state(block, (SegmentPhase.SUM_OFFLOAD, SegmentPhase.PARAMETER_OFFLOAD))
 
     # Gradients in buckets.
 

@@ -20,7 +20,9 @@ from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph, Role
 from autopar.ir.rings import RINGS
 from autopar.program.bucket_order import Bucket, Departures, Member, issue_order, travels
+from autopar.program.offload import MASTER
 from autopar.program.records import (
+    STATE_COPIES,
     Collective,
     Compute,
     Exchange,
@@ -51,6 +53,8 @@ from autopar.sharding import Axis, Mesh, Placement, Placements, Replicate, own_s
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
+
+_OF_BACKWARDS = (SegmentPhase.SUM_FETCH, SegmentPhase.PARAMETER_FETCH)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,9 +245,17 @@ class _Step:
         self._passages = [_Passage() for _ in microbatches]
         self._persistent: dict[str, tuple[Placements, Blocks, Mesh]] = {}
         self._hosted: dict[str, tuple[Placements, Blocks, Mesh]] = {}  # persistent tensors in host memory
-        self._moments = {state.input for state in self._graph.states if state.role is Role.MOMENT}
+        self._in_host_memory = [self._tensors_in_host_memory(block) for block in range(len(self._blocks))]
         self._stored: dict[tuple[int, str], Blocks] = {}
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
+
+    def _tensors_in_host_memory(self, block: int) -> frozenset[str]:
+        """Return the persistent tensors of a block that have to be fetched."""
+        if not self._is_hosted[block]:
+            return frozenset()
+        moments = {state.input for state in self._graph.states if state.role is Role.MOMENT}
+        own = {tensor for phase in STATE_COPIES.values() for _, tensor in self._state_copies(block, phase)}
+        return frozenset(moments | own)
 
     def run_task(self, stage: int, task: Task) -> None:
         """Run one microbatch through the blocks of a stage; what a block does not keep it makes again."""
@@ -251,7 +263,9 @@ class _Step:
         flavours = dict(zip(blocks, self._stages[stage].recompute, strict=True))
         if task.kind is Pass.FORWARD:
             for block in blocks:
+                self._fetch_state(block, (SegmentPhase.PARAMETER_FETCH,))
                 values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                self._drop_parameters(block)
                 if flavours[block] is not Recompute.FULL:
                     kept = kept_values(self._segments, self._blocks[block][1], flavours[block])
                     passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
@@ -265,6 +279,8 @@ class _Step:
             self._left[stage] -= 1
             is_last = not self._left[stage]
             backward = _Backward(blocks.start, is_last, Departures(self._issued[stage][is_last]))
+        for block in blocks:
+            self._fetch_state(block, _OF_BACKWARDS)
         for block in reversed(blocks):
             kind = self._blocks[block][1]
             if task.kind is Pass.WEIGHT:
@@ -286,40 +302,44 @@ class _Step:
                 late = saved_for(kind, SegmentPhase.WEIGHT, self._segments)
                 passage.put_off[block] = {operand.value: values[operand.value] for operand in late}
         assert backward is None or (backward.departures.are_over and not backward.active), "all gradients are there"
+        for block in blocks:
+            self._offload_state(block, (SegmentPhase.SUM_OFFLOAD,))
+            self._drop_parameters(block)
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""
         self._run(block, phase, len(self._passages) - 1, {})
 
     def update(self, block: int) -> None:
-        """Update the parameters of a block; if the optimizer's state is in host memory, it comes and returns."""
-        hosted = self._is_hosted[block]
-        if hosted:
-            self._fetch_state(block)
+        """Update the parameters of a block; what of its state is in host memory comes and returns."""
+        self._fetch_state(block, tuple(STATE_COPIES))
         self.run_once(block, SegmentPhase.UPDATE)
-        if hosted:
-            self._offload_state(block)
+        self._offload_state(block, tuple(STATE_COPIES.values()))
 
-    def _fetch_state(self, block: int) -> None:
-        for instruction, tensor in self._state_copies(block, SegmentPhase.STATE_FETCH):
+    def _fetch_state(self, block: int, phases: Sequence[SegmentPhase]) -> None:
+        for instruction, tensor in (own for phase in phases for own in self._state_copies(block, phase)):
             mesh, placements = self._blocks[block][0].mesh, instruction.operand.placements
             if tensor not in self._hosted:  # as it is before the first update
                 self._hosted[tensor] = (placements, scatter(np.asarray(self._states[tensor]), placements, mesh), mesh)
             self._persistent[tensor] = self._copied(instruction, self._hosted.pop(tensor))
 
-    def _offload_state(self, block: int) -> None:
-        for instruction, tensor in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
+    def _offload_state(self, block: int, phases: Sequence[SegmentPhase]) -> None:
+        for instruction, tensor in (own for phase in phases for own in self._state_copies(block, phase)):
             self._hosted[tensor] = self._copied(instruction, self._persistent.pop(tensor))
+
+    def _drop_parameters(self, block: int) -> None:
+        """Free the parameters of a block that host memory has, too."""
+        self._offload_state(block, (SegmentPhase.PARAMETER_OFFLOAD,))
 
     def _state_copies(self, block: int, phase: SegmentPhase) -> Iterator[tuple[HostCopy, str]]:
         """Yield the copies of a segment, each with the tensor that is copied."""
-        segment = self._segment(block, phase)
+        segment = self._segment(block, phase) if self._is_hosted[block] else None
         if segment is None:
             return
         tensors = {part.value: self._names[block][part.tensor] for part in segment.parts}
         for instruction in segment.instructions:
             assert isinstance(instruction, Offload | Fetch), "the segment only copies"
-            operand = instruction.operand if phase is SegmentPhase.STATE_OFFLOAD else instruction.result
+            operand = instruction.operand if phase in STATE_COPIES.values() else instruction.result
             yield instruction, tensors[operand.value]
 
     def _copied(self, instruction: HostCopy, held: tuple[Placements, Blocks, Mesh]) -> tuple[Placements, Blocks, Mesh]:
@@ -538,12 +558,13 @@ class _Step:
         if crossing is not None:
             sender = self._stages[crossing.sender].mesh.shape
             return deliver(crossing, exports[tensor, crossing.source.placements, sender], self._stages)
-        if tensor in self._persistent:
+        is_master = operand.value.endswith(MASTER)  # the optimizer's own copy, wherever it lies
+        if tensor in self._persistent and not is_master:
             stored, blocks, _ = self._persistent[tensor]
             if stored != placements:
                 raise ProgramError(f"block {block} reads {tensor!r} at another placement than it was stored at")
             return blocks
-        if tensor in self._moments and self._is_hosted[block]:
+        if tensor in self._in_host_memory[block] and not is_master:
             raise ProgramError(f"block {block} reads {tensor!r}, which is in host memory: nothing has fetched it")
         if tensor in self._graph.inputs:
             return scatter(self._data[microbatch][tensor], placements, mesh)

@@ -98,7 +98,7 @@ def draft_of(candidate: Candidate) -> Draft:
             blocks,
             (group * devices, (group + 1) * devices),
             format_recompute(recompute),
-            offload=format_hosted(away),
+            offload=format_hosted(away, split.what),
         )
         for group, blocks, recompute, away in zip(groups, split.ranges, split.recompute, split.away, strict=True)
     )

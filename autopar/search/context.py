@@ -96,6 +96,8 @@ class SearchContext:
 
     def least_bytes(self, configuration: Configuration) -> float:
         """Return a lower bound on the resident bytes of a device, whatever the plan."""
+        if self.constraints.hosts_sums:
+            return 0.0
         return self.roofline.bytes(configuration, offload=self.constraints.hosts_optimizer)
 
     def may_fit(self, configuration: Configuration) -> bool:
@@ -103,6 +105,8 @@ class SearchContext:
         limit = self.memory_limit
         if self.least_bytes(configuration) > limit:
             return False
+        if self.constraints.hosts_sums:
+            return True
         return not self.constraints.hosts_optimizer or self.roofline.finds_room(configuration, limit, self.host_room)
 
     def cut_lp_applies(self, configuration: Configuration) -> bool:

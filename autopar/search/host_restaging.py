@@ -60,8 +60,15 @@ def _restaged(context: SearchContext, candidate: Candidate, cutoff: float) -> Ca
     if tables is None:
         return None
     pipeline = configuration.pipeline(context.costs.stack)
+    constraints = context.constraints
     costs = ChoiceCosts(
-        tables, pipeline, configuration.mesh.size, context.constraints.flavours(), context.host_room, offloads=True
+        tables,
+        pipeline,
+        configuration.mesh.size,
+        constraints.flavours(),
+        context.host_room,
+        offloads=True,
+        what=constraints.what,
     )
     cutter = StageCutter(context, ((configuration, pipeline),), tables, costs)
     return cutter.best_plan(candidate.choice, None, cutoff, lambda _: -math.inf, context.should_stop)

@@ -20,7 +20,7 @@ from autopar.plan import BlockPlan
 from autopar.problem import Choice
 from autopar.program.block import LoweredKind
 from autopar.program.lower import lower_blocks
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
@@ -39,6 +39,7 @@ class ChoiceCosts:
         flavours: Kinds of recompute that constraints allow.
         host_room: Bytes of host memory per device.
         offloads: Whether anything may lie in host memory.
+        what: What of the state of blocks may.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class ChoiceCosts:
         flavours: Sequence[Recompute] = ON_DEVICE,
         host_room: float = math.inf,
         offloads: bool = False,
+        what: Hosted = Hosted.OPTIMIZER,
     ) -> None:
         self._tables, self._pipeline, self._size = tables, pipeline, size
         self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
+        self._what = what
         self._known: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
         self._lowered: dict[
             bool, dict[BlockPlan, LoweredKind]
@@ -103,9 +106,15 @@ class ChoiceCosts:
             costs = self._tables.costs
             host = costs.cluster.known_host() if self._offloads else None
             memory = chain_bytes(
-                lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room, host=host
+                lowered,
+                folded,
+                trains=trains,
+                flavours=self._flavours,
+                host_room=self._host_room,
+                host=host,
+                what=self._what,
             )
-            known[splits] = memory, host_links(lowered, costs) if self._offloads else None
+            known[splits] = memory, host_links(lowered, costs, self._what) if self._offloads else None
         return known[splits]
 
     def peak(self, choice: Choice, split: Split) -> float:

@@ -4,6 +4,7 @@ A primal heuristic, tried where column generation has found no plan near its bou
 """
 
 import math
+from dataclasses import replace
 
 from autopar.formulate.block_memory import ChainBytes
 from autopar.formulate.linear_weights import stage_mixes, weights
@@ -111,4 +112,5 @@ class MemoryFitting:
         if found is None:
             return None
         ranges = found[0].ranges
-        return Split.uniform(ranges, (recompute,) * len(ranges), (offload,) * len(ranges) if offload else ())
+        split = Split.uniform(ranges, (recompute,) * len(ranges), (offload,) * len(ranges) if offload else ())
+        return replace(split, what=state.search.constraints.what)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 from autopar.configuration import Configuration
-from autopar.formulate.block_memory import RESIDENT, UNHOSTED
 from autopar.formulate.linear_weights import problem, weights
 from autopar.formulate.manual_recipes import restrict
 from autopar.formulate.mean_memory import least_bytes
@@ -132,7 +131,7 @@ class NodeSolver:
         state = self.state
         weighting = weights(state.tables, state.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
         instance = problem(state.tables, weighting, name=str(state.configuration))
-        resident = UNHOSTED if state.search.constraints.hosts_optimizer else RESIDENT
+        resident = state.search.constraints.resident
         for recipe in known:
             least = least_bytes(state.tables, state.bounding, recipe.allowed, resident=resident)
             if min(least.values()) > state.search.memory_limit:

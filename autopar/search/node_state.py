@@ -11,7 +11,7 @@ from dataclasses import replace
 from autopar.bounds.column_generation import ColumnGeneration
 from autopar.bounds.microbatch import COLD_START, UNKNOWN
 from autopar.configuration import Configuration
-from autopar.formulate.block_memory import RESIDENT, UNHOSTED
+from autopar.formulate.block_memory import RESIDENT
 from autopar.formulate.mean_memory import least_bytes
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
@@ -101,7 +101,8 @@ class NodeState:
         Args:
             offload: Whether the optimizer state lies in host memory.
         """
-        least = least_bytes(self.tables, self.bounding, resident=UNHOSTED if offload else RESIDENT)
+        resident = self.search.constraints.resident if offload else RESIDENT
+        least = least_bytes(self.tables, self.bounding, resident=resident)
         return {flavour: least[flavour] for flavour in self.flavours}
 
     def is_stopped(self) -> bool:

@@ -32,6 +32,7 @@ class PlanFinder:
             state.flavours,
             search.host_room,
             bool(search.constraints.hosted),
+            search.constraints.what,
         )
         pipelines = zip(state.family, state.pipelines, strict=True)
         self._cutter = StageCutter(search, tuple(pipelines), state.tables, self.costs)

@@ -9,7 +9,7 @@ on the same devices (a group) are timed together.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import fsum, inf
 
@@ -18,7 +18,8 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.cost import CostModel, Overlap
 from autopar.cost.nearest import step_error
-from autopar.program.records import Program, Segment, SegmentPhase
+from autopar.program.hosted import host_update
+from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
 from autopar.schedule.timing import tasks_of
@@ -34,13 +35,13 @@ from autopar.simulate.gradients import (
     urgent_intervals,
 )
 from autopar.simulate.hops import hops
-from autopar.simulate.layout import Costs, Layout, Resource, lay_out
+from autopar.simulate.layout import Costs, Layout, Resource, lay_out, lay_out_host_update
 from autopar.simulate.measured_share import measured_share
 from autopar.simulate.memory import StageMoments, fullest_host, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import PASSES, Runs, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
-from autopar.simulate.stages import StageLayout, lay_out_stage
+from autopar.simulate.stages import Layouts, StageLayout, lay_out_stage
 from autopar.simulate.step_arrays import step_arrays
 from autopar.simulate.timeline import StageTimeline, Timeline
 
@@ -81,11 +82,26 @@ def stages_in_time(program: Program, costs: Costs, bucket: float | None) -> list
         for kind in set(stage.blocks) - laid_out.setdefault(view.cluster, set()):
             laid_out[view.cluster].add(kind)
             here |= {(kind, segment.phase): lay_out(segment, view, bucket) for segment in segments.get(kind, ())}
-        key = (view.cluster, stage.blocks, stage.recompute, stage.hosted_blocks, stage.hosted_copies)
+        key = (view.cluster, stage.blocks, stage.recompute, stage.hosted_blocks, stage.hosted_copies, stage.what)
         if key not in known:
-            known[key] = lay_out_stage(stage, here, view)
+            known[key] = lay_out_stage(stage, here, view, _on_host(stage, segments, here, view))
         stages.append(known[key])
     return stages
+
+
+def _on_host(
+    stage: StageProgram, segments: Mapping[int, Sequence[Segment]], layouts: Layouts, costs: Costs
+) -> dict[int, Layout]:
+    """Return the updates that the host of a stage runs, by kind of block."""
+    if not stage.hosted or not stage.state_kind.updates_there:
+        return {}
+    found = {}
+    for kind in {kind for kind, away in zip(stage.blocks, stage.hosted_blocks, strict=True) if away}:
+        own = {segment.phase: segment for segment in segments.get(kind, ())}
+        if SegmentPhase.UPDATE in own:
+            update = host_update(own[SegmentPhase.UPDATE], own)
+            found[kind] = lay_out_host_update(layouts[kind, SegmentPhase.UPDATE], update, costs)
+    return found
 
 
 def maker_of(program: Program) -> Pass:

@@ -25,6 +25,7 @@ from autopar.cost.overlap import Rows, bucket_share, full_bucket, launched
 from autopar.folding.graph_facts import BesideProducts
 from autopar.ir.graph import Op
 from autopar.ir.routing import Routed
+from autopar.program.hosted import HostUpdate
 from autopar.program.records import (
     HOST_PHASES,
     Collective,
@@ -524,6 +525,36 @@ def host_copy(host: Host, nbytes: float, *, out: bool) -> Layout:
     seconds = host.out_seconds(nbytes) if out else host.back_seconds(nbytes)
     resource, name = (Resource.TO_HOST, "offload copies") if out else (Resource.FROM_HOST, "fetch copies")
     return Layout(0.0, 0.0, 0.0, 0.0, 0.0, (Span(resource, name, 0.0, seconds),), (), (), seconds, seconds)
+
+
+def lay_out_host_update(update: Layout, own: HostUpdate, costs: Costs) -> Layout:
+    """Return the update of a block that its host runs, in time: copies run beside it, collectives follow.
+
+    Args:
+        update: The update, laid out on the device.
+        own: What the host reads, writes and sends.
+        costs: Whose cluster says how fast it does.
+    """
+    host = costs.cluster.known_host()
+    busy, out, back = host.update_seconds(own.traffic), host.out_seconds(own.out), host.back_seconds(own.back)
+    whole = busy + float(Overlap.of(costs.stack).copied(host.both(out, back), busy))
+    whole = max(whole, update.compute_seconds)  # no host is faster than its device: bounds count on that
+    late = whole - update.compute_seconds
+    spans = [replace(span, offset=span.offset + late) for span in update.spans if span.resource in NETWORK]
+    spans += [Span(Resource.TO_HOST, "offload gradients", 0.0, out)] if out else []
+    spans += [Span(Resource.FROM_HOST, "fetch parameters", whole - back, back)] if back else []
+    return Layout(
+        0.0,
+        update.collective_seconds,
+        0.0,
+        update.link_seconds,
+        update.gather_seconds,
+        tuple(spans),
+        (),
+        (),
+        whole,
+        out + back,
+    )
 
 
 def beside(copies: Layout, cover: float, added: float, *, late: bool) -> Layout:

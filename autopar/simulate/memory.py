@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.cost.stack import Gradients
+from autopar.program.hosted import fetched_bytes
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
@@ -79,7 +80,8 @@ def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: 
 def stage_memory(
     blocks: Iterable[BlockMemory],
     receiving: float,
-    state: float = 0.0,
+    buffers: float = 0.0,
+    streamed: float = 0.0,
     *,
     repeats: bool = True,
     unmade: bool = False,
@@ -90,7 +92,8 @@ def stage_memory(
     Args:
         blocks: Its blocks in order.
         receiving: Values under way from the neighbouring stages.
-        state: Bytes of the optimizer's state that lie in host memory.
+        buffers: Bytes on the device while it updates state that lies in host memory.
+        streamed: Most bytes of a block that are on the device while it runs, of what lies in host memory otherwise.
         repeats: Whether there are several microbatches: gradients of one are reduced while the next one runs.
         unmade: Whether sums of gradients are not there before they are made; only of a single microbatch.
         by_block: Whether moments are wanted by block.
@@ -126,8 +129,8 @@ def stage_memory(
         passes=passes,
         blocks={kind: tuple(found) for kind, found in moments.items()},
         receiving=receiving,
-        update=max(block.update for block in passed) + float(state_buffers(state)),
-        transit=TRANSIT_BLOCKS * max(block.hosted for block in passed),
+        update=max(block.update for block in passed) + buffers,
+        transit=TRANSIT_BLOCKS * (max(block.hosted for block in passed) + streamed),
         hosted=fsum(block.hosted for block in passed),
     )
 
@@ -185,6 +188,14 @@ def memory_over_time(chunks: Sequence[StageMemory], runs: Runs, trains: bool, ab
     update = np.zeros((1, moments.shape[1]))
     update[0, TaskMemory._fields.index("transient")] = max(memory.update for memory in chunks)
     return np.concatenate([moments, update])
+
+
+def _streamed(stage: StageProgram, table: Table) -> float:
+    """Return the most bytes of a block that come from host memory for its passes."""
+    kinds = {kind for kind, away in zip(stage.blocks, stage.hosted_blocks, strict=True) if away}
+    phases = (SegmentPhase.SUM_FETCH, SegmentPhase.PARAMETER_FETCH)
+    found = ([table[kind, phase] for phase in phases if (kind, phase) in table] for kind in kinds)
+    return max((fetched_bytes(own) for own in found), default=0.0)
 
 
 def host_bytes(chunks: Sequence[StageMemory], runs: Runs) -> float:
@@ -326,9 +337,13 @@ def stage_moments(
         stage_memory(
             memories.walk(stage.blocks, stage.recompute),
             received_bytes(table, stage.blocks, stage.index == 0, stage.index == last),
-            fsum(part.bytes for part in stage.hosted),
+            float(state_buffers(fsum(part.bytes for part in stage.hosted), stage.what)),
+            _streamed(stage, table),
             repeats=program.num_microbatches > 1,
-            unmade=gradients == "made" and program.num_microbatches == 1 and len(chunks) == 1,
+            unmade=gradients == "made"
+            and program.num_microbatches == 1
+            and len(chunks) == 1
+            and not (stage.hosted and stage.state_kind.sums),
             by_block=by_block,
         )
         for stage in chunks

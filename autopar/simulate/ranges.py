@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.cluster import Host
+from autopar.cost.overlap import state_seconds
 from autopar.folding.fold import Folded
 from autopar.formulate.block_memory import BlockHolding, ChainBytes, FloatArray, SharedBytes, State
 from autopar.program.block import LoweredKind
+from autopar.program.hosted import hosted_bytes, shared_parameters, streamed_bytes
 from autopar.program.lower import Copy, copies
 from autopar.program.records import OPTIMIZER_STATE
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
 
@@ -23,6 +25,7 @@ def chain_bytes(
     flavours: Sequence[Recompute] = ON_DEVICE,
     host_room: float = np.inf,
     host: Host | None = None,
+    what: Hosted = Hosted.OPTIMIZER,
 ) -> ChainBytes:
     """Return what every range of a chain of blocks holds as a stage: what `stage_memory` says of it.
 
@@ -33,10 +36,11 @@ def chain_bytes(
         flavours: What blocks may keep of their forward if there are.
         host_room: Bytes of host memory per device.
         host: How devices reach it, if anything may lie there.
+        what: What of the state of blocks may.
     """
     table = {(kind, segment.phase): segment for kind, block in lowered.items() for segment in block.segments}
     memories = BlockMemories(table, trains)
-    kinds = range(len(folded.kinds))
+    kinds, in_common = range(len(folded.kinds)), shared_parameters(lowered.values())
     alone = {kind: memories.advance(kind, Recompute.NONE, memories.enter(kind))[0] for kind in lowered}
 
     def each(value: Mapping[int, float]) -> FloatArray:
@@ -60,22 +64,22 @@ def chain_bytes(
         arriving=each(arriving),
         returning=each(returning),
         hosted=each({kind: _offloaded(memories, kind) for kind in lowered}),
-        state=each(
-            {kind: sum(own.resident.get(part, 0.0) for part in OPTIMIZER_STATE) for kind, own in lowered.items()}
-        ),
+        state=each({kind: sum(hosted_bytes(own, what, in_common).values()) for kind, own in lowered.items()}),
         buffers=folded.buffer_bytes,
-        shared=tuple(_shared(copy, host) for copy in copies([lowered[kind] for kind in folded.chain], folded)),
+        shared=tuple(_shared(copy, host, what) for copy in copies([lowered[kind] for kind in folded.chain], folded)),
         host_room=host_room,
+        streamed=each({kind: streamed_bytes(own, what, in_common) for kind, own in lowered.items()}),
+        what=what,
     )
 
 
-def _shared(copy: Copy, host: Host | None) -> SharedBytes:
+def _shared(copy: Copy, host: Host | None, what: Hosted) -> SharedBytes:
     state = sum(amount for category, amount in copy.state if category in OPTIMIZER_STATE)
     return SharedBytes(
         copy.owner,
         tuple((block, size + copy.state_bytes) for block, size in copy.readers),
         state,
-        0.0 if host is None else host.there_and_back(state),
+        0.0 if host is None else state_seconds(host, what, state),
     )
 
 

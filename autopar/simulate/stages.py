@@ -1,11 +1,12 @@
 """The tasks of a stage in time: its blocks' segments end to end, in the order in which a pass goes through them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from autopar.cost import Overlap
+from autopar.cost.overlap import state_seconds
 from autopar.program.records import SegmentPhase, StageProgram
 from autopar.recompute import Recompute
 from autopar.schedule import Pass
@@ -116,14 +117,28 @@ class StageLayout:
     update: TaskLayout
 
 
+NO_UPDATES: Mapping[int, Layout] = {}
+_TO_HOST = (SegmentPhase.SUM_OFFLOAD,)
+_AROUND = (SegmentPhase.PARAMETER_FETCH, SegmentPhase.SUM_FETCH, *_TO_HOST)
+"""Copies of persistent tensors around a backward."""
 _STATE = (SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD)
 _AGAIN = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.FULL: SegmentPhase.FORWARD}
 """What runs again before a backward, by flavour."""
 
 
-def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageLayout:
-    """Return what a stage does in time, given the layouts of its kinds of blocks."""
+def lay_out_stage(
+    stage: StageProgram, layouts: Layouts, costs: Costs, on_host: Mapping[int, Layout] = NO_UPDATES
+) -> StageLayout:
+    """Return what a stage does in time, given the layouts of its kinds of blocks.
+
+    Args:
+        stage: The stage.
+        layouts: The layouts of its kinds of blocks.
+        costs: What everything takes.
+        on_host: Updates that the host runs, by kind of block.
+    """
     chain, overlap = list(enumerate(stage.blocks)), Overlap.of(costs.stack)
+    hosted, kind_of_state = stage.hosted_blocks, stage.state_kind
 
     def each(phase: SegmentPhase) -> Iterator[_Placed]:
         return ((index, phase, layouts.get((kind, phase))) for index, kind in chain)
@@ -136,9 +151,26 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
         added = float(overlap.copied(alone.host_link_seconds, what.seconds))
         return index, phase, beside(alone, what.seconds, added, late=phase is SegmentPhase.OFFLOAD)
 
+    def stream(index: int, kind: int, phases: Sequence[SegmentPhase], what: Layout | None) -> list[_Placed]:
+        """Return copies of persistent tensors around a pass, which it hides together: those before, and those after."""
+        found = {phase: layouts[kind, phase] for phase in phases if hosted[index] and (kind, phase) in layouts}
+        if what is None or not found:
+            return []
+        sent = sum(own.host_link_seconds for phase, own in found.items() if phase in _TO_HOST)
+        taken = sum(own.host_link_seconds for phase, own in found.items() if phase not in _TO_HOST)
+        left = added = float(overlap.copied(costs.cluster.known_host().both(sent, taken), what.seconds))
+        placed: list[_Placed] = []
+        for phase, own in found.items():
+            late = phase in _TO_HOST
+            cover = what.seconds + added if late else what.seconds
+            placed.append((index, phase, beside(own, cover, 0.0 if late else left, late=late)))
+            left = left if late else 0.0
+        return placed
+
     def forwards() -> Iterator[_Placed]:
         for index, kind in chain:
             forward = layouts.get((kind, SegmentPhase.FORWARD))
+            yield from stream(index, kind, (SegmentPhase.PARAMETER_FETCH,), forward)
             yield index, SegmentPhase.FORWARD, forward
             if stage.recompute[index] is Recompute.OFFLOAD:
                 yield copies(index, kind, SegmentPhase.OFFLOAD, forward)
@@ -146,17 +178,22 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
     def backwards() -> Iterator[_Placed]:
         for index, kind in reversed(chain):
             again, backward = _AGAIN.get(stage.recompute[index]), layouts.get((kind, SegmentPhase.BACKWARD))
+            around = stream(index, kind, _AROUND, backward)
+            yield from (own for own in around if own[1] not in _TO_HOST)
             if again is not None:
                 yield index, again, layouts.get((kind, again))
             if stage.recompute[index] is Recompute.OFFLOAD:
                 yield copies(index, kind, SegmentPhase.FETCH, backward)
             yield index, SegmentPhase.BACKWARD, backward
+            yield from (own for own in around if own[1] in _TO_HOST)
 
     def updates() -> Iterator[_Placed]:
-        for (index, kind), is_away in zip(chain, stage.hosted_blocks, strict=True):
+        for (index, kind), is_away in zip(chain, hosted, strict=True):
             update = layouts.get((kind, SegmentPhase.UPDATE))
             back, out = (layouts.get((kind, phase)) for phase in _STATE)
-            if is_away and update is not None and back is not None and out is not None:
+            if is_away and kind_of_state.updates_there:
+                yield index, SegmentPhase.UPDATE, on_host.get(kind, update)
+            elif is_away and update is not None and back is not None and out is not None:
                 link = costs.cluster.known_host().both(out.host_link_seconds, back.host_link_seconds)
                 added = float(overlap.copied(link, update.seconds))
                 yield index, SegmentPhase.STATE_FETCH, beside(back, update.seconds, added, late=False)
@@ -167,7 +204,7 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
         if stage.hosted_copies:  # of parameters that other stages own: what updates them is not simulated
             host, last, size = costs.cluster.known_host(), len(chain) - 1, stage.hosted_copies
             there, back = host_copy(host, size, out=True), host_copy(host, size, out=False)
-            added = host.there_and_back(size)
+            added = state_seconds(host, stage.what, size)
             yield last, SegmentPhase.STATE_FETCH, beside(back, 0.0, added, late=False)
             yield last, SegmentPhase.STATE_OFFLOAD, beside(there, added, 0.0, late=True)
 

@@ -105,9 +105,8 @@ class Explainer:
         began = time.monotonic()
         self._end = began + self.limits.shortage
         self._tell("what is missing")
-        found = thriftiest(
-            self.task.opened, end=began + THRIFTY_SHARE * self.limits.shortage, should_stop=self._should_stop
-        )
+        end = began + THRIFTY_SHARE * self.limits.shortage
+        found = thriftiest(self.task.last_opened or self.task.opened, end=end, should_stop=self._should_stop)
         if not self.task.space:
             raise PinError(
                 f"no stages with meshes of their own were found that fit {format_bytes(self.task.job.memory_limit)}, "

@@ -22,6 +22,7 @@ from autopar.recompute import (
     parse_hosted,
     parse_recompute,
     parse_share,
+    share_of,
 )
 from autopar.recompute import Recompute as Flavour
 from autopar.schedule import SCHEDULES, usual_schedule
@@ -285,7 +286,7 @@ class Draft:
             recompute = self._of_layers(what, first, count) if what in set(Flavour) else what
             devices, offload = (group * size, (group + 1) * size), self._offload.get(index, self._offload[None])
             if "=" in offload:
-                offload = self._of_first_blocks(parse_share(offload), first, count)
+                offload = self._of_first_blocks(offload, first, count)
             stages.append(StagePlan((first, first + count), devices, recompute, offload=offload))
             first += count
         return tuple(stages)
@@ -297,10 +298,11 @@ class Draft:
             tuple(Flavour(what) if block in own else Flavour.NONE for block in range(first, first + count))
         )
 
-    def _of_first_blocks(self, share: float, first: int, count: int) -> str:
-        """Return which blocks of a stage offload a share of its optimizer's state, parameters counting for it."""
+    def _of_first_blocks(self, offload: str, first: int, count: int) -> str:
+        """Return which blocks of a stage offload a share of its state, parameters counting for it."""
         chain, sizes = self.folded.chain, moment_elements(self.folded)
-        return format_hosted(first_share([sizes[chain[block]] for block in range(first, first + count)], share))
+        away = first_share([sizes[chain[block]] for block in range(first, first + count)], parse_share(offload))
+        return format_hosted(away, share_of(offload))
 
     def _cut(self, tactic: Pipeline) -> None:
         schedule = tactic.schedule or usual_schedule(self.job.mode)

@@ -170,8 +170,9 @@ class Offload:
     """Keep something in host memory between steps.
 
     Attributes:
-        what: "optimizer", the state of the optimizer: moments and master copies; "optimizer=0.5" for a share of it, the
-            first blocks of each stage; for the stages named also runs of blocks, "optimizer*4 none*2".
+        what: A key of `autopar.recompute.STATE_KINDS`: "optimizer", the state of the optimizer (moments and master
+            copies), "update", "gradients" or "parameters"; "optimizer=0.5" for a share of it, the first blocks of each
+            stage; for the stages named also runs of blocks, "optimizer*4 none*2".
         stages: Which stages; None for all.
     """
 

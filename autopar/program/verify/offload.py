@@ -5,6 +5,7 @@ from autopar.folding.fold import Folded
 from autopar.ir.graph import Role
 from autopar.program.records import (
     HOST_PHASES,
+    STATE_COPIES,
     Category,
     Fetch,
     Offload,
@@ -22,9 +23,15 @@ from autopar.program.verify.fault import fault, title
 _PARTNER = {
     SegmentPhase.OFFLOAD: SegmentPhase.FETCH,
     SegmentPhase.FETCH: SegmentPhase.OFFLOAD,
-    SegmentPhase.STATE_FETCH: SegmentPhase.STATE_OFFLOAD,
-    SegmentPhase.STATE_OFFLOAD: SegmentPhase.STATE_FETCH,
+    **STATE_COPIES,
+    **{back: there for there, back in STATE_COPIES.items()},
 }
+_USERS = {
+    SegmentPhase.OFFLOAD: SegmentPhase.BACKWARD,
+    SegmentPhase.FETCH: SegmentPhase.BACKWARD,
+    **dict.fromkeys((phase for pair in STATE_COPIES.items() for phase in pair), SegmentPhase.UPDATE),
+}
+"""Segments without which nothing is copied."""
 
 
 def verify_copies(segment: Segment, table: Table) -> None:
@@ -36,7 +43,7 @@ def verify_copies(segment: Segment, table: Table) -> None:
     kind, phase = segment.kind, segment.phase
     if phase not in HOST_PHASES:
         return
-    way = Offload if phase in (SegmentPhase.OFFLOAD, SegmentPhase.STATE_OFFLOAD) else Fetch
+    way = Offload if phase in (SegmentPhase.OFFLOAD, *STATE_COPIES.values()) else Fetch
     for index, instruction in enumerate(segment.instructions):
         if not isinstance(instruction, way):
             raise fault(segment, index, f"a segment {phase} only copies, one way")
@@ -50,15 +57,14 @@ def verify_copies(segment: Segment, table: Table) -> None:
     partner = table.get((kind, _PARTNER[phase]))
     if partner is None:
         raise ProgramError(f"{title(segment)} has no segment {_PARTNER[phase]} beside it")
-    user = SegmentPhase.UPDATE if phase in (SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD) else None
-    if (kind, user or SegmentPhase.BACKWARD) not in table:
-        raise ProgramError(f"{title(segment)} copies for a segment {user or SegmentPhase.BACKWARD}, which is not there")
+    if (kind, _USERS[phase]) not in table:
+        raise ProgramError(f"{title(segment)} copies for a segment {_USERS[phase]}, which is not there")
     if phase is SegmentPhase.OFFLOAD:
         _verify_saved(segment, partner, table[kind, SegmentPhase.FORWARD])
-    elif phase is SegmentPhase.STATE_FETCH:
+    elif phase in STATE_COPIES:
         if tuple(store.value for store in segment.stores) != _fetched(segment):
-            raise ProgramError(f"{title(segment)} does not store all that it fetches: the update would not find it")
-    elif phase is SegmentPhase.STATE_OFFLOAD and _fetched(partner) != tuple(
+            raise ProgramError(f"{title(segment)} does not store all that it fetches: nothing would find it")
+    elif phase in STATE_COPIES.values() and _fetched(partner) != tuple(
         operand for copy in segment.instructions for operand in reads(copy)
     ):
         raise ProgramError(f"{title(segment)} takes back other values than {title(partner)} fetches")
@@ -92,8 +98,10 @@ def verify_hosted(program: Program, folded: Folded) -> None:
     for stage in program.stages:
         if not all(stage.hosted_blocks):
             _verify_resident(stage, table, moments)
-        if any(part.category is not Category.OPTIMIZER for part in stage.hosted):
-            raise ProgramError(f"stage {stage.index} keeps more in host memory than the state of the optimizer")
+        own = stage.state_kind
+        allowed = {Category.OPTIMIZER: True, Category.GRADIENTS: own.sums, Category.PARAMETERS: own.parameters}
+        if not all(allowed.get(part.category, False) for part in stage.hosted):
+            raise ProgramError(f"stage {stage.index} keeps more in host memory than its {stage.what}")
         if all(stage.hosted_blocks) and any(part.category is Category.OPTIMIZER for part in stage.resident):
             raise ProgramError(f"stage {stage.index} keeps the optimizer's state in host memory and on the device")
         for kind in dict.fromkeys(kind for kind, away in zip(stage.blocks, stage.hosted_blocks, strict=True) if away):
