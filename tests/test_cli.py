@@ -100,6 +100,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "optimizer": "sgd",
         "fusion": "joint",
         "sync_batchnorm": False,
+        "shared_expert_overlap": None,
         "lora": None,
         "stack": "mine.yaml",
         "precision": "mixed",
