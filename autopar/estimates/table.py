@@ -416,8 +416,10 @@ class Table:
     def _copied(self, degrees: Degrees) -> tuple[float, ...]:
         """Return what these add to the update of each stage; () if there is nothing."""
         found = self._copied_bytes(degrees)
+        if not any(found):
+            return ()
         host, what = self.costs.cluster.known_host(), share_of(degrees.offload)
-        return tuple(state_seconds(host, what, own) for own in found) if any(found) else ()
+        return tuple(state_seconds(host, what, own) for own in found)
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
