@@ -126,7 +126,7 @@ class DegreeDescent:
         return sorted((own for own in found if not own.excess), key=lambda own: own.seconds)
 
     def simulated(self, found: Found) -> Plan | None:
-        """Return a plan, simulated; None if it does not fit then."""
+        """Return a plan, simulated; None if it does not fit then. Its objective is what the simulator says."""
         costs, job = self.task.costs, self.task.job
         prediction = self._predictor.predict(
             found.degrees,
@@ -136,7 +136,7 @@ class DegreeDescent:
             profile=costs.profile,
             memory_limit=job.memory_limit,
         )
-        return replace(prediction.plan, objective=found.seconds) if prediction.fits else None
+        return prediction.plan if prediction.fits else None
 
     def _starts(self) -> Iterator[Cell]:
         """Yield where to begin: little and much tensor and expert parallelism, as few samples at a time as can be.

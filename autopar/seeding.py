@@ -20,8 +20,8 @@ from autopar.verdict import LONGER, step_seconds
 
 SHARE, MOST_SECONDS = 0.15, 10.0
 """Time for the descent, as a share of a time limit, and its most."""
-SIMULATED = 3
-"""Plans that fit when simulated after which no more are; the simulator ranks them."""
+SIMULATED = 12
+"""Plans that are simulated at most: those that are faster by their estimate than the fastest one simulated."""
 STARTS = 3
 """Configurations of each kind of recompute with which a search begins."""
 
@@ -42,7 +42,7 @@ class Seeds:
 
     @property
     def objective(self) -> float:
-        """Step time of the plan by the formula, in seconds; infinity without one."""
+        """Step time of the plan by the simulator, in seconds; infinity without one."""
         return math.inf if self.plan is None else self.plan.objective
 
     def seconds(self, flavour: str) -> float:
@@ -114,14 +114,15 @@ def seeds_of(
     descent = DegreeDescent(task, runs, flavours)
     descent.run(end, should_stop)
     found = tuple((flavour, tuple(descent.best(flavour))) for flavour in flavours)
-    plans: list[Plan] = []
+    best: Plan | None = None
     longest = 0.0
-    for own in sorted((own for _, each in found for own in each), key=_seconds):
+    for own in sorted((own for _, each in found for own in each), key=_seconds)[:SIMULATED]:
         began = time.monotonic()
-        if should_stop() or len(plans) == SIMULATED or (plans and began + LONGER * longest > end + limit):
+        late = best is not None and began + LONGER * longest > end + limit
+        if late or should_stop() or (best is not None and own.seconds >= step_seconds(best)):
             break
         plan = descent.simulated(own)
         longest = max(longest, time.monotonic() - began)
-        if plan is not None:
-            plans.append(plan)
-    return Seeds(min(plans, key=step_seconds, default=None), found)
+        if plan is not None and (best is None or step_seconds(plan) < step_seconds(best)):
+            best = plan
+    return Seeds(best, found)

@@ -204,7 +204,8 @@ class Pinned:
         name = self.mesh.axes[axis].name
         wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
         if name == "ep" and not self.counted:  # where degrees are pinned, other axes are free to split the batch
-            wishes.append(self._splits_batch(decision, kind, op, placed))
+            inside = self._is_inside_experts(placed)
+            wishes.append(self._has_own_experts(placed) if inside else self._splits_batch(decision, kind, op, placed))
         if "cp" in self.named and not self.counted and op is not None and name in ("dp", "cp"):
             wishes.append(self._groups_experts(name, op, placed))
         wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
@@ -272,6 +273,27 @@ class Pinned:
             for name, digits, is_output in placed:
                 if not is_output and name in experts_of(self.folded):
                     mask &= digits == 2
+        return mask
+
+    def _is_by_expert(self, name: str) -> bool:
+        """Whether a value has rows for each expert: its dims begin with experts, then samples."""
+        numbers = {self.folded.graph.values[own].shape[0] for own in experts_of(self.folded)}
+        return self.facts.batch.get(name) == 1 and self.folded.graph.values[name].shape[0] in numbers
+
+    def _is_inside_experts(self, placed: Placed) -> bool:
+        """Whether all tensors of a decision that have samples have them by expert, as between dispatch and combine.
+
+        Whether their rows lie by expert or by sample is then open: tokens travel to experts and back in between.
+        """
+        batched = [name for name, *_ in placed if name in self.facts.batch]
+        return bool(batched) and all(map(self._is_by_expert, batched))
+
+    def _has_own_experts(self, placed: Placed) -> Mask:
+        """Return what multiplies by matrices of a device's own experts, in forward and backward alike."""
+        mask = np.ones(len(placed[0][1]), dtype=bool)
+        for name, digits, _ in placed:
+            if name in experts_of(self.folded):
+                mask &= digits == 2
         return mask
 
     def _does_not(self, role: str, op: Op | None, placed: Placed) -> Mask:
