@@ -29,18 +29,20 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, never, silent
+from autopar.recompute import Recompute
 from autopar.recompute_apart import plan_apart
 from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.seeding import NO_SEEDS, seeds_of
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, program_costs, rules_for
 from autopar.task_search import search_plans
 from autopar.training import Lora
-from autopar.verdict import conclude, searching, simulated
+from autopar.verdict import conclude, search_report, searching, simulated
 from autopar.warming import Warming
 from autopar.workload import job_stack, open_plan, open_workload
 
@@ -230,7 +232,12 @@ def plan_task(
     last = math.inf if effort.time_limit is None else time.monotonic() + effort.time_limit
     whole, kept = effort, reserved(task, effort)
     effort, end = effort.after(kept), last - kept
-    clock = PhaseClock(progress, task.phases)
+    clock, began, seeds = PhaseClock(progress, task.phases), time.monotonic(), NO_SEEDS
+    if task.runs is not None and dump_problem is None:
+        flavours = map(str, task.constraints.flavours() if task.job.mode == "train" else (Recompute.NONE,))
+        with clock("degrees"):
+            seeds = seeds_of(task, task.runs, [*flavours], effort, progress=progress, should_stop=should_stop)
+        effort = effort.after(time.monotonic() - began)
     problems: dict[str, Problem] = {}
     with clock("search"):
         outcome = search_plans(
@@ -240,14 +247,24 @@ def plan_task(
             should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
+            incumbent=seeds.objective,
+            starts=seeds.starts([name for name, _ in seeds.found]),
         )
     explain = partial(explain_infeasible, task, effort, outcome, end=last, progress=progress, should_stop=should_stop)
-    if not outcome.candidates and not outcome.stopped:
+    if not outcome.candidates and not outcome.stopped and seeds.plan is None:
         raise explain()
-    try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop, effort.fusion)
-    except InfeasibleError:  # it fits by the formula, and not when simulated
-        raise explain() from None
+    plan: Plan | None = None
+    if outcome.candidates or seeds.plan is None:
+        try:
+            plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop, effort.fusion)
+        except InfeasibleError:  # it fits by the formula, and not when simulated
+            if seeds.plan is None:
+                raise explain() from None
+    if plan is None:
+        report = search_report(outcome, task, seeds.objective, effort.solver, clock.times)
+        plan = seeds.alone(report, task, effort.fusion)
+    else:
+        plan = seeds.beside(plan, task, effort.fusion)
     if dump_problem is not None:
         save(problems[str(outcome.candidates[0].configuration)], dump_problem)
     return best_on_fewer(task, plan, whole, last, progress=progress, should_stop=should_stop, engine=engine)

@@ -139,16 +139,19 @@ class DegreeDescent:
         return prediction.plan if prediction.fits else None
 
     def _starts(self) -> Iterator[Cell]:
-        """Yield where to begin: little and much tensor and expert parallelism, as few samples at a time as can be.
+        """Yield where to begin: little and much expert parallelism, as few samples at a time as can be.
 
-        Of ZeRO levels those that share nothing come last; others are yielded until one of them has a plan.
+        There is little tensor parallelism, and much if nothing fits then. Of ZeRO levels the one that shares nothing
+        comes last; levels are yielded until one of them has a plan.
         """
         if not self._shapes:
             return
         tps, cps, eps, _ = (sorted(set(own)) for own in zip(*self._shapes, strict=True))
         node = self.task.costs.cluster.devices_per_node
         inside = max(ep for ep in eps if ep <= node)
-        for tp in (tps[0], tps[-1]):
+        for tp in dict.fromkeys((tps[0], tps[-1])):
+            if any(not found.excess for own in self.cells.values() for found in own.values()):
+                return
             for ep in dict.fromkeys((inside, eps[-1], eps[0])):
                 sizes = [own[3] for own in self._shapes if own[:3] == (tp, cps[0], ep)]
                 for level in (*_LEVELS[1:], 0) if sizes else ():

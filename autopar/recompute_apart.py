@@ -23,7 +23,7 @@ from autopar.search.backends import HERE, Engine
 from autopar.search.outcome import Outcome
 from autopar.seeding import NO_SEEDS, Seeds, seeds_of
 from autopar.simplicity import NEAR
-from autopar.sizing.explain import explain_infeasible
+from autopar.sizing.explain import explain_parts
 from autopar.sizing.fewer import least_seconds
 from autopar.task import Effort, PhaseClock, Task, pinned
 from autopar.task_search import search_plans
@@ -94,7 +94,7 @@ def plan_apart(
     if not plans and seeds.plan is None:
         if outcome.stopped:
             raise none_found(outcome)
-        raise explain_infeasible(one, effort, outcome, end=end, progress=progress, should_stop=should_stop)
+        raise explain_parts(outcomes, effort, end=end, progress=progress, should_stop=should_stop)
     if not plans:
         plans = [seeds.alone(search_report(outcome, one, best, effort.solver, clock.times), task, effort.fusion)]
     bound = min(outcome.bound for _, outcome in outcomes)

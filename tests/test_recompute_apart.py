@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autopar import recompute_apart
+from autopar import api, recompute_apart
+from autopar.errors import InfeasibleError
 from autopar.frameworks import restriction
 from autopar.pins import Pins
 from autopar.plan import Plan
@@ -14,8 +15,11 @@ from autopar.recompute_apart import plan_apart
 from autopar.request import JobRequest
 from autopar.search.outcome import Outcome
 from autopar.seeding import NO_SEEDS, Seeds, seeds_of
+from autopar.shortage import Shortage
+from autopar.sizing.explain import Explainer, explain_parts
 from autopar.sizing.fewer import least_seconds
-from autopar.task import Effort, Task, prepare
+from autopar.sizing.records import Infeasibility, Relaxation
+from autopar.task import Effort, Task, pinned, prepare
 from autopar.task_search import search_plans
 from autopar.verdict import step_seconds
 from tests.formulations import DIMS
@@ -128,6 +132,24 @@ def test_no_plan_is_slower_than_the_best_one_by_degrees(
     assert plan.search.bound <= plan.search.objective
 
 
+def test_searches_in_one_part_begin_with_plans_by_degrees(
+    monkeypatch: pytest.MonkeyPatch, task: Task, seeds: Seeds
+) -> None:
+    """So do searches for frameworks whose layers may differ: without a faster plan the one by degrees is the answer."""
+
+    def search(one: Task, effort: Effort, **options: object) -> Outcome:
+        assert options["incumbent"] == seeds.objective
+        return Outcome(seeds.objective, bound=0.9 * seeds.objective, stopped="time limit")
+
+    monkeypatch.setattr(api, "search_plans", search)
+    plan = api.plan_task(task, ONE)
+
+    assert seeds.plan is not None
+    assert step_seconds(plan) <= step_seconds(seeds.plan)
+    assert plan.search is not None
+    assert (plan.search.termination, plan.search.bound) == ("time limit", 0.9 * seeds.objective)
+
+
 def test_a_limit_is_that_of_all_kinds(monkeypatch: pytest.MonkeyPatch, task: Task, kinds: tuple[Pins, ...]) -> None:
     """Kinds share a limit, and the last one alone has overtime for a first plan, less what was taken of it."""
     now = [0.0]
@@ -168,3 +190,35 @@ def test_kinds_left_out_are_told(
     assert "not searched for lack of time: full recompute" in plan.search.space
     assert plan.search.bound == min(least_seconds(task), 0.9 * seeds.objective)
     assert math.isfinite(plan.search.objective)
+
+
+def test_ways_out_are_those_of_all_kinds(task: Task, kinds: tuple[Pins, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two kinds the one that needs less memory says what is missing, and each way out is the cheaper one of both."""
+    outcomes = {name: (pinned(task, pins), Outcome(bound=math.inf)) for name, pins in zip("ab", kinds, strict=True)}
+    made = {
+        "a": _report("a", 9e9, (Relaxation("4 GPUs", "--gpus 4", "a", 1.0, 1.0, 4, True),)),
+        "b": _report(
+            "b",
+            8e9,
+            (
+                Relaxation("4 GPUs", "--gpus 4", "b", 2.0, 1.0, 4, True),
+                Relaxation("more", "--memory-limit 8", "b", 3.0, 1.0, 2, True),
+            ),
+        ),
+    }
+    told = iter(made.values())
+    monkeypatch.setattr(Explainer, "explain", lambda self, outcome: next(told))
+
+    error = explain_parts([*outcomes.values()], ONE)
+
+    assert isinstance(error, InfeasibleError)
+    report = error.report
+    assert isinstance(report, Infeasibility)
+    assert (report.shortage.bytes, report.shortage.floor) == (8e9, 4e9)
+    assert [(way.option, way.plan) for way in report.relaxations] == [("--gpus 4", "a"), ("--memory-limit 8", "b")]
+
+
+def _report(name: str, nbytes: float, ways: tuple[Relaxation, ...]) -> Infeasibility:
+    """Return why nothing fits in a part of a space."""
+    lacking = Shortage(name, 0, nbytes, 1e9, {}, (), 1.0, nbytes / 2)
+    return Infeasibility(2, lacking, True, (), True, ways)

@@ -300,7 +300,7 @@ class Pinned:
         return mask
 
     def _is_by_expert(self, name: str) -> bool:
-        """Whether a value has rows for each expert: experts are its first dim, samples its second."""
+        """Whether a value has rows for each expert: its dims begin with experts, then samples."""
         numbers = {self.folded.graph.values[own].shape[0] for own in experts_of(self.folded)}
         return self.facts.batch.get(name) == 1 and self.folded.graph.values[name].shape[0] in numbers
 

@@ -10,7 +10,7 @@ memory as that needs, and then with less and less, find one that needs less, or 
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 
@@ -47,8 +47,13 @@ class Limits:
 
     def within(self, seconds: float) -> "Limits":
         """Return the same times, all shorter in the same proportion if they are longer than some seconds together."""
-        whole = self.shortage + self.conflict + self.gpus + self.ways
+        whole = self.seconds
         return self if whole <= seconds else Limits(*(own * seconds / whole for own in astuple(self)))
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return self.shortage + self.conflict + self.gpus + self.ways
 
 
 USUAL = Limits()
@@ -134,7 +139,7 @@ class Explainer:
                 *self._insisted(),
             ),
             complete=self._complete,
-            relaxations=tuple(sorted(ways, key=lambda way: way.step_seconds * way.gpus)),
+            relaxations=tuple(sorted(ways, key=_price)),
             interrupted=self._should_stop(),
         )
 
@@ -320,15 +325,51 @@ def explain_infeasible(
         progress: Told how far it is.
         should_stop: Polled.
     """
+    parts = [(task, outcome)]
+    return explain_parts(
+        parts, effort, most_gpus=most_gpus, limits=limits, end=end, progress=progress, should_stop=should_stop
+    )
+
+
+def explain_parts(
+    parts: Sequence[tuple[Task, Outcome]],
+    effort: Effort,
+    *,
+    most_gpus: int = MOST_GPUS,
+    limits: Limits = USUAL,
+    end: float = math.inf,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+) -> AutoparError:
+    """Return the error that says why nothing fits in any part of a space, with the cheapest ways out of all parts.
+
+    Args:
+        parts: The parts, each with what its search found.
+        effort: As of `explain_infeasible`, like all else.
+        most_gpus: The largest number of GPUs a way out is looked for on.
+        limits: How long it may take at most, for all parts together.
+        end: When to have done, on the monotonic clock.
+        progress: Told how far it is.
+        should_stop: Polled.
+    """
     least = LEAST_SHARE * (effort.time_limit or 0.0)
-    limits = limits.within(max(least, end - time.monotonic()))
-    try:
+    limits = limits.within(min(limits.seconds, max(least, end - time.monotonic())) / len(parts))
+    reports: list[Infeasibility] = []
+    refused: PinError | None = None
+    for task, outcome in parts:
         explainer = Explainer(
             task, effort, most_gpus=most_gpus, limits=limits, progress=progress, should_stop=should_stop
         )
-        report = explainer.explain(outcome)
-    except (PinError, InterruptedSearchError) as error:
-        return error
+        try:
+            reports.append(explainer.explain(outcome))
+        except InterruptedSearchError as error:
+            return error
+        except PinError as error:
+            refused = error
+    if not reports:
+        assert refused is not None, "there is a part"
+        return refused
+    report = _together(reports)
     lacking = report.shortage
     message = (
         f"no plan fits {report.gpus} device{'s' if report.gpus > 1 else ''}: "
@@ -338,3 +379,25 @@ def explain_infeasible(
     )
     hint = "; or ".join(way.option for way in report.relaxations[:2])
     return InfeasibleError(message, hint=hint, report=report)
+
+
+def _together(reports: Sequence[Infeasibility]) -> Infeasibility:
+    """Return the report of the part that needs least memory, with the cheapest ways out of all parts."""
+    least = min(reports, key=lambda report: report.shortage.bytes)
+    ways = sorted((way for report in reports for way in report.relaxations), key=_price)
+    cheapest: dict[str, Relaxation] = {}
+    for way in ways:
+        cheapest.setdefault(way.option, way)
+    return replace(
+        least,
+        shortage=replace(least.shortage, floor=min(report.shortage.floor for report in reports)),
+        proven=all(report.proven for report in reports),
+        complete=all(report.complete for report in reports),
+        relaxations=tuple(cheapest.values()),
+        interrupted=any(report.interrupted for report in reports),
+    )
+
+
+def _price(way: Relaxation) -> float:
+    """Return what a step costs by a way out, in GPU seconds."""
+    return way.step_seconds * way.gpus
