@@ -28,8 +28,8 @@ SAME = 1e-3
 """Relative; the few parameters that cannot be shared are taken to be shared as in the table."""
 SHARED = 3e-3
 """The same under ZeRO-3, whose gathers are in flight beside all else."""
-SPLIT = 0.05
-"""As `CLOSE`, of steps that split the backward."""
+SPLIT = 0.07
+"""As `CLOSE`, of short steps under ZeRO-3 that split the backward: 2 ms of 32, of traffic behind gathers."""
 EXPERTS = 0.06
 """The same for small experts, whose gradients fill no bucket."""
 INTERLEAVED = 0.08
@@ -121,7 +121,7 @@ def test_estimates_of_split_backwards_are_close(
         global_batch=2 * dp * 12,
     )  # fmt: skip
 
-    _check(degrees, STACK, SPLIT, SHARED)
+    _check(degrees, STACK, SPLIT if zero == 3 else CLOSE, SHARED)
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,16 @@ class _Unfolded:
         """Return the bytes of the parameters that a pass through a block reads over those of one of them."""
         ops = [op for op in self.graph.ops if op.block == block and GATHER.get(_paid(op)) is slot]
         owners = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
-        read = {name for op in ops for name in op.inputs} & owners
+        read = {self.seen(name) for op in ops for name in op.inputs} & owners
         sizes = {name: self.wire[name] * self.graph.values[name].size for name in read}
-        return fsum(sizes.values()) / sizes[value]
+        return fsum(sizes.values()) / sizes[self.seen(value)]
+
+    def seen(self, value: str) -> str:
+        """Return the parameter that a value is the transposed of; the value itself if it is none."""
+        maker = self.home.get(value)
+        owners = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
+        is_view = maker is not None and maker.kind == "Transpose" and maker.inputs[0] in owners
+        return maker.inputs[0] if maker is not None and is_view else value
 
     def walk(self) -> dict[Slot, float]:
         folded = self.found.folded
@@ -205,7 +212,8 @@ class _Unfolded:
                 source = self.at(self.stored[label])
             else:
                 source, label = self.defined(value, order), self.representative(producer)
-            fine = (GATHER if producer.source is Source.STATE else WAIT).get(slot, slot)
+            early = producer.source is Source.STATE or self.seen(value) != value
+            fine = (GATHER if early else WAIT).get(slot, slot)
             if len(uses) > 1:
                 copy = self.at(self.named[f"{label}@{folded.chain[block]}/{slot.name.lower()}"])
                 self.move(value, source, copy, fine, block)

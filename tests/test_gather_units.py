@@ -7,14 +7,19 @@ import pytest
 
 from autopar.cost import Collective as CollectiveKind
 from autopar.cost import CostModel, Stack
-from autopar.folding.gather_units import DENSE, EXPERTS, gather_units
+from autopar.degrees import Degrees
+from autopar.folding.gather_units import DENSE, EXPERTS, gather_units, parameter_views
 from autopar.folding.graph_facts import element_bytes
 from autopar.ir.routing import Routed
+from autopar.prediction import open_setting
+from autopar.program.lower import lower
 from autopar.program.records import Collective, Instruction, Operand, Segment, SegmentPhase
 from autopar.program.text import format_program, parse_program
 from autopar.program.units import bytes_together, units_of
 from autopar.sharding import Axis, Mesh, Replicate, Shard
 from autopar.simulate.layout import lay_out
+from autopar.task import job_costs
+from autopar.workload import open_workload
 from tests.formulations import COSTS, folded
 from tests.programs import ExactCosts, two_block_step, value, work
 
@@ -88,7 +93,8 @@ def test_shares_of_a_unit_add_up_to_one(name: str) -> None:
         for backward in (False, True):
             members = found[kind.id, backward]
             for unit in {part.unit for part in members.values()}:
-                own = {name: part for name, part in members.items() if part.unit == unit}
+                views = parameter_views(graph)
+                own = {views.get(name, name): part for name, part in members.items() if part.unit == unit}
                 split = [name for name in own if any(size % 2 == 0 for size in graph.graph.values[name].shape)]
                 assert fsum(1 / own[name].parts for name in split) == pytest.approx(1)
                 totals = {own[name].parts * wire[name] * graph.graph.values[name].size for name in split}
@@ -100,7 +106,27 @@ def test_shares_of_a_unit_add_up_to_one(name: str) -> None:
 def test_a_stack_may_gather_every_parameter_by_itself() -> None:
     costs = CostModel(COSTS.cluster, stack=Stack("mine", gathers="parameter"))
 
-    assert not any(gather_units(folded("gpt2"), costs, (2, 2)).values())
+    for members in gather_units(folded("gpt2"), costs, (2, 2)).values():
+        assert all(part.parts == 1 for part in members.values())
+        views = parameter_views(folded("gpt2"))
+        assert {part.unit for part in members.values()} == {views.get(name, name) for name in members}
+
+
+def test_a_tied_table_that_is_transposed_is_gathered_ahead() -> None:
+    """The head reads the table of tokens transposed: a gather of that runs beside kernels as that of any parameter."""
+    graph = folded("gpt2")
+    ((view, table),) = parameter_views(graph).items()
+    head = graph.chain[-1]
+
+    found = gather_units(graph, COSTS, (2, 2))
+
+    assert table in {state.input for state in graph.graph.states}
+    assert all(found[head, backward][view].unit == DENSE for backward in (False, True))
+    plan = open_setting("zoo:gpt2", cluster="h100").predict(Degrees(dp=8, zero=3, microbatch=1, global_batch=8)).plan
+    costs = job_costs(plan.job)
+    program = lower(plan, open_workload("zoo:gpt2").folded(8), costs)
+    layout = lay_out(program.table()[program.stages[-1].blocks[-1], SegmentPhase.FORWARD], costs)
+    assert layout.gather_seconds > 0.9 * layout.link_seconds > 0
 
 
 def test_units_are_written_and_read() -> None:

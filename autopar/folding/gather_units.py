@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.cost import CostModel, DtypePolicy
+from autopar.cost import CostModel, DtypePolicy, is_view
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes, states_of
@@ -23,7 +23,7 @@ class UnitPart:
     """A parameter as part of what a pass through a block gathers at once.
 
     Attributes:
-        unit: `DENSE` or `EXPERTS`.
+        unit: `DENSE` or `EXPERTS`, or the parameter if it is gathered by itself.
         parts: Bytes of the unit over those of the parameter.
     """
 
@@ -38,38 +38,62 @@ Units = Mapping[tuple[int, bool], Mapping[str, UnitPart]]
 """Units by kind of block and whether the pass is the backward, then by parameter."""
 
 
+def parameter_views(folded: Folded) -> Mapping[str, str]:
+    """Return the values of the forward that are a parameter seen otherwise, such as a tied table transposed.
+
+    They exist before a pass as the parameter does, so that they are gathered ahead like one.
+    """
+    return _parameter_views(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _parameter_views(folded: Folded) -> dict[str, str]:
+    parameters, values = states_of(folded).parameters, folded.graph.values
+    found: dict[str, str] = {}
+    for kind in folded.kinds:
+        for op in kind.ops:
+            source = op.inputs[0] if op.inputs else ""
+            if op.phase is Phase.BACKWARD or source not in parameters | found.keys():
+                continue
+            if is_view(op, len(values[source].shape)) and not set(op.inputs[1:]) - folded.free - {""}:
+                found[op.outputs[0]] = found.get(source, source)
+    return found
+
+
 def gather_units(folded: Folded, costs: CostModel, sizes: tuple[int, ...]) -> Units:
     """Return the units in which parameters are gathered on a mesh with axes of these sizes, if they are sharded.
 
-    There are none where the stack gathers every parameter by itself.
-
-    A unit counts all parameters that a pass reads and some axis can split. Where a plan keeps some of them whole, the
-    others pay less than the whole latency of their gather in the formula; the simulator times what is gathered.
+    Every parameter is a unit where the stack gathers each by itself. A unit counts all parameters that a pass reads and
+    some axis can split. Where a plan keeps some of them whole, the others pay less than the whole latency of their
+    gather in the formula; the simulator times what is gathered. A view of a parameter counts as the parameter.
     """
-    if costs.stack.gathers == "parameter":
-        return {(kind.id, backward): {} for kind in folded.kinds for backward in (False, True)}
-    return _gather_units(folded.pattern, costs.policy, sizes)
+    return _gather_units(folded.pattern, costs.policy, costs.stack.gathers == "parameter", sizes)
 
 
 @lru_cache(maxsize=64)
-def _gather_units(folded: Folded, policy: DtypePolicy, sizes: tuple[int, ...]) -> Units:
+def _gather_units(folded: Folded, policy: DtypePolicy, alone: bool, sizes: tuple[int, ...]) -> Units:
     _, wire = element_bytes(folded, policy)
     experts, values, parameters = experts_of(folded), folded.graph.values, states_of(folded).parameters
+    views = parameter_views(folded)
+
+    def unit_of(parameter: str) -> str:
+        return parameter if alone else EXPERTS if parameter in experts else DENSE
+
     found: dict[tuple[int, bool], Mapping[str, UnitPart]] = {}
     for kind in folded.kinds:
         for backward in (False, True):
-            units: dict[str, str] = {}
-            for op in kind.ops:
-                if op.phase is not Phase.UPDATE and (op.phase is Phase.BACKWARD) == backward:
-                    read = (name for name in op.inputs if name in parameters)
-                    units |= {name: EXPERTS if name in experts else DENSE for name in read}
-            nbytes = {name: values[name].size * wire[name] for name in units}
+            ops = (op for op in kind.ops if op.phase is not Phase.UPDATE and (op.phase is Phase.BACKWARD) == backward)
+            read = dict.fromkeys(name for op in ops for name in op.inputs if name in parameters or name in views)
+            origins = {name: views.get(name, name) for name in read}
+            nbytes = {name: values[name].size * wire[name] for name in origins.values()}
             totals: dict[str, float] = {}
-            for name, unit in units.items():
-                if any(own % size == 0 for own in values[name].shape for size in sizes if size > 1):
-                    totals[unit] = totals.get(unit, 0.0) + nbytes[name]
+            for name, size in nbytes.items():
+                if any(own % axis == 0 for own in values[name].shape for axis in sizes if axis > 1):
+                    totals[unit_of(name)] = totals.get(unit_of(name), 0.0) + size
             found[kind.id, backward] = {
-                name: UnitPart(unit, max(1.0, totals.get(unit, 0.0) / nbytes[name]) if nbytes[name] else 1.0)
-                for name, unit in units.items()
+                name: UnitPart(
+                    unit_of(own), max(1.0, totals.get(unit_of(own), 0.0) / nbytes[own]) if nbytes[own] else 1.0
+                )
+                for name, own in origins.items()
             }
     return found

@@ -19,7 +19,7 @@ from autopar.discover import Rules, Strategy
 from autopar.discover.rules import Local
 from autopar.folding.block_interface import is_far
 from autopar.folding.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
-from autopar.folding.gather_units import NO_UNIT, gather_units
+from autopar.folding.gather_units import NO_UNIT, gather_units, parameter_views
 from autopar.folding.graph_facts import (
     beside_products,
     covering_ops,
@@ -93,7 +93,7 @@ class _Builder:
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
         self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
-        self.units = gather_units(folded, costs, mesh.shape)
+        self.units, self.views = gather_units(folded, costs, mesh.shape), parameter_views(folded)
         self.leaving = tuple(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.leaves_nodes = any(self.leaving)
         self.beside = beside_products(folded)
@@ -318,7 +318,8 @@ class _Builder:
                 node = self.op_node[producer.kind, producer.position]
                 op = self.folded.kinds[producer.kind].ops[producer.position]
                 value = self.graph.values[op.outputs[producer.slot]]
-            waiting = _GATHER if producer.source is Source.STATE else _WAIT
+            early = producer.source is Source.STATE or value.name in self.views
+            waiting = _GATHER if early else _WAIT
             self._connect_consumers(node, producer.slot, value, kind_id, slot, consumers, waiting)
 
     def _connect_boundaries(self) -> None:

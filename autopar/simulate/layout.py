@@ -438,7 +438,11 @@ def lay_out(segment: Segment, costs: Costs, bucket: float | None = None) -> Layo
                     exchanges.append((axis.name, seconds))
                 else:
                     way = _Way.CHUNKED if beside is not None and instruction in beside else _Way.WHOLE
-                    if instruction.operand.value in there or (instruction.routed and costs.stack.hides_dispatch):
+                    if (
+                        instruction.unit
+                        or instruction.operand.value in there
+                        or (instruction.routed and costs.stack.hides_dispatch)
+                    ):
                         way = _Way.EARLY
                     waits.append(_Wait(link, name, kernels, seconds, way, axis))
             case Exchange(axis=axis, operand=operand):
