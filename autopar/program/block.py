@@ -15,7 +15,7 @@ from math import fsum, prod
 import numpy as np
 
 from autopar.cost import CostModel, Move, Resharder
-from autopar.cost.reshard import padded_move
+from autopar.cost.reshard import Share, padded_move
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
@@ -400,7 +400,7 @@ class BlockLowering:
         bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
         resharder = self.reshards.bucketed if bucketed else self.reshards.alone
         unit = self._unit(draft.phase, name)
-        for move in self._moves(resharder, name, chunks, source, target, unit.parts):
+        for move in self._moves(resharder, name, chunks, source, target, unit.share):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -436,7 +436,7 @@ class BlockLowering:
         chunks: tuple[int, ...],
         source: Placements,
         target: Placements,
-        parts: float,
+        share: Share,
     ) -> Iterator[Move]:
         """Yield the changes of placement of a value; those that split or join a padded dim come first."""
         shape = self.graph.values[name].shape
@@ -449,7 +449,7 @@ class BlockLowering:
                 yield padded_move(index, before, after, nbytes)
         free = [index for index, placement in enumerate(rest) if not _is_padded(placement)]
         if len(free) == len(rest):
-            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name), parts).path(
+            yield from resharder.of(shape, self.wire[name], chunks, self.routings.get(name), share).path(
                 tuple(current), tuple(rest)
             )
             return
@@ -458,7 +458,7 @@ class BlockLowering:
         for placement, axis in zip(rest, self.mesh.axes, strict=True):
             if isinstance(placement, Shard) and placement.whole:
                 element, local[placement.dim] = element * placement.block(axis.size), 1
-        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks, parts=parts)
+        found = _on_axes(resharder, tuple(free)).of(tuple(local), element, chunks, share=share)
         for move in found.path(tuple(current[index] for index in free), tuple(rest[index] for index in free)):
             yield replace(move, axis=free[move.axis])
 
