@@ -9,6 +9,7 @@ import pytest
 
 from autopar.cluster import PRESETS
 from autopar.cost import ALONE, Bucketed, CostModel, Fused, Resharder
+from autopar.cost.reshard import Share
 from autopar.folding.fold import Producer, Source
 from autopar.folding.gather_units import NO_UNIT, gather_units
 from autopar.folding.graph_facts import element_bytes
@@ -87,11 +88,11 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
         source, target = _source(found, edge.first, edge.value), _target(found, edge.second, edge.consumer)
         assert edge.table.shape == (first.count, second.count)
         assert (edge.table[source[:, None] == target[None, :]] == 0).all()
-        parts = 1.0
+        unit = NO_UNIT
         if edge.slot in GATHER.values():
-            parts = units[edge.kind, edge.slot is Slot.BACKWARD_GATHER].get(edge.value, NO_UNIT).parts
+            unit = units[edge.kind, edge.slot is Slot.BACKWARD_GATHER].get(edge.value, NO_UNIT)
         resharder = _resharder(found, edge.slot)
-        reshards = resharder.of(shape, wire[edge.value], found.meaning.chunks(edge.value), parts=parts)
+        reshards = resharder.of(shape, wire[edge.value], found.meaning.chunks(edge.value), share=unit.share)
         for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
             if np.isfinite(edge.table[row, column]):
                 path = reshards.path(
@@ -157,18 +158,19 @@ class _Unfolded:
         return int(placements[self.choice[node]])
 
     def move(self, value: str, source: int, target: int, slot: Slot, block: int = -1) -> None:
-        parts = self.parts(value, block, slot) if slot in GATHER.values() else 1.0
+        share = self.share(value, block, slot) if slot in GATHER.values() else Share()
         resharder = _resharder(self.found, slot)
-        reshards = resharder.of(self.graph.values[value].shape, self.wire[value], parts=parts)
+        reshards = resharder.of(self.graph.values[value].shape, self.wire[value], share=share)
         self.totals[slot].append(float(reshards.between(np.array([source]), np.array([target]))[0, 0]))
 
-    def parts(self, value: str, block: int, slot: Slot) -> float:
-        """Return the bytes of the parameters that a pass through a block reads over those of one of them."""
+    def share(self, value: str, block: int, slot: Slot) -> Share:
+        """Return what a parameter pays of a gather of all that a pass through a block reads."""
         ops = [op for op in self.graph.ops if op.block == block and GATHER.get(_paid(op)) is slot]
         owners = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
         read = {self.seen(name) for op in ops for name in op.inputs} & owners
         sizes = {name: self.wire[name] * self.graph.values[name].size for name in read}
-        return fsum(sizes.values()) / sizes[self.seen(value)]
+        parts = fsum(sizes.values()) / sizes[self.seen(value)]
+        return Share(parts, (1 / parts + 1 / len(sizes)) / 2)
 
     def seen(self, value: str) -> str:
         """Return the parameter that a value is the transposed of; the value itself if it is none."""

@@ -7,6 +7,7 @@ import pytest
 
 from autopar.cost import Collective as CollectiveKind
 from autopar.cost import CostModel, Stack
+from autopar.cost.reshard import ALONE
 from autopar.degrees import Degrees
 from autopar.folding.gather_units import DENSE, EXPERTS, gather_units, parameter_views
 from autopar.folding.graph_facts import element_bytes
@@ -96,8 +97,11 @@ def test_shares_of_a_unit_add_up_to_one(name: str) -> None:
                 views = parameter_views(graph)
                 own = {views.get(name, name): part for name, part in members.items() if part.unit == unit}
                 split = [name for name in own if any(size % 2 == 0 for size in graph.graph.values[name].shape)]
-                assert fsum(1 / own[name].parts for name in split) == pytest.approx(1)
-                totals = {own[name].parts * wire[name] * graph.graph.values[name].size for name in split}
+                shares = {name: own[name].share for name in split}
+                assert fsum(1 / share.parts for share in shares.values()) == pytest.approx(1)
+                assert fsum(share.latency for share in shares.values()) == pytest.approx(1)
+                assert min(share.latency for share in shares.values()) >= 0.5 / len(split)
+                totals = {shares[name].parts * wire[name] * graph.graph.values[name].size for name in split}
                 assert max(totals) == pytest.approx(min(totals))
     units = {part.unit for members in found.values() for part in members.values()}
     assert units == ({DENSE, EXPERTS} if name == "mixtral-8x7b" else {DENSE})
@@ -107,7 +111,7 @@ def test_a_stack_may_gather_every_parameter_by_itself() -> None:
     costs = CostModel(COSTS.cluster, stack=Stack("mine", gathers="parameter"))
 
     for members in gather_units(folded("gpt2"), costs, (2, 2)).values():
-        assert all(part.parts == 1 for part in members.values())
+        assert all(part.share == ALONE for part in members.values())
         views = parameter_views(folded("gpt2"))
         assert {part.unit for part in members.values()} == {views.get(name, name) for name in members}
 

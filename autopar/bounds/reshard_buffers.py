@@ -75,7 +75,7 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
             part = NO_UNIT
             if not reducing:
                 part = units[edge.kind, use is BufferUse.BACKWARD].get(name, NO_UNIT)
-            reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name), parts=part.parts)
+            reshards = resharder.of(value.shape, wire[name], tables.meaning.chunks(name), share=part.share)
             is_gathered, handed_bytes = reshards.ways(source, target)
             if reducing:
                 amounts_of[key] = handed_bytes * min(1.0, resident[name] / wire[name])

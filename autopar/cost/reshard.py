@@ -32,7 +32,7 @@ from autopar.cost.overlap import Bucketed, Carried
 from autopar.cost.placement_loops import shortened
 from autopar.errors import ShardingError
 from autopar.ir.routing import Routed, Routing
-from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
+from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
 
 # Codes of a placement on one axis: 0 is R, 1 is P, d + 2 is S(d).
 _REPLICATE, _PARTIAL, _SHARD = 0, 1, 2
@@ -64,6 +64,33 @@ class Move:
 
     def __str__(self) -> str:
         return f"{self.collective or 'slice'}[{self.axis}] {self.source}->{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a tensor pays of collectives in which it travels with others.
+
+    With T the seconds of a collective by its bytes:
+
+        seconds(S) = (T(parts S) - T(0)) / parts + latency T(0)
+
+    Attributes:
+        parts: Bytes of all that travels over those of the tensor.
+        latency: Part of the latency that the tensor pays.
+    """
+
+    parts: float = 1.0
+    latency: float = 1.0
+
+    def seconds(self, cost: CostModel | Carried, collective: Collective, nbytes: FloatArray, axis: Axis) -> FloatArray:
+        """Return what tensors pay that deal with so many bytes on a device."""
+        seconds = cost.collective_seconds(collective, self.parts * nbytes, axis) / self.parts
+        rest = self.latency - 1.0 / self.parts
+        return seconds + rest * cost.collective_seconds(collective, np.zeros(1), axis) if rest else seconds
+
+
+ALONE = Share()
+"""A tensor that travels by itself."""
 
 
 def _code(placement: Placement) -> int:
@@ -314,7 +341,7 @@ def reshards(
     cost: CostModel | Bucketed,
     chunks: tuple[int, ...] = (),
     routing: Routing | None = None,
-    parts: float = 1.0,
+    share: Share = ALONE,
     dealt: frozenset[int] = frozenset(),
 ) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
@@ -326,7 +353,7 @@ def reshards(
         cost: What collectives cost.
         chunks: Per dim, in how many chunks it is cut before it is sharded; one each by default.
         routing: Of rows of experts, dim 0 of which are the experts, which of these the tokens chose.
-        parts: Bytes of what travels in one collective over those of the tensor, which pays its share of it.
+        share: What the tensor pays of collectives in which it travels with others.
         dealt: Lengths of dims that may be dealt out in uneven blocks.
     """
     chunks = chunks or (1,) * len(shape)
@@ -347,14 +374,14 @@ def reshards(
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
         starts, sizes_of = np.unique(local[states], return_inverse=True)
-        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts), None, 1.0)
+        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts), None, ALONE)
         number = np.append(sizes_of.astype(np.int64), 0)
         rows, first = np.arange(len(number)), each[0]
         seconds = np.stack([own.seconds for own in each])[number, rows]
         outside = np.stack([own.outside for own in each])[number, rows]
         hop = np.stack([own._hop for own in each])[number, rows]
         return Reshards(shape, mesh, chunks, first.places, seconds, outside, hop, states, first._local, each, number)
-    return _between(shape, mesh, chunks, local, states, cost, 1, routing, parts)[0]
+    return _between(shape, mesh, chunks, local, states, cost, 1, routing, share)[0]
 
 
 def _between(
@@ -366,7 +393,7 @@ def _between(
     cost: CostModel | Carried,
     count: int,
     routing: Routing | None,
-    parts: float,
+    share: Share,
 ) -> tuple[Reshards, ...]:
     """Return the cheapest ways between states that fit, whatever comes before a move.
 
@@ -379,7 +406,7 @@ def _between(
         cost: What collectives cost, of one tensor or of a column of several that begin with different bytes.
         count: How many these are, each of which has ways of its own.
         routing: As of `reshards`.
-        parts: As of `reshards`.
+        share: As of `reshards`.
     """
     space, other = _space(len(shape), len(mesh.axes)), len(states)
     leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
@@ -399,7 +426,7 @@ def _between(
             edges[:, here, there] = 0.0
         else:
             nbytes = np.maximum(local[before], local[after])
-            edges[:, here, there] = cost.collective_seconds(collective, parts * nbytes, mesh.axes[axis]) / parts
+            edges[:, here, there] = share.seconds(cost, collective, nbytes, mesh.axes[axis])
             if routing is not None and collective is Collective.ALL_TO_ALL:
                 codes, shares = space.codes, _parts(space.codes[before], mesh, axis)
                 rows = (codes[before, axis] == _EXPERTS) | (codes[after, axis] == _EXPERTS)
@@ -447,15 +474,15 @@ class Resharder:
         element_bytes: float,
         chunks: tuple[int, ...] = (),
         routing: Routing | None = None,
-        parts: float = 1.0,
+        share: Share = ALONE,
         dealt: frozenset[int] = frozenset(),
     ) -> Reshards:
         """Return the reshards of a tensor of this shape; the other arguments are as of `reshards`."""
         lengths = (self.dealt | dealt).intersection(shape)
-        key = (shape, element_bytes, chunks or (1,) * len(shape), routing, parts, lengths)
+        key = (shape, element_bytes, chunks or (1,) * len(shape), routing, share, lengths)
         found = self._known.get(key)
         if found is None:
-            found = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing, parts, lengths)
+            found = reshards(shape, element_bytes, self.mesh, self.cost, chunks, routing, share, lengths)
             self._known[key] = found
         return found
 

@@ -1,13 +1,17 @@
 """Units of a block: which parameters one collective gathers if they are sharded, and what each pays of it.
 
-A parameter pays its share of the collective by its bytes, so that the formula stays a sum over parameters.
+A parameter pays its share of the bytes of the collective, and a part of its latency, so that the formula stays a sum
+over parameters. That part is half by bytes, half equal among all parameters: by bytes alone a plan that gathers nothing
+but norms would seem to gather them for nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import fsum
 
 from autopar.cost import CostModel, DtypePolicy, is_view
+from autopar.cost.reshard import ALONE, Share
 from autopar.folding.expert_parameters import experts_of
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import element_bytes, states_of
@@ -24,14 +28,14 @@ class UnitPart:
 
     Attributes:
         unit: `DENSE` or `EXPERTS`, or the parameter if it is gathered by itself.
-        parts: Bytes of the unit over those of the parameter.
+        share: What the parameter pays of the gather.
     """
 
     unit: str
-    parts: float
+    share: Share
 
 
-NO_UNIT = UnitPart("", 1.0)
+NO_UNIT = UnitPart("", ALONE)
 """What is no parameter, and travels alone."""
 
 Units = Mapping[tuple[int, bool], Mapping[str, UnitPart]]
@@ -86,14 +90,20 @@ def _gather_units(folded: Folded, policy: DtypePolicy, alone: bool, sizes: tuple
             read = dict.fromkeys(name for op in ops for name in op.inputs if name in parameters or name in views)
             origins = {name: views.get(name, name) for name in read}
             nbytes = {name: values[name].size * wire[name] for name in origins.values()}
-            totals: dict[str, float] = {}
+            members: dict[str, list[float]] = {}
             for name, size in nbytes.items():
                 if any(own % axis == 0 for own in values[name].shape for axis in sizes if axis > 1):
-                    totals[unit_of(name)] = totals.get(unit_of(name), 0.0) + size
+                    members.setdefault(unit_of(name), []).append(size)
             found[kind.id, backward] = {
-                name: UnitPart(
-                    unit_of(own), max(1.0, totals.get(unit_of(own), 0.0) / nbytes[own]) if nbytes[own] else 1.0
-                )
+                name: UnitPart(unit_of(own), _share(nbytes[own], members.get(unit_of(own), [])))
                 for name, own in origins.items()
             }
     return found
+
+
+def _share(nbytes: float, members: Sequence[float]) -> Share:
+    """Return what a parameter of so many bytes pays of a gather of parameters of these bytes."""
+    if not nbytes or not members:
+        return ALONE
+    parts = max(1.0, fsum(members) / nbytes)
+    return Share(parts, (1.0 / parts + 1.0 / len(members)) / 2)

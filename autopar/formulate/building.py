@@ -476,10 +476,10 @@ class _Builder:
             slot = beside.get(slot, slot)
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         chunks, routing = self.meaning.chunks(value.name), self.routings.get(value.name)
-        parts = 1.0
+        unit = NO_UNIT
         if slot in _GATHER.values():
-            parts = self.units[kind, slot is Slot.BACKWARD_GATHER].get(value.name, NO_UNIT).parts
-        ways = resharder.of(value.shape, self.wire[value.name], chunks, routing, parts)
+            unit = self.units[kind, slot is Slot.BACKWARD_GATHER].get(value.name, NO_UNIT)
+        ways = resharder.of(value.shape, self.wire[value.name], chunks, routing, unit.share)
         table = self.cache.prices(ways, source, target)
         ends = (self.cache.places(ways, numbers) for numbers in (source, target))
         outside = InterNodeSeconds(ways.outside, *ends) if self.leaves_nodes else None

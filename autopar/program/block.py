@@ -15,6 +15,7 @@ from math import fsum
 import numpy as np
 
 from autopar.cost import CostModel, Move, Resharder
+from autopar.cost.reshard import Share
 from autopar.errors import PlanError
 from autopar.folding.block_interface import HandOver
 from autopar.folding.fold import BlockKind, Folded
@@ -406,7 +407,7 @@ class BlockLowering:
         bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
         resharder = self.reshards.bucketed if bucketed else self.reshards.alone
         unit = self._unit(draft.phase, name)
-        for move in self._moves(resharder, name, chunks, source, target, unit.parts):
+        for move in self._moves(resharder, name, chunks, source, target, unit.share):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -442,12 +443,12 @@ class BlockLowering:
         chunks: tuple[int, ...],
         source: Placements,
         target: Placements,
-        parts: float,
+        share: Share,
     ) -> tuple[Move, ...]:
         """Return the changes of placement of a value; states of the optimizer may be dealt out along any dim."""
         dealt = frozenset(each.whole for each in (*source, *target) if isinstance(each, Shard) and each.whole)
         found = resharder.of(
-            self.graph.values[name].shape, self.wire[name], chunks, self.routings.get(name), parts, dealt
+            self.graph.values[name].shape, self.wire[name], chunks, self.routings.get(name), share, dealt
         )
         return found.path(source, target)
 
