@@ -124,7 +124,7 @@ class Facts:
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
         units: The best units of whole layers likewise.
-        ring_limits: What attention in rings has of windows, chunks and sinks.
+        ring_limits: What attention in rings has of windows, chunks, sinks and masks.
         shared_experts: Whether layers have experts that every token uses, beside routed ones.
     """
 
@@ -435,8 +435,8 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
     limited = limited_rings(plan.blocks, folded)
     if limited:
         lost.append(
-            f"attention with windows, chunks or sinks in rings ({limited} layers): frameworks pass keys and values "
-            "round for full attention only"
+            f"attention with windows, chunks, sinks or masks in rings ({limited} layers): frameworks pass keys and "
+            "values round for full attention only"
         )
     return tuple(found)
 
