@@ -165,7 +165,8 @@ ATTENTION: list[Case] = [
         1,
         {},
         "[a,b,c|d|e,.],[a,b,c|d,.],[a,b,c|d,f],[a,.,c|e,.]->[a,b,c|d|e,f]; "
-        "c: runs autopar::RingMaskedAttention from #0 dim 2; d: runs autopar::RingMaskedAttention from #0 dim 2; R,R,P,R->P",
+        "c: runs autopar::RingMaskedAttention from #0 dim 2; d: runs autopar::RingMaskedAttention from #0 dim 2; "
+        "R,R,P,R->P",
     ),
     (
         "autopar::CausalAttention",
