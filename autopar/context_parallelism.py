@@ -7,7 +7,7 @@ ContextKind = Literal["ring", "gather", "ulysses"]
 device gathers them whole; or all devices exchange positions for heads (DeepSpeed-Ulysses)."""
 CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 
-AttentionLimit = Literal["window", "chunk", "sinks"]
+AttentionLimit = Literal["window", "chunk", "sinks", "mask"]
 """What attention may have that not all kernels for context parallelism know: a window or chunks that limit what a query
-sees, or logits of its own in the denominator of the softmax."""
+sees, logits of its own in the denominator of the softmax, or a mask that is an input."""
 ATTENTION_LIMITS: tuple[AttentionLimit, ...] = get_args(AttentionLimit)

@@ -111,7 +111,7 @@ def _rings(plan: Plan, folded: Folded) -> tuple[str, str]:
     """Return a remark on rings that no framework runs."""
     layers = limited_rings(plan.blocks, folded)
     return "rings", (
-        f"keys and values go round in {layers} layers with a window, chunks or sinks, until no query sees them; "
+        f"keys and values go round in {layers} layers with a window, chunks, sinks or a mask; "
         "Transformer Engine has rings for full attention only"
         if layers
         else ""

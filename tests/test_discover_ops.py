@@ -164,7 +164,9 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3 + [floats(B, 1, S, S)],
         1,
         {},
-        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,.,c,.]->[a,b,c,d]; R,R,P,R->P",
+        "[a,b,c|d|e,.],[a,b,c|d,.],[a,b,c|d,f],[a,.,c|e,.]->[a,b,c|d|e,f]; "
+        "c: runs autopar::RingMaskedAttention from #0 dim 2; d: runs autopar::RingMaskedAttention from #0 dim 2; "
+        "R,R,P,R->P",
     ),
     (
         "autopar::CausalAttention",

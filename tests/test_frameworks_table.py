@@ -224,6 +224,15 @@ def test_a_plan_for_megatron_gathers_keys_of_windows_where_a_ring_is_faster(cach
     assert any("in rings" in sentence for sentence in ringed.lost)
 
 
+def test_levels_that_differ_by_parameter_are_said(plan: Plan) -> None:
+    """All parameters have level 1 here: of another level, which a configuration states for all, none has."""
+    folded = open_plan(plan).folded(plan.microbatch)
+
+    assert facts._mixed_levels(plan, folded, {"dp": 1}) == []
+    (sentence,) = facts._mixed_levels(plan, folded, {"dp": 3})
+    assert sentence == "ZeRO levels that differ by parameter (axis 'dp': not 3 in 100%); 3 is exported for all"
+
+
 def test_what_differs_is_said_with_the_step_time(plan: Plan, cache_dir: Path) -> None:
     """MaxText shares parameters, too, and torchtitan gradients."""
     slower = replace(plan, simulated=replace(plan.simulated, step_seconds=plan.simulated.step_seconds / 2))  # type: ignore[type-var, union-attr]

@@ -18,6 +18,7 @@ from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.errors import ExecutionError, PlanError, ProgramError
 from autopar.execute import Executor
+from autopar.folding.fold import fold
 from autopar.ir.graph import Role
 from autopar.plan import Plan
 from autopar.prediction import Predictor, predict
@@ -58,6 +59,7 @@ from tests.executions import COSTS, TINY, interleave, random_feeds, random_plan,
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.programs import programs
 from tests.rank_runs import SAMPLES, run_local, tiny_plan, tiny_rules, tiny_workload
+from tests.test_ring_attention import masked_plan, masked_step, masks
 from tests.variants import random_plan_of_variants
 
 Array = NDArray[Any]
@@ -297,7 +299,13 @@ def _check(plan: Plan, num_steps: int = 1) -> Lowered:
     states = {name: np.asarray(array, graph.values[name].dtype) for name, array in states.items()}
     batches = Batches(graph, 0)
     steps = [[batches(step, index) for index in range(program.num_microbatches)] for step in range(num_steps)]
+    _compare(lowered, steps, states)
+    return lowered
 
+
+def _compare(lowered: Lowered, steps: list[list[dict[str, Array]]], states: dict[str, Array]) -> None:
+    """Assert that ranks compute what the model computes from given data and states."""
+    graph, program = lowered.graph, lowered.program
     ranks = run_local(lowered, steps, states)
 
     for microbatches in steps:
@@ -322,7 +330,6 @@ def _check(plan: Plan, num_steps: int = 1) -> Lowered:
         scale = max(float(np.max(np.abs(wanted[item.key]))), 1e-3)
         assert apart <= TOLERANCE * scale, item
         np.testing.assert_allclose(whole, wanted[item.key], rtol=0, atol=TOLERANCE * scale, err_msg=str(item))
-    return lowered
 
 
 @pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != "gpt2")])
@@ -387,6 +394,26 @@ def test_rings_train_like_the_model(name: str, cache_dir: Path) -> None:
 
     computes = [each for own in lowered.program.segments for each in own.instructions if isinstance(each, Compute)]
     assert {each.op.kind for each in computes if each.ring} == {"autopar::RingAttention", "autopar::RingAttentionGrad"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["padding", "documents"])
+def test_rings_with_masks_train_like_the_model(form: str, cache_dir: Path) -> None:
+    """Two ranks of a ring have the masks of their samples, and of these the columns of all keys."""
+    graph = masked_step(4, form)
+    folded = fold(graph)
+    plan = masked_plan(folded, form, masked_step, cache_dir)
+    data, states = random_feeds(graph, 2, {})
+    typed = [{name: np.asarray(array, graph.values[name].dtype) for name, array in own.items()} for own in data]
+    state = {name: np.asarray(0.1 * array, graph.values[name].dtype) for name, array in states.items()}
+
+    lowered = Lowered(lower(plan, folded, COSTS), folded)
+    _compare(lowered, [[{**own, "mask": masks(form)} for own in typed]], state)
+
+    computes = [each for own in lowered.program.segments for each in own.instructions if isinstance(each, Compute)]
+    assert {each.op.kind for each in computes if each.ring} == {
+        "autopar::RingHiddenAttention", "autopar::RingMaskedAttentionGrad"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])

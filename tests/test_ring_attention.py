@@ -1,6 +1,6 @@
 """Ring attention: its steps, the rule that is found, what plans with it compute, and what they cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autopar import models
 from autopar.cluster import Link, load_cluster
 from autopar.context_parallelism import CONTEXT_KINDS, ContextKind
 from autopar.cost import CostModel, Stack, rings
 from autopar.cost.attention import attention_work
-from autopar.describe.context_kinds import context_kinds
+from autopar.describe.context_kinds import context_kinds, limited_rings
 from autopar.discover import discover
 from autopar.discover.rules import Rules, Strategy
 from autopar.errors import TacticError
@@ -25,8 +26,10 @@ from autopar.formulate.building import build_tables
 from autopar.formulate.manual_recipes import batch_dims
 from autopar.formulate.op_strategies import options
 from autopar.formulate.tables import Memory, Tables
+from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Attr, Graph, Op, Value
 from autopar.ir.rings import RINGS
+from autopar.onnx import load
 from autopar.plan import Job, ModelInfo, Plan
 from autopar.program.records import Compute, Operand, Program, SegmentPhase, Start
 from autopar.ranks.compiled_models import Engine
@@ -38,7 +41,9 @@ from autopar.simulate.liveness import lifetimes
 from autopar.tactics import ContextParallel, DataParallel, Megatron, Pipeline, Recompute, Tactic
 from autopar.tactics.draft import Draft
 from autopar.tactics.reading import tactics_of
-from tests.executions import COSTS, Execution, model_graph, model_rules, random_feeds
+from autopar.training import training_step
+from tests.executions import COSTS, TINY, Execution, model_graph, model_rules, random_feeds
+from tests.gradients import as_float64
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.test_causal_attention import decoder
 from tests.test_discover_windows import compare_runtimes
@@ -59,14 +64,19 @@ def operands() -> list[Array]:
     return [draw(B, H, S, D), draw(B, G, S, D, seed=1), draw(B, G, S, F, seed=2), draw(B, H, S, F, seed=3)]
 
 
-def in_ring(kind: str, attrs: Mapping[str, Attr], inputs: list[Array], devices: int) -> list[Array]:
-    """Return what devices compute that hold blocks of tokens, put together."""
+def in_ring(
+    kind: str, attrs: Mapping[str, Attr], inputs: list[Array], devices: int, whole: tuple[int, ...] = ()
+) -> list[Array]:
+    """Return what devices compute that hold blocks of tokens, of `whole` inputs all, put together."""
     given = tuple(sorted(attrs.items()))
 
     def run(step: str, arrays: Any, num_outputs: int) -> tuple[Array, ...]:
         return EXECUTOR.run_kind(step, given, arrays, num_outputs, OPSET)
 
-    split = [np.split(array, devices, axis=2) if array.ndim > 1 else [array] * devices for array in inputs]
+    split = [
+        np.split(array, devices, axis=2) if array.ndim > 1 and index not in whole else [array] * devices
+        for index, array in enumerate(inputs)
+    ]
     blocks = list(zip(*split, strict=True))
     starts = [np.array(S // devices * device, np.int64) for device in range(devices)]
     ring = RINGS[f"autopar::{kind}"]
@@ -127,6 +137,49 @@ def test_rings_with_windows_chunks_and_sinks_compute_the_whole(name: str, attrs:
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
 
 
+def mask_of(form: str) -> Array:
+    """Return a mask of truth values under which every query sees a key: its own token."""
+    own = np.eye(S, dtype=bool)
+    match form:
+        case "padding":
+            return np.asarray(np.arange(S) < np.array([S, S - 3]).reshape(B, 1, 1, 1), bool)
+        case "documents":
+            documents = np.array([np.arange(S) // 5, np.arange(S) // 3])
+            return np.asarray(documents[:, :, None] == documents[:, None, :], bool)[:, None]
+        case "tokens":
+            return (draw(S, S, seed=8) > 0) | own
+        case _:
+            return (draw(1, H, S, S, seed=8) > 0) | own
+
+
+FORMS = ("padding", "documents", "tokens", "heads")
+
+
+def as_numbers(mask: Array) -> Array:
+    return np.where(mask, draw(*mask.shape, seed=9), -np.inf)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("is_causal", [0, 1])
+@pytest.mark.parametrize("form", FORMS)
+def test_rings_with_masks_compute_the_whole(form: str, is_causal: int, devices: int) -> None:
+    """Truth values or numbers; of a mask with rows for all queries a device holds its own rows, or all."""
+    q, k, v, dy = operands()
+    mask, attrs = mask_of(form), {"is_causal": is_causal, "scale": 0.5}
+    numbers, given = as_numbers(mask), tuple(attrs.items())
+    ways: list[tuple[int, ...]] = [(3,)] if form in ("padding", "tokens") else [(3,), ()]
+
+    for way in ways:
+        for kind, masking in (("Hidden", mask), ("Masked", numbers)):
+            expected = EXECUTOR.run_kind("Attention", given, (q, k, v, masking), 1, OPSET)
+            found = in_ring(f"Ring{kind}Attention", attrs, [q, k, v, masking], devices, way)
+            np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
+        gradients = EXECUTOR.run_kind("autopar::MaskedAttentionGrad", given, (q, k, v, numbers, dy), 3, OPSET)
+        parts = in_ring("RingMaskedAttentionGrad", attrs, [q, k, v, numbers, dy], devices, way)
+        for whole, part in zip(gradients, parts, strict=True):
+            np.testing.assert_allclose(part, whole, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("attrs", "steps"),
     [({}, 6), ({"window": 1}, 1), ({"window": 2}, 2), ({"window": 3}, 2), ({"window": 4}, 3), ({"window": 99}, 6),
@@ -154,12 +207,18 @@ def test_ranks_run_a_ring_as_one_device_runs_the_op(name: str, attrs: dict[str, 
 
 
 def on_ranks(
-    kind: str, attrs: tuple[tuple[str, Attr], ...], inputs: list[Array], like: list[Array], size: int
+    kind: str,
+    attrs: tuple[tuple[str, Attr], ...],
+    inputs: list[Array],
+    like: list[Array],
+    size: int,
+    whole: tuple[int, ...] = (),
 ) -> list[Array]:
     """Return what ranks compute that hold blocks of tokens, put together; outputs have the shapes of `like`."""
 
     def operand(name: str, array: Array) -> Operand:
-        shape = array.shape if array.ndim == 1 else (*array.shape[:2], array.shape[2] // size, array.shape[3])
+        is_whole = array.ndim == 1 or any(array is inputs[index] for index in whole)
+        shape = array.shape if is_whole else (*array.shape[:2], array.shape[2] // size, array.shape[3])
         return Operand(name, shape, 4.0 * float(np.prod(shape)))
 
     names = [f"x{index}" for index in range(len(inputs))], [f"y{index}" for index in range(len(like))]
@@ -168,8 +227,11 @@ def on_ranks(
     instruction = Compute(op, given, made_here, start=Start((Axis("c", size, 1),), S // size))
     memory = NumpyMemory()
     engine = Engine(memory)
-    compiled = ring_model(instruction, "float32", OPSET).compile(engine)
-    split = [np.split(array, size, axis=2) if array.ndim > 1 else [array] * size for array in inputs]
+    compiled = ring_model(instruction, [str(array.dtype) for array in inputs], OPSET).compile(engine)
+    split = [
+        np.split(array, size, axis=2) if array.ndim > 1 and index not in whole else [array] * size
+        for index, array in enumerate(inputs)
+    ]
 
     def work(communicator: LocalCommunicator) -> dict[str, Any]:
         values = {name: memory.load(parts[communicator.rank]) for name, parts in zip(names[0], split, strict=True)}
@@ -177,6 +239,26 @@ def on_ranks(
 
     made = LocalWorld(size).run(work)
     return [together([np.asarray(own[name]) for own in made]) for name in names[1]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ranks_hold_the_columns_of_masks_for_all_keys(form: str) -> None:
+    """Four ranks, on threads; the columns of the block that arrives are those of its tokens."""
+    q, k, v, dy = (array.astype(np.float32) for array in operands())
+    mask = mask_of(form)
+    mask = mask if mask.ndim == 4 else mask[None, None]
+    numbers = as_numbers(mask).astype(np.float32)
+    attrs: tuple[tuple[str, Attr], ...] = (("is_causal", 1), ("scale", 0.5))
+    expected = EXECUTOR.run_kind("Attention", attrs, (q, k, v, mask), 1, OPSET)
+    expected += EXECUTOR.run_kind("autopar::MaskedAttentionGrad", attrs, (q, k, v, numbers, dy), 3, OPSET)
+    whole = (3,) if form == "padding" else ()
+
+    sized = (*attrs, ("size", S))
+    found = on_ranks("autopar::RingHiddenAttention", sized, [q, k, v, mask], [dy], 4, whole)
+    found += on_ranks("autopar::RingMaskedAttentionGrad", sized, [q, k, v, numbers, dy], [q, k, v], 4, whole)
+
+    for wanted, parts in zip(expected, found, strict=True):
+        np.testing.assert_allclose(parts, wanted, rtol=0, atol=1e-5)
 
 
 def test_onnxruntime_runs_the_steps_as_we_do() -> None:
@@ -193,11 +275,14 @@ def test_onnxruntime_runs_the_steps_as_we_do() -> None:
         compare_runtimes("autopar::RingAttentionGrad", [q, k, v, dy, *merged, *sums, *starts], attrs)
 
 
-def graph_of(kind: str, attrs: Mapping[str, Attr], keys: int = S, masked: bool = False) -> Graph:
-    """Return the graph of one attention op."""
+def graph_of(
+    kind: str, attrs: Mapping[str, Attr], keys: int = S, mask: tuple[int, ...] = (), dtype: str = "float32"
+) -> Graph:
+    """Return the graph of one attention op, with a mask of some shape if it has one."""
     shapes: dict[str, tuple[int, ...]] = {"q": (B, H, S, D), "k": (B, G, keys, D), "v": (B, G, keys, F)}
-    shapes |= {"mask": (S, keys)} if masked else {}
+    shapes |= {"mask": mask} if mask else {}
     values = {name: Value(name, shape, "float32") for name, shape in {**shapes, "y": (B, H, S, F)}.items()}
+    values |= {"mask": Value("mask", mask, dtype)} if mask else {}
     op = Op("core", kind, tuple(shapes), ("y",), tuple(sorted(attrs.items())))
     return Graph("core", OPSET, values, tuple(shapes), (), {}, (op,), ("y",))
 
@@ -211,7 +296,7 @@ def ring_strategies(graph: Graph, cache_dir: Path) -> list[Strategy]:
     ("kind", "attrs"),
     [
         ("Attention", {"is_causal": 1}),
-        ("Attention", {}),
+        ("Attention", {"scale": 0.5}),
         ("autopar::CausalAttention", {"scale": 0.5, "window": 0}),
         ("autopar::CausalAttention", {"scale": 0.5, "window": 3}),
         ("autopar::CausalAttention", {"scale": 0.5, "chunk": 4}),
@@ -229,13 +314,35 @@ def test_a_ring_is_found_where_tokens_attend_to_tokens(kind: str, attrs: dict[st
     ("kind", "attrs", "given"),
     [
         ("autopar::CausalAttention", {"scale": 0.5}, {"keys": 2 * S}),
-        ("Attention", {}, {"masked": True}),
+        ("Attention", {"softcap": 0.5}, {"mask": (S, S)}),
     ],
-    ids=["decoding", "mask"],
+    ids=["decoding", "capped behind a mask"],
 )
 def test_no_ring_is_found_elsewhere(kind: str, attrs: dict[str, Attr], given: dict[str, Any], cache_dir: Path) -> None:
-    """The last queries of a longer sequence start elsewhere; nobody has written the step of a mask."""
+    """The last queries of a longer sequence start elsewhere; nobody has written the step of a mask with a cap."""
     assert not ring_strategies(graph_of(kind, attrs, **given), cache_dir)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "placed"),
+    [
+        ((B, 1, 1, S), {Replicate()}),
+        ((B, 1, S, S), {Shard(2), Replicate()}),
+        ((S, S), {Replicate()}),
+        ((1, H, S, S), {Shard(2), Replicate()}),
+    ],
+)
+def test_rings_are_found_for_masks(
+    shape: tuple[int, ...], placed: set[Shard | Replicate], dtype: str, cache_dir: Path
+) -> None:
+    """Queries, keys and values are split; of the mask the rows, where it has them as the queries do, or nothing."""
+    found = ring_strategies(graph_of("Attention", {}, mask=shape, dtype=dtype), cache_dir)
+
+    assert {own.inputs[:3] for own in found} == {(Shard(2),) * 3}
+    assert {own.inputs[3] for own in found} == placed
+    kind = "Hidden" if dtype == "bool" else "Masked"
+    assert {own.local.kind for own in found if own.local} == {f"autopar::Ring{kind}Attention"}
 
 
 def test_a_ring_is_one_axis_of_the_mesh(cache_dir: Path) -> None:
@@ -304,6 +411,61 @@ def test_plans_with_rings_train_like_the_model(
     execution(name).check(plan)
 
     assert local_kinds(plan) >= {"autopar::RingAttention", "autopar::RingAttentionGrad"}
+
+
+def masked_step(batch: int, form: str) -> Graph:
+    """Return the training step of a decoder whose attention has a mask, an input: of padding, or of documents."""
+    graph = load(models.build("llama3-8b", **TINY["llama3-8b"]), batch=batch)
+    tokens = TINY["llama3-8b"]["seq"]
+    shape = (batch, 1, 1 if form == "padding" else tokens, tokens)
+    attrs = (("is_causal", 1), ("scale", 0.5))
+    ops = [
+        replace(op, inputs=(*op.inputs[:3], "mask"), attrs=attrs) if op.kind == "Attention" else op for op in graph.ops
+    ]
+    values = dict(graph.values) | {"mask": Value("mask", shape, "bool")}
+    masked = replace(graph, values=values, inputs=(*graph.inputs, "mask"), ops=tuple(ops))
+    return training_step(find_blocks(masked))
+
+
+def masked_decoder(batch: int, form: str) -> Graph:
+    """Return that step in float64."""
+    return as_float64(masked_step(batch, form))
+
+
+def masks(form: str) -> Array:
+    """Return the masks of four samples."""
+    tokens = TINY["llama3-8b"]["seq"]
+    if form == "padding":
+        return np.asarray(np.arange(tokens) < np.array([tokens, tokens - 1, tokens - 2, 1])[:, None, None, None], bool)
+    documents = np.minimum(np.arange(tokens)[None] // np.array([[1], [2], [3], [tokens]]), 2)
+    return np.asarray(documents[:, :, None] == documents[:, None, :], bool)[:, None]
+
+
+def masked_plan(folded: Folded, form: str, step: Callable[[int, str], Graph], cache_dir: Path) -> Plan:
+    """Return a plan of four devices with samples and sequences split."""
+    dims, job = batch_dims(folded.graph.values, step(8, form).values), Job("train", 4, 8, 75e9, {})
+    draft = Draft(
+        folded, discover(step(10, form), cache_dir=cache_dir), Mesh.of(b=2, c=2), COSTS,
+        model=ModelInfo("tiny", "tiny", "", 1), job=job, batch=dims, num_microbatches=2,
+    )  # fmt: skip
+    for tactic in (DataParallel("b"), ContextParallel("c")):
+        draft.apply(tactic)
+    return draft.plan()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["padding", "documents"])
+def test_plans_with_rings_of_masked_attention_train_like_the_model(form: str, cache_dir: Path) -> None:
+    """Samples are split, too: every device has the masks of its own ones, and of these the columns of all keys."""
+    graph = masked_decoder(4, form)
+    data, states = random_feeds(graph, 2, {})
+    execution = Execution.of_graph(graph, [{**own, "mask": masks(form)} for own in data], states)
+    plan = masked_plan(execution.folded, form, masked_decoder, cache_dir)
+
+    execution.check(plan)
+
+    assert local_kinds(plan) >= {"autopar::RingHiddenAttention", "autopar::RingMaskedAttentionGrad"}
+    assert limited_rings(plan.blocks, execution.folded) > 0
 
 
 @pytest.mark.parametrize(

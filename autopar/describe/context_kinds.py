@@ -45,20 +45,24 @@ def context_kinds(mesh: Iterable[Axis], blocks: Iterable[BlockPlan], folded: Fol
 
 
 def limits_of(op: Op) -> frozenset[AttentionLimit]:
-    """Return what an attention op, or its gradient, has of windows, chunks and sinks."""
+    """Return what an attention op, or its gradient, has of windows, chunks, sinks and masks."""
     names: tuple[AttentionLimit, ...] = ("window", "chunk")
     found: set[AttentionLimit] = {name for name in names if op.attr(name, 0)}
-    return frozenset(found | ({"sinks"} if "Sink" in op.kind else set()))
+    if "Sink" in op.kind:
+        found.add("sinks")
+    if "Masked" in op.kind or (op.kind == "Attention" and any(op.inputs[3:4])):
+        found.add("mask")
+    return frozenset(found)
 
 
 def ring_limits(blocks: Iterable[BlockPlan], folded: Folded) -> frozenset[AttentionLimit]:
-    """Return what attention of the forward pass that runs in rings has of windows, chunks and sinks."""
+    """Return what attention of the forward pass that runs in rings has of windows, chunks, sinks and masks."""
     limits = (limits for limits, _ in _rings(blocks, folded))
     return frozenset().union(*limits)
 
 
 def limited_rings(blocks: Iterable[BlockPlan], folded: Folded) -> int:
-    """Return how many attention ops of the forward pass run in rings though windows, chunks or sinks limit them."""
+    """Return how many attention ops of the forward pass run in rings though something limits them."""
     return sum(count for limits, count in _rings(blocks, folded) if limits)
 
 

@@ -32,6 +32,9 @@ class _Candidate:
     fewer: int | None = None
 
 
+_MASKED = ((0, 1, 2, 3), (0, 1, 2))
+"""Inputs of masked attention that a ring shards: the mask by its rows where it has those of all queries, or not."""
+
 _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
     "Attention": (
         _Candidate("autopar::ScaledAttentionPart"),
@@ -41,13 +44,17 @@ _LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
         _Candidate("autopar::ScaledMaskedAttentionHeadsPart", fewer=1),
         _Candidate("autopar::MaskedAttentionHeadsPart", fewer=1),
         _Candidate("autopar::RingAttention", (0, 1, 2)),
+        *(_Candidate(f"autopar::Ring{kind}Attention", sharded) for kind in ("Masked", "Hidden") for sharded in _MASKED),
     ),
     "autopar::AttentionGrad": (
         _Candidate("autopar::AttentionGradPart", (0, 3)),
         _Candidate("autopar::AttentionGradHeadsPart", (0, 3), fewer=1),
         _Candidate("autopar::RingAttentionGrad", (0, 1, 2, 3)),
     ),
-    "autopar::MaskedAttentionGrad": (_Candidate("autopar::MaskedAttentionGradHeadsPart", (0, 4), fewer=1),),
+    "autopar::MaskedAttentionGrad": (
+        _Candidate("autopar::MaskedAttentionGradHeadsPart", (0, 4), fewer=1),
+        *(_Candidate("autopar::RingMaskedAttentionGrad", (*sharded, 4)) for sharded in _MASKED),
+    ),
     "autopar::CausalAttention": (
         _Candidate("autopar::CausalAttentionPart"),
         _Candidate("autopar::CausalAttentionHeadsPart", fewer=1),
@@ -102,7 +109,7 @@ def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strate
             placements: tuple[Placement, ...] = tuple(
                 Shard(dim) if i in other.sharded else Replicate() for i in range(len(sketch.inputs))
             )
-            if placements in known:
+            if placements in known or any(len(_shape(sketch, i)) <= dim for i in other.sharded):
                 continue
             if other.fewer is not None and not _has_fewer(sketch, other.fewer, dim):
                 continue
@@ -111,6 +118,11 @@ def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strate
             if outputs is not None:
                 known.add(placements)
                 yield replace(candidate, outputs=outputs)
+
+
+def _shape(sketch: Sketch, index: int) -> tuple[int, ...]:
+    operand = sketch.inputs[index]
+    return () if operand is None else operand.shape
 
 
 def _has_fewer(sketch: Sketch, index: int, dim: int) -> bool:

@@ -16,7 +16,7 @@ from autopar.discover.rules import Rule, rule_from_json, rule_to_json
 from autopar.errors import PlanError
 from autopar.writing import write_atomically
 
-VERSION = 11
+VERSION = 12
 """Raise it whenever the search may find other rules than before."""
 
 

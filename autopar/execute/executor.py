@@ -168,7 +168,26 @@ class Executor:
                 return type(op_type, (OpRun,), {"op_domain": "", "_run": run})
 
             self._overrides = [override(op_type, kernel) for op_type, kernel in KERNELS.items()]
+            self._overrides.append(_attention())
         return self._overrides
+
+
+def _attention() -> type:
+    """Return attention of the reference evaluator, made to follow the specification in two places.
+
+    It takes the root of a scale in float32, whatever the numbers are, and makes a causal mask of no more rows than the
+    mask has that is given, where one row stands for all queries.
+    """
+    from onnx.reference.ops.op_attention import Attention
+
+    def run(self: Any, q: Array, k: Array, v: Array, attn_mask: Array | None = None, *others: Any, **attrs: Any) -> Any:
+        if attrs.get("scale") is not None:
+            attrs["scale"] = float(attrs["scale"])
+        if attn_mask is not None and attrs.get("is_causal") and attn_mask.ndim > 1 and attn_mask.shape[-2] == 1:
+            attn_mask = np.repeat(attn_mask, q.shape[-2], axis=-2)
+        return Attention._run(self, q, k, v, attn_mask, *others, **attrs)
+
+    return type("Attention", (Attention,), {"op_domain": "", "_run": run, "_validate_attention25": False})
 
 
 def run_graph(graph: Graph, feeds: Mapping[str, Array], executor: Executor | None = None) -> dict[str, Array]:

@@ -35,7 +35,8 @@ class Abilities:
         recomputes_by_stage: Whether the first layers of every stage may recompute and the others not.
         recomputes_alike: Whether all layers of a search for it recompute the same, so that its configuration says all.
         context: Kinds of context parallelism, the one that stands in for others first.
-        context_limited: Those of attention with a window, with chunks and with sinks, where these are fewer.
+        context_limited: Those of attention with a window, chunks, sinks, or a mask that is an input, where these are
+            fewer.
         hosted: What may lie in host memory.
         hosted_shares: ZeRO levels with which a share of the optimizer's state may lie there, and not only all of it.
         roles: Kinds of parallelism beside data and pipeline parallelism: "tp", "cp", "ep".
@@ -104,8 +105,13 @@ _MEGATRON = Abilities(
     # `activation` is not among them: Megatron-Core runs a dense MLP again whole or not at all.
     recompute_modules=tuple(own for own in RECOMPUTE_MODULES if own != "activation"),
     context=("ring", "gather", "ulysses"),
-    # Transformer Engine: windows with all_gather and a2a, sinks (softmax_type) with a2a.
-    context_limited={"window": ("gather", "ulysses"), "chunk": ("gather", "ulysses"), "sinks": ("ulysses",)},
+    # Transformer Engine: windows with all_gather and a2a, sinks (softmax_type) with a2a, no masks that are inputs.
+    context_limited={
+        "window": ("gather", "ulysses"),
+        "chunk": ("gather", "ulysses"),
+        "sinks": ("ulysses",),
+        "mask": (),
+    },
 )
 
 _FSDP2 = Abilities(
@@ -180,7 +186,7 @@ ABILITIES: Mapping[str, Abilities] = {
         uneven=False,  # shardings of what jit takes and returns have to divide
         selective="cheap",  # minimal_with_context keeps products and attention
         context=("gather", "ring", "ulysses"),
-        context_limited={"window": ("gather", "ulysses"), "chunk": ("gather",), "sinks": ("gather",)},
+        context_limited={"window": ("gather", "ulysses"), "chunk": ("gather",), "sinks": ("gather",), "mask": ()},
     ),
 }
 """What each framework that takes degrees can run."""

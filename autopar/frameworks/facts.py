@@ -34,6 +34,7 @@ from autopar.models.llama import LlamaConfig
 from autopar.models.mixtral import MixtralConfig
 from autopar.models.published_decoders import PublishedConfig
 from autopar.models.spec import Config
+from autopar.pins.levels import levels_of
 from autopar.plan import DimSize, Plan
 from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
@@ -125,7 +126,7 @@ class Facts:
         recompute_beside: Kinds of ops that it runs again beside these.
         bucket: The best buckets of one size, where the plan has buckets of its own; None where it has none.
         units: The best units of whole layers likewise.
-        ring_limits: What attention in rings has of windows, chunks and sinks.
+        ring_limits: What attention in rings has of windows, chunks, sinks and masks.
         shared_experts: Whether layers have experts that every token uses, beside routed ones.
     """
 
@@ -293,6 +294,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         lost.append(f"ZeRO levels differ by axis ({by_axis}); the highest is exported for all")
     elif cp > 1 and len(set(levels.values())) > 1:
         lost.append(f"ZeRO holds on some axes only ({by_axis}); frameworks share over data and context together")
+    lost += _mixed_levels(plan, folded, {found.axis.name: found.zero for found in used if found.role == "dp"})
     split_by_sequence = [found for found in used if found.role == "tp" and found.sequence_parallel]
     if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
@@ -421,8 +423,34 @@ def _common_owner(names: Iterable[str]) -> str:
     return ".".join(common)
 
 
+_SOME_PARAMETERS = 0.05
+"""Share of the parameters from which on another ZeRO level is told."""
 _PARTS = {"mlp": ("activation",), "moe": ("moe_act", "shared_experts", "activation"), "shared_experts": ("activation",)}
 """Modules that are parts of another one."""
+
+
+def _mixed_levels(plan: Plan, folded: Folded, levels: Mapping[str, int]) -> list[str]:
+    """Return on which data-parallel axes parameters have several ZeRO levels, of which one is exported for all.
+
+    Args:
+        plan: The plan.
+        folded: The graph of one of its microbatches.
+        levels: The level of most parameters by axis.
+    """
+    sizes: dict[str, Counter[int]] = {}
+    elements = {own.value.name: own.count * own.value.size for own in folded.parameters}
+    for name, axis, own in levels_of(plan, folded):
+        if axis in levels and len(own) == 1:
+            sizes.setdefault(axis, Counter())[max(own)] += elements.get(name, 0)
+    found = []
+    for axis, counts in sizes.items():
+        others = 1.0 - counts[levels[axis]] / max(1, counts.total())
+        if others > _SOME_PARAMETERS:
+            found.append(
+                f"ZeRO levels that differ by parameter (axis {axis!r}: not {levels[axis]} in {others:.0%}); "
+                f"{levels[axis]} is exported for all"
+            )
+    return found
 
 
 def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: list[str]) -> tuple[ContextKind, ...]:
@@ -438,8 +466,8 @@ def _context_kinds(plan: Plan, folded: Folded, used: Sequence[AxisRole], lost: l
     limited = limited_rings(plan.blocks, folded)
     if limited:
         lost.append(
-            f"attention with windows, chunks or sinks in rings ({limited} layers): frameworks pass keys and values "
-            "round for full attention only"
+            f"attention with windows, chunks, sinks or masks in rings ({limited} layers): frameworks pass keys and "
+            "values round for full attention only"
         )
     return tuple(found)
 

@@ -149,7 +149,7 @@ def stack_kept_to(
         stack: Name, YAML file or record.
         cluster: What the devices are taken from.
         modules: Modules that the user wants to run again.
-        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`; "" for one without windows, chunks and sinks.
+        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`; "" for one without windows, chunks, sinks and masks.
 
     Raises:
         ClusterError: If there is no such cluster.
@@ -243,7 +243,7 @@ def _lacking_contexts(ability: Abilities, sizes: Sizes | None) -> tuple[str, ...
 
 
 def _limits(sizes: Sizes | None) -> frozenset[AttentionLimit]:
-    """Return what attention of a model has of windows, chunks and sinks, as far as it is known."""
+    """Return what attention of a model has of windows, chunks, sinks and masks, as far as it is known."""
     if sizes is None or sizes.decoder is None:
         return frozenset()
     parts = [block.attention for block in sizes.decoder.blocks]

@@ -11,7 +11,7 @@ what `results` leaves out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.ir.functions import DOMAIN
 
@@ -109,31 +109,44 @@ class Ring:
         return tuple(index for index, each in enumerate(carried) if each.travels)
 
 
-def _attention(name: str, *, limited: bool, sinks: bool = False) -> dict[str, Ring]:
+def _attention(name: str, *, limited: bool, sinks: bool = False, masked: bool = False) -> dict[str, Ring]:
     """Return attention of (q, k, v), whose keys and values go round, and its gradient.
 
     Args:
         name: Of the kind.
         limited: Whether windows and chunks limit what a query sees.
         sinks: Whether a logit per query head, the fourth input, takes part in the softmax.
+        masked: Whether the fourth input is a mask, whose columns for all keys stay at a device.
     """
-    reads = 3 + sinks
+    reads = 3 + sinks + masked
     forward = RingPass(
         f"{DOMAIN}::Ring{name}", reads, (Carried(0.0, rows=0, width=2), Carried(float("-inf"), rows=0, width=None))
     )
     sums = (Carried(0.0, 0, 0), Carried(0.0, 1, 1, travels=True), Carried(0.0, 2, 2, travels=True))
     gradients = (*sums, Carried(0.0, 3, 3)) if sinks else sums
     backward = RingPass(f"{DOMAIN}::Ring{name}Grad", reads + 1, gradients)
-    without = () if limited else ("window", "chunk")
+    without = () if limited else ("window", "chunk", "softcap") if masked else ("window", "chunk")
     return {
         forward.kind: Ring((1, 2), (forward,), 1, without, limited),
         backward.kind: Ring((1, 2), (forward, backward), len(gradients), without, limited),
     }
 
 
+HIDDEN_ATTENTION = f"{DOMAIN}::RingHiddenAttention"
+"""Kind of attention whose mask hides keys by truth values; its gradient has a mask of numbers."""
+
+
+def _hidden(masked: Mapping[str, Ring]) -> Ring:
+    """Return attention whose mask is of truth values, given those whose mask is of numbers."""
+    whole = masked[f"{DOMAIN}::RingMaskedAttention"]
+    return replace(whole, passes=(replace(whole.passes[0], kind=HIDDEN_ATTENTION),))
+
+
 RINGS: Mapping[str, Ring] = (
     _attention("Attention", limited=False)
     | _attention("CausalAttention", limited=True)
     | _attention("SinkAttention", limited=True, sinks=True)
+    | (_MASKED := _attention("MaskedAttention", limited=False, masked=True))
+    | {HIDDEN_ATTENTION: _hidden(_MASKED)}
 )
 """By the kind that devices run in place of the op."""

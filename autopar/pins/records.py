@@ -85,7 +85,7 @@ class Choices:
         offload: What lies in host memory.
         zero: Levels of ZeRO, parameter by parameter.
         hybrid_zero: Those over an axis named `shard`; of `zero` those above 0 unless they are stated.
-        context: Kinds of context parallelism, `ring`, or of attention with a window, chunks or sinks alone:
+        context: Kinds of context parallelism, `ring`, or of attention with a window, chunks, sinks or a mask alone:
             `ring:window`.
         tactics: Where tensors lie, as tactics say it.
     """
@@ -198,7 +198,7 @@ class Pins:
         """Return what is left of the kinds of context parallelism of attention.
 
         Args:
-            limits: What the attention has of windows, chunks and sinks.
+            limits: What the attention has of windows, chunks, sinks and masks.
         """
         left = frozenset(CONTEXT_KINDS)
         for suffix in ("", *(f":{limit}" for limit in limits)):

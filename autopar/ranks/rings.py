@@ -46,12 +46,12 @@ class CompiledRing:
     passes: tuple[Compiled, ...]
 
 
-def ring_model(instruction: Compute, dtype: str, opset: int) -> RingModel:
+def ring_model(instruction: Compute, dtypes: Sequence[str], opset: int) -> RingModel:
     """Return the models of an op that ranks run in a ring.
 
     Args:
         instruction: The op on local blocks.
-        dtype: Element type of its inputs.
+        dtypes: Element types of its inputs; what is carried has that of the first one.
         opset: Version of the default ONNX domain.
     """
     ring, shapes = RINGS[instruction.op.kind], [operand.shape for operand in _inputs(instruction)]
@@ -59,10 +59,10 @@ def ring_model(instruction: Compute, dtype: str, opset: int) -> RingModel:
     before: list[tuple[int, ...]] = []
     for each in ring.passes:
         carried = [item.shape(shapes) for item in each.carried]
-        given = [*shapes[: each.reads], *before, *carried]
-        inputs = [Port(f"i{index}", shape, dtype) for index, shape in enumerate(given)]
+        given = [*zip(shapes[: each.reads], dtypes, strict=False), *((shape, dtypes[0]) for shape in before + carried)]
+        inputs = [Port(f"i{index}", shape, dtype) for index, (shape, dtype) in enumerate(given)]
         inputs += [Port(name, (), "int64") for name in ("start", "block_start")]
-        outputs = [Port(f"o{index}", shape, dtype) for index, shape in enumerate(carried)]
+        outputs = [Port(f"o{index}", shape, dtypes[0]) for index, shape in enumerate(carried)]
         node = Node(
             each.kind, instruction.op.attrs, tuple(port.name for port in inputs), tuple(port.name for port in outputs)
         )

@@ -171,8 +171,8 @@ class SegmentCompiler:
                 read_later = {value for later in every[index + 1 :] for value in _reads(later)}
                 found.append(self._piece(step, types, constants, kept | read_later))
             elif isinstance(step, Round):
-                first = reads(step.instruction)[0]
-                found.append(ring_model(step.instruction, types[first.value], self._lowered.graph.opset))
+                dtypes = [types[operand.value] for operand in reads(step.instruction)]
+                found.append(ring_model(step.instruction, dtypes, self._lowered.graph.opset))
             else:
                 found.append(step)
         cut = len(steps.main)

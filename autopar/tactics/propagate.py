@@ -284,8 +284,14 @@ def _splits(strategy: Strategy, item: _Known) -> bool:
 
 
 def _plainest(strategies: Sequence[Strategy], possible: Sequence[int]) -> list[int]:
-    """Return the strategies among equals that need no rows of neighbours and no other op than the op itself."""
+    """Return the strategies among equals that need no rows of neighbours and no other op than the op itself.
+
+    Of rings alone these are those that split the most: a mask by its rows, and not whole.
+    """
     plain = [number for number in possible if not strategies[number].halos and strategies[number].local is None]
+    if not plain and possible and all(is_ring(strategies[number]) for number in possible):
+        split = {number: sum(map(shards, strategies[number].inputs)) for number in possible}
+        return [number for number in possible if split[number] == max(split.values())]
     return list(plain or possible)
 
 

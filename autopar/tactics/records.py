@@ -96,7 +96,7 @@ class ContextParallel:
     Attributes:
         axis: Name of the mesh axis.
         kind: How attention gets at other positions: "ring" passes keys and values round, and gathers them where no ring
-            is known (windows, masks); "gather" gathers them everywhere; "ulysses" exchanges positions for heads.
+            is known; "gather" gathers them everywhere; "ulysses" exchanges positions for heads.
     """
 
     axis: str

@@ -16,6 +16,9 @@ Inputs are those of the op that runs whole elsewhere, then what is carried from 
 first query (`start`) and of the first key of the block (`block_start`); outputs are what is carried on. Attributes are
 those of `Attention` and of `causal_attention`; a scale of 0 stands for the inverse root of the channels. Queries and
 keys are tokens of the same sequence. A device begins with its own block, which `start` and `block_start` tell.
+
+A mask that is an input stays where it is: a device holds the columns of all keys, for its own queries or for all, and
+takes those of the block in each step. Numbers are added to the scores; of truth values, false hides a key.
 """
 
 from autopar.ir.bodies.causal_attention import OUT_OF_REACH
@@ -76,6 +79,58 @@ OUT_OF_REACH
     hidden = Or (too_late, out_of_reach)
     scores = Where (hidden, minus_inf, capped)
 """.replace("OUT_OF_REACH\n", OUT_OF_REACH)
+
+# The part of a mask of any rank up to 4 that is about the queries of a device and the keys of a block.
+_MASK = """
+    ones4 = Constant <value_ints = [1, 1, 1, 1]> ()
+    mask_given = Shape (mask)
+    mask_padded = Concat <axis = 0> (ones4, mask_given)
+    last_four = Constant <value_ints = [-4]> ()
+    behind_all = Constant <value_ints = [8]> ()
+    mask_dims = Slice (mask_padded, last_four, behind_all)
+    mask_BHRC = Reshape (mask, mask_dims)
+    mask_heads = Shape <start = 1, end = 2> (mask_BHRC)
+    mask_rows = Shape <start = 2, end = 3> (mask_BHRC)
+    mask_columns = Shape <start = 3, end = 4> (mask_BHRC)
+    start_1 = Reshape (start, last)
+    block_start_1 = Reshape (block_start, last)
+    of_all_queries = Greater (mask_rows, queries_1)
+    row_begin = Where (of_all_queries, start_1, axis0)
+    rows_end = Add (start_1, queries_1)
+    row_end = Where (of_all_queries, rows_end, mask_rows)
+    block_number = Div (block_start_1, queries_1)
+    columns_begin = Mul (block_number, keys_1)
+    columns_end = Add (columns_begin, keys_1)
+    of_keys = Greater (mask_columns, axis1)
+    column_begin = Where (of_keys, columns_begin, axis0)
+    column_end = Where (of_keys, columns_end, mask_columns)
+    mask_begin = Concat <axis = 0> (row_begin, column_begin)
+    mask_end = Concat <axis = 0> (row_end, column_end)
+    mask_axes = Constant <value_ints = [2, 3]> ()
+    mask_block = Slice (mask_BHRC, mask_begin, mask_end, mask_axes)
+    of_heads = Greater (mask_heads, axis1)
+    mask_groups = Where (of_heads, heads, axis1)
+    mask_inside = Div (mask_heads, mask_groups)
+    mask_batch = Shape <start = 0, end = 1> (mask_block)
+    mask_area = Shape <start = 2, end = 4> (mask_block)
+    mask_shape = Concat <axis = 0> (mask_batch, mask_groups, mask_inside, mask_area)
+    mask_BKGST = Reshape (mask_block, mask_shape)
+"""
+
+_SEEN = "    scores = Where (hidden, minus_inf, capped)\n"
+_MASKS = {
+    "": _SEEN,
+    "numbers": f"""{_MASK}
+    seen = Where (hidden, minus_inf, capped)
+    scores = Add (seen, mask_BKGST)
+""",
+    "truths": f"""{_MASK}
+    masked = Not (mask_BKGST)
+    hidden_or_masked = Or (hidden, masked)
+    scores = Where (hidden_or_masked, minus_inf, capped)
+""",
+}
+"""How scores are masked, by what an input says of it."""
 
 _FORWARD = f"""{_SCORES}
     largest_any = ReduceMax <keepdims = 1> (scores, last)
@@ -170,6 +225,30 @@ _GRADIENT = f"""{_SCORES}
 """
 
 
+def _masked(name: str, mask: str, *, gradient: bool) -> str:
+    """Return a step of ring attention with a mask, and one of its gradient.
+
+    Args:
+        name: Of the kind.
+        mask: What the mask says, a key of `_MASKS`.
+        gradient: Whether to return the step of the gradient, too.
+    """
+    attrs = f"{_ATTRS.replace('IS_CAUSAL', '0')}, size: int = 0"
+    forward, backward = (body.replace(_SEEN, _MASKS[mask]) for body in (_FORWARD, _GRADIENT))
+    found = f"""
+Ring{name} <{attrs}> (q, k, v, mask, y, lse, start, block_start) => (new_y, new_lse)
+{{{forward}}}
+"""
+    return (
+        found
+        if not gradient
+        else f"""{found}
+Ring{name}Grad <{attrs}> (q, k, v, mask, dy, y, lse, dq, dk, dv, start, block_start) => (new_dq, new_dk, new_dv)
+{{{backward}}}
+"""
+    )
+
+
 def _kinds(name: str, *, is_causal: int, sinks: bool = False) -> str:
     """Return a step of ring attention and one of its gradient.
 
@@ -202,4 +281,6 @@ RING_ATTENTION = (
     _kinds("Attention", is_causal=0)
     + _kinds("CausalAttention", is_causal=1)
     + _kinds("SinkAttention", is_causal=1, sinks=True)
+    + _masked("MaskedAttention", "numbers", gradient=True)
+    + _masked("HiddenAttention", "truths", gradient=False)
 )
