@@ -50,6 +50,7 @@ from autopar.simulate import simulate
 from autopar.training import training_step
 from autopar.training.chunked_loss import CHUNKED
 from autopar.workload import open_workload
+from tests.enumeration import Comparison, SmallJob, slow_nodes
 from tests.executions import COSTS, TINY, Execution, random_feeds, written
 from tests.formulations import optimum
 from tests.gradients import as_float64
@@ -354,3 +355,17 @@ def test_buckets_carry_blocks_that_differ_over_other_axes() -> None:
     for blocks, tensor, (source, target) in zip(found, (uneven, alike), moves, strict=True):
         for own, wanted in zip(blocks, move(tensor, 0, source, target, mesh), strict=True):
             np.testing.assert_allclose(own, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode", "memory"), [("gpt2", "train", 2.0), ("llama3-8b", "infer", 0.0)])
+def test_bounds_hold_where_the_best_plan_deals_out_the_vocabulary(
+    name: str, mode: str, memory: float, cache_dir: Path
+) -> None:
+    """No plan by degrees is below the bound, and none is faster than the plan by more than the gap."""
+    dims = {**TINY[name], "num_layers": 2, "vocab": 203}
+
+    found = Comparison.of(SmallJob(0, name, dims, 4, slow_nodes(4, 1e9, 1e9), mode, 4, memory), cache_dir)
+
+    assert not found.violations
+    assert b":203)" in found.plan.to_json()
