@@ -118,8 +118,8 @@ PUBLISHED_HEAD = """
 LLaMA-7B on 8 A800 with DeepSpeed 0.14.2, 64 samples of 4096 tokens a step, full recompute
 (gist d4cd6a20ab4b95cb3a49491747e2139a of chenyaofo), and predictions on `a100`. Updates are priced at 0.45 of the
 memory bandwidth of the host, which CPU-Adam reaches with all cores (`autopar/cluster/host.py`). The run shows ten times
-as much for its host: 17 to 20 s a step where 1 to 2 s are predicted, that is 3 % of that bandwidth. How many threads each of
-its eight processes had is not stated.
+as much for its host: 17 to 20 s a step where 1 to 2 s are predicted, that is 3 % of that bandwidth. How many threads
+each of its eight processes had is not stated.
 
 | ZeRO | microbatch | in host memory | measured | predicted |
 |---|---|---|---|---|"""
