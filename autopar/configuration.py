@@ -471,7 +471,9 @@ def _offloads(hosted: Collection[Hosted]) -> str:
         Hosted.GRADIENTS: "gradients and optimizer",
         Hosted.PARAMETERS: "parameters, gradients and optimizer",
     }
-    return " and ".join(name for own, name in names.items() if own in hosted)
+    states = [own for own in names if own in hosted and own is not Hosted.ACTIVATIONS]
+    named = [own for own in names if own in hosted and own is Hosted.ACTIVATIONS] + states[-1:]
+    return " and ".join(names[own] for own in named)
 
 
 def _data_major_words(grids: Sequence[str], num_nodes: int) -> tuple[str, ...]:

@@ -89,8 +89,8 @@ RECOMPUTE_MODULES = (
 
 RESERVE = frozenset({Hosted.ACTIVATIONS, Hosted.OPTIMIZER})
 """What a search opens if nothing fits on the devices."""
-LAST_RESERVE = frozenset({Hosted.PARAMETERS})
-"""What it opens if nothing fits with that either."""
+LAST_RESERVE = frozenset({Hosted.UPDATE, Hosted.GRADIENTS, Hosted.PARAMETERS})
+"""Of which it opens what leaves least on the devices if nothing fits with that either; each is tried on placements."""
 
 _STATES = ", ".join(STATE_KINDS)
 FLAVOURS = "none, offload, selective or full"

@@ -191,6 +191,13 @@ class Task:
         return replace(self, constraints=constraints)
 
     @property
+    def by_kind(self) -> tuple[Constraints, ...]:
+        """The constraints with the reserve opened, then with each kind of state that the host can update."""
+        host, constraints = self.costs.cluster.host, self.constraints
+        updates = host is not None and bool(host.memory_bandwidth)
+        return constraints.by_kind if updates and not constraints.hosted else constraints.by_kind[:1]
+
+    @property
     def on_device(self) -> "Task":
         """The task in whose space nothing lies in host memory but what is pinned there."""
         return replace(self, constraints=replace(self.constraints, reserve=frozenset()))

@@ -11,11 +11,12 @@ is short.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 
 from autopar.configuration import Configuration
+from autopar.formulate.constraints import Constraints
 from autopar.least_memory_plan import Looking, Thrifty, look, thriftiest
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -97,17 +98,20 @@ def search_plans(
     if outcome.candidates:
         outcome.reserve, outcome.reserve_bound = reserve, min(map(context.least, zip(task.space)), default=0.0)
         if may_gain(outcome.candidates):
-            outcome.restaged, opened = True, replace(context, constraints=task.opened.constraints)
-            for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
-                outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
+            outcome.restaged = True
+            _restage(context, task.by_kind, outcome, effort, began)
         return outcome
     if math.isfinite(incumbent) or (outcome.stopped and known is None):  # something fits, or might all the same
         return outcome
     if effort.time_limit is not None:
         effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
-    _, outcome = tried(task.opened, effort, is_last=True)
-    outcome.needed = reserve
-    last = task.last_opened
+    began = time.monotonic()
+    context, outcome = tried(task.opened, effort, is_last=True)
+    outcome.needed, last = reserve, task.last_opened
+    if may_gain(outcome.candidates) and task.by_kind[1:]:
+        outcome.restaged, outcome.reserve = True, task.constraints.last
+        outcome.reserve_bound = min(map(context.least, zip(task.space)), default=0.0)
+        _restage(context, task.by_kind[1:], outcome, effort, began)
     if outcome.candidates or last is None or (outcome.stopped and known is None):
         return outcome
     if effort.time_limit is not None:
@@ -117,6 +121,16 @@ def search_plans(
         return outcome
     found.needed = last.constraints.hosted
     return found
+
+
+def _restage(
+    context: SearchContext, ways: Sequence[Constraints], outcome: Outcome, effort: Effort, began: float
+) -> None:
+    """Cut the placements of the best plans again with other state in host memory; faster plans go to the outcome."""
+    for constraints in ways:
+        opened = replace(context, constraints=constraints)
+        for candidate in restaged(opened, outcome.candidates, began + (effort.time_limit or math.inf)):
+            outcome.add_finding(Finding(candidate.objective, candidate, 0), effort.top_k)
 
 
 class FeasibilityWatch:

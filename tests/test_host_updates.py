@@ -22,7 +22,7 @@ from autopar.prediction import Predictor
 from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category, Program, SegmentPhase
 from autopar.program.text import format_program, parse_program
-from autopar.recompute import LAST_RESERVE, STATE_KINDS, Hosted, Recompute
+from autopar.recompute import STATE_KINDS, Hosted, Recompute
 from autopar.request import JobRequest
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
@@ -252,7 +252,7 @@ def test_parameters_leave_the_devices_where_nothing_else_fits() -> None:
 
     plan = plan_task(task, Effort())
 
-    assert {stage.hosted_state for stage in plan.stages} == LAST_RESERVE
+    assert {stage.hosted_state for stage in plan.stages} == {Hosted.PARAMETERS}
     assert plan.search is not None
     assert any("CPU offload of parameters, gradients and optimizer was tried" in line for line in plan.search.space)
     assert plan.search.bound <= plan.objective
@@ -263,13 +263,13 @@ def test_parameters_leave_the_devices_where_nothing_else_fits() -> None:
 @pytest.mark.parametrize(
     ("never", "first", "last"),
     [
-        ((), {"activations", "optimizer"}, {"parameters"}),
+        ((), {"activations", "optimizer"}, {"update", "gradients", "parameters"}),
         (("optimizer",), {"activations"}, set()),
         (tuple(KINDS), {"activations"}, set()),
         (("optimizer", "gradients", "parameters"), {"activations", "update"}, set()),
         (("activations", "optimizer", "update"), {"gradients"}, {"parameters"}),
         (("optimizer", "update", "gradients"), {"parameters"}, set()),
-        (("optimizer", "parameters"), {"activations", "update"}, set()),
+        (("optimizer", "parameters"), {"activations", "update"}, {"gradients"}),
     ],
 )
 def test_host_memory_is_opened_kind_by_kind(never: tuple[str, ...], first: set[str], last: set[str]) -> None:

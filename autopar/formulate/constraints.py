@@ -138,7 +138,19 @@ class Constraints:
         """These constraints with what is opened last; None if that is nothing, or something is pinned there."""
         if not self.last or self.hosted:
             return None
-        return replace(self, hosted=self.last, reserve=frozenset(), last=frozenset())
+        most = max(self.last, key=list(STATE_KINDS).index)
+        return replace(self, hosted=frozenset({most}), reserve=frozenset(), last=frozenset())
+
+    @property
+    def by_kind(self) -> "tuple[Constraints, ...]":
+        """These constraints with the reserve opened, and with each kind of state opened that is opened last."""
+        others = (
+            frozenset({own}) if STATE_KINDS[own].sums else self.reserve - STATE_KINDS.keys() | {own}
+            for own in STATE_KINDS
+            if own in self.last
+        )
+        ways = (self.hosted | self.reserve, *others) if self.reserve else ()
+        return tuple(replace(self, hosted=hosted, reserve=frozenset(), last=frozenset()) for hosted in ways)
 
     @property
     def hosts_optimizer(self) -> bool:
