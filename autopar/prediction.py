@@ -248,6 +248,7 @@ def kernels(stack: Stack) -> Stack:
         selective=stack.selective,
         recompute_modules=stack.recompute_modules,
         recompute_among=stack.recompute_among,
+        uneven=stack.uneven,
         dropout=stack.dropout,
         gathers=stack.gathers,
     )

@@ -15,7 +15,7 @@ from autopar.bounds.roofline import roofline
 from autopar.bounds.saved_values import freed, most_shards
 from autopar.cluster import PRESETS
 from autopar.configuration import Configuration
-from autopar.cost import Collective, CostModel, reshards
+from autopar.cost import IDEAL, Collective, CostModel, reshards
 from autopar.cost.stack import parse_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
@@ -322,6 +322,14 @@ def test_exports_ask_for_blocks_that_were_priced(cache_dir: Path) -> None:
     assert b"--make-vocab-size-divisible-by 1\n" in megatron.data
     assert any("pads it to 26" in line for line in megatron.lost)
     assert b"'embed.weight': ((25, 16), (0,))" in dtensor.data
+    even = predict(
+        "zoo:llama3-8b",
+        Degrees(tp=2, global_batch=4),
+        dims=dims,
+        stack=replace(IDEAL, uneven=False),
+        cache_dir=cache_dir,
+    )
+    assert b"P(None, 'tp')" in even.plan.export("jax", cache_dir=cache_dir).data
     for framework in ("jax", "maxtext"):
         with pytest.raises(ExportError, match="25 rows or columns, which the 2 devices of axis 'tp' do not divide"):
             plan.export(framework, cache_dir=cache_dir)

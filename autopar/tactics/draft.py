@@ -120,7 +120,7 @@ class Draft:
             raise TacticError(f"{trips} trips through the model in mode {job.mode}", hint="loops are for --mode infer")
         self.folded, self.rules, self.costs, self.model, self.job = folded, rules, costs, model, job
         self.num_microbatches, self.trips = num_microbatches, trips
-        self.state = State(Topology(folded, rules, mesh))
+        self.state = State(Topology(folded, rules, mesh, uneven=costs.stack.uneven))
         self.applier = Applier(self.state, batch)
         self._schedule = usual_schedule(job.mode)
         self._blocks: tuple[int, ...] = (folded.num_blocks,)  # per stage

@@ -54,13 +54,15 @@ class Topology:
         mesh: The devices of one stage.
         meaning: Which reduction a partial value stands for, how many chunks a dim is sharded in.
         stateful: Classes of parameters, of moments, of sums of gradients and of what is added to these.
+        uneven: Whether the software takes uneven blocks.
+        dealt: Lengths of dims that may be dealt out in such blocks wherever a strategy holds on them.
     """
 
-    def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
+    def __init__(self, folded: Folded, rules: Rules, mesh: Mesh, *, uneven: bool = True) -> None:
         self.folded, self.mesh = folded, mesh
         self.meaning: PlacementSemantics = meaning(folded, rules, any_terms=True)
         graph = folded.graph
-        self.dealt = dealt_lengths(folded)
+        self.uneven, self.dealt = uneven, dealt_lengths(folded) if uneven else frozenset[int]()
         self.ops: dict[OpKey, Op] = {
             (kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)
         }
@@ -235,7 +237,8 @@ class State:
         alone = dim not in others and self.topology.meaning.chunks(name)[dim] == 1
         count = self.topology.mesh.axes[axis].size
         is_dealt = size in self.topology.dealt and deals(size, count)
-        return alone and (is_dealt or (cls in self.topology.stateful and size >= count))
+        is_state = self.topology.uneven and cls in self.topology.stateful and size >= count
+        return alone and (is_dealt or is_state)
 
     def decide(self, name: str, axis: int, dim: int, tactic: int) -> bool:
         """Split a class, or pin it; return False if that was decided before, or the dim cannot be divided or padded."""
