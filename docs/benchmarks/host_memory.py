@@ -47,7 +47,7 @@ HEAD = """\
 Printed by `python docs/benchmarks/host_memory.py`: searches of 20 processor seconds with one worker.
 *Before* only activations and the optimizer's state may lie in host memory, and updates run on devices (pins forbid
 `update`, `gradients` and `parameters`); *now* all kinds of state may
-([decision 33](../decisions/0033-host-updates.md)).
+([decision 35](../decisions/0035-host-updates.md)).
 
 | job | before | now |
 |---|---|---|"""
