@@ -1,0 +1,222 @@
+"""Rows of unequal devices with different shares of the batch: what they compute, take and hold."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from autopar.configuration import Configuration
+from autopar.errors import PlanError, ProgramError
+from autopar.folding.fold import Folded, fold
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.manual_recipes import batch_dims
+from autopar.ir.graph import Graph
+from autopar.plan import Plan
+from autopar.program.lower import lower
+from autopar.program.records import Program
+from autopar.program.text import format_program, parse_program
+from autopar.program.verify import verify_program
+from autopar.ranks.collect import gradient_items, output_items, put_together, state_items
+from autopar.ranks.lowered import Lowered
+from autopar.ranks.samples import cut, has_part
+from autopar.runtime import run_step
+from autopar.sharding import Mesh
+from autopar.shares import Share, balanced, row_microbatches
+from tests.executions import (
+    COSTS,
+    EXECUTOR,
+    TINY,
+    check_close,
+    model_feeds,
+    model_graph,
+    model_rules,
+    next_data,
+    next_states,
+    random_plan,
+    run_unpartitioned,
+)
+from tests.rank_runs import run_local
+from tests.shares import some
+
+Array = NDArray[Any]
+
+SAMPLES = 2
+"""Samples of a microbatch of one row."""
+
+SPACE = (
+    Configuration(1, Mesh.of(inner=2), 3, "1f1b", shares=(Share((0, 1), 3), Share((1, 2), 1))),
+    Configuration(1, Mesh.of(outer=2, inner=2), 3, "1f1b", shares=(Share((0, 1), 1), Share((1, 2), 3))),
+    Configuration(2, Mesh.of(outer=2, inner=2), 4, "1f1b", shares=(Share((0, 1), 4), Share((1, 2), 2))),
+    Configuration(1, Mesh.of(dp=3, outer=2, inner=2), 3, "1f1b", shares=(Share((0, 2), 3), Share((2, 3), 2))),
+    Configuration(2, Mesh.of(inner=2), 3, "zb-h1", shares=(Share((0, 1), 2), Share((1, 2), 3))),
+)
+"""Rows of one device to four, the first or the last ones with most; one stage and two."""
+
+
+TRAINED = [name for name in TINY if name not in ("bert-base", "deepseek-moe-16b", "resnet50", "t5-11b", "unet-sd1")]
+"""The others have ops whose sums over rows cannot wait: statistics of a batch, and gradients that no rule leaves as
+terms."""
+
+
+@cache
+def _graphs(name: str, rows: int) -> tuple[Graph, Folded]:
+    """Return the graph of a microbatch of one row, and of all rows."""
+    return model_graph(name, SAMPLES), fold(model_graph(name, SAMPLES * rows))
+
+
+def _plan(name: str, configuration: Configuration, cache_dir: Path, seed: int) -> tuple[Plan, Program]:
+    """Return a random plan whose rows have different shares, as its file gives it back, and its program."""
+    rows = configuration.mesh.shape[0]
+    alone, folded = _graphs(name, rows)
+    constraints = Constraints(batch=lambda _: batch_dims(alone.values, folded.graph.values))
+    rules = model_rules(name, cache_dir)
+    plan = random_plan(folded, rules, configuration, SAMPLES * rows, seed, constraints=constraints)
+    batch = SAMPLES * row_microbatches(configuration.shares)
+    plan = Plan.from_json(replace(plan, job=replace(plan.job, global_batch=batch)).to_json())
+    program = lower(plan, folded, COSTS)
+    verify_program(program, folded)
+    return plan, program
+
+
+def _accumulated(
+    alone: Graph, program: Program, microbatches: Sequence[Mapping[str, Array]]
+) -> list[tuple[int, dict[str, Array]]]:
+    """Return what rows run of each microbatch, one after the other."""
+    rows = program.shares[-1].rows[1]
+    return [
+        (index, part)
+        for index, data in enumerate(microbatches)
+        for row, part in enumerate(cut(data, alone, rows))
+        if has_part(program, row, rows, index)
+    ]
+
+
+@pytest.mark.parametrize("name", some(TRAINED, lambda name: name in ("gpt2", "mlp-xs")))
+def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
+    """Loss, gradients weighted by samples and updated states are those of all samples on one device."""
+    for seed, configuration in enumerate(SPACE):
+        alone, folded = _graphs(name, configuration.mesh.shape[0])
+        data, states = model_feeds(name, folded.graph, configuration.num_microbatches)
+        plan, program = _plan(name, configuration, cache_dir, seed)
+        parts = _accumulated(alone, program, data)
+        expected = run_unpartitioned(alone, [part for _, part in parts], states)
+
+        found = run_step(program, folded, data, states, EXECUTOR)
+
+        assert len(parts) == row_microbatches(plan.shares)
+        check_close(found.gradients, expected.gradients)
+        check_close(found.states, expected.states)
+        for output in folded.graph.outputs:
+            total = sum(each[output] for each in found.outputs)
+            np.testing.assert_allclose(total, sum(each[output] for each in expected.outputs), rtol=1e-9)
+
+
+def _line(pace: float) -> Callable[[int], float]:
+    return lambda count: 0.5 + pace * count
+
+
+@given(
+    rows=st.lists(st.integers(1, 4), min_size=2, max_size=3),
+    total=st.integers(2, 24),
+    paces=st.lists(st.sampled_from([1.0, 1.5, 2.3]), min_size=3, max_size=3),
+)
+def test_balanced_shares_are_the_best_of_all(rows: list[int], total: int, paces: list[float]) -> None:
+    """Against every combination: none ends its slowest rows sooner, and if there is none there are no shares."""
+    groups = [_line(pace) for pace in paces[: len(rows)]]
+    every = [
+        counts
+        for counts in product(range(1, total + 1), repeat=len(rows))
+        if sum(row * count for row, count in zip(rows, counts, strict=True)) == total
+    ]
+
+    def slowest(counts: Sequence[int]) -> float:
+        return max(group(count) for group, count in zip(groups, counts, strict=True))
+
+    found = balanced(rows, total, groups)
+
+    assert (found is None) == (not every)
+    if found is not None:
+        assert found in every
+        assert slowest(found) == min(map(slowest, every))
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([{"rows": [0, 1], "num_microbatches": 3}], "shares are of 1 rows, the major axis of mesh"),
+        ([{"rows": [1, 2], "num_microbatches": 3}], "shares name rows 1 to 2 where rows from 0 on come next"),
+        ([{"rows": [0, 2], "num_microbatches": 0}], "a share of 0 microbatches"),
+        (
+            [{"rows": [0, 1], "num_microbatches": 2}, {"rows": [1, 2], "num_microbatches": 1}],
+            "num_microbatches is 3, the largest share has 2",
+        ),
+        (
+            [{"rows": [0, 1], "num_microbatches": 3}, {"rows": [1, 2], "num_microbatches": 2}],
+            "a batch of 8 cannot be 5 equal microbatches, those of all 2 rows",
+        ),
+    ],
+)
+def test_shares_of_a_file_fit_the_plan(shares: list[dict[str, Any]], message: str, cache_dir: Path) -> None:
+    plan, _ = _plan("mlp-xs", SPACE[0], cache_dir, 0)
+    data = json.loads(plan.to_json())
+
+    assert data["version"] == 4
+    assert Plan.from_json(json.dumps(data).encode()).microbatch == 2 * SAMPLES
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(data | {"shares": shares}).encode())
+
+
+def test_the_text_of_a_program_has_its_shares(cache_dir: Path) -> None:
+    _, program = _plan("mlp-xs", SPACE[0], cache_dir, 0)
+
+    assert parse_program(format_program(program)) == program
+
+
+def test_rows_that_meet_in_a_pass_have_equal_shares(cache_dir: Path) -> None:
+    """A plan whose parameters are split over the rows gathers them in every pass: a row cannot skip one."""
+    configuration = replace(SPACE[0], shares=())
+    folded = fold(model_graph("gpt2", 2 * SAMPLES))
+    plan = random_plan(folded, model_rules("gpt2", cache_dir), configuration, 2 * SAMPLES, 3)
+    program = replace(lower(plan, folded, COSTS), shares=SPACE[0].shares)
+
+    verify_program(replace(program, shares=()), folded)
+    with pytest.raises(ProgramError, match=r"rows meet inside a pass|as if all rows had run the pass"):
+        verify_program(program, folded)
+
+
+def test_ranks_train_like_the_model(cache_dir: Path) -> None:
+    """Each rank runs the microbatches of its own row, two steps; loss, gradients and states are as above."""
+    for seed, configuration in enumerate(SPACE[1:3]):
+        alone, folded = _graphs("gpt2", configuration.mesh.shape[0])
+        first, states = model_feeds("gpt2", folded.graph, configuration.num_microbatches)
+        _, program = _plan("gpt2", configuration, cache_dir, 10 + seed)
+        lowered, steps = Lowered(program, folded), [first, next_data(folded.graph, first)]
+        held = dict(states)
+        for data in steps:
+            expected = run_unpartitioned(alone, [part for _, part in _accumulated(alone, program, data)], held)
+            held = next_states(alone, expected.states)
+
+        ranks = run_local(lowered, steps, states)
+
+        for item in (*gradient_items(lowered), *state_items(lowered)):
+            stage = program.stages[item.stage]
+            blocks = [rank.kept(item.tensor, item.placements) for rank in ranks[slice(*stage.devices)]]
+            whole, apart = put_together(blocks, item.placements, stage.mesh)
+            scale = max(float(np.max(np.abs(expected.states[item.key]))), 1e-3)
+            assert apart <= 1e-6 * scale, item
+            np.testing.assert_allclose(whole, expected.states[item.key], rtol=0, atol=1e-6 * scale, err_msg=str(item))
+        losses = []
+        for item in output_items(lowered):
+            stage = program.stages[item.stage]
+            blocks = [rank.output(item.key[0], item.tensor, item.placements) for rank in ranks[slice(*stage.devices)]]
+            losses.append(put_together(blocks, item.placements, stage.mesh)[0])
+        assert sum(losses) == pytest.approx(sum(each["loss"] for each in expected.outputs), rel=1e-6)
