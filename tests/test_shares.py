@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from autopar.cluster import Cluster, NodeGroup
 from autopar.configuration import Configuration
+from autopar.cost import CostModel
 from autopar.errors import PlanError, ProgramError
 from autopar.folding.fold import Folded, fold
 from autopar.formulate.constraints import Constraints
@@ -31,6 +33,8 @@ from autopar.ranks.samples import cut, has_part
 from autopar.runtime import run_step
 from autopar.sharding import Mesh
 from autopar.shares import Share, balanced, row_microbatches
+from autopar.simulate import simulate
+from autopar.simulate.flat import simulate_flat
 from tests.executions import (
     COSTS,
     EXECUTOR,
@@ -220,3 +224,83 @@ def test_ranks_train_like_the_model(cache_dir: Path) -> None:
             blocks = [rank.output(item.key[0], item.tensor, item.placements) for rank in ranks[slice(*stage.devices)]]
             losses.append(put_together(blocks, item.placements, stage.mesh)[0])
         assert sum(losses) == pytest.approx(sum(each["loss"] for each in expected.outputs), rel=1e-6)
+
+
+def _mixed(devices: int) -> CostModel:
+    """Return the costs of two nodes of a few devices, the second of half the speed with slower links."""
+    fast = replace(COSTS.cluster, name="fast", devices_per_node=devices, domains=())
+    device = fast.device
+    slow = replace(
+        fast,
+        name="slow",
+        device=replace(
+            device,
+            peaks=tuple((name, peak / 2) for name, peak in device.peaks),
+            memory_bandwidth=device.memory_bandwidth / 2,
+            memory=device.memory / 2,
+        ),
+        intra=replace(fast.intra, bandwidth=fast.intra.bandwidth / 3),
+    )
+    between = replace(fast.inter, bandwidth=fast.inter.bandwidth / 4)
+    return replace(COSTS, cluster=Cluster.mixed("two", (NodeGroup(1, fast), NodeGroup(1, slow)), between))
+
+
+@pytest.mark.parametrize("configuration", [SPACE[0], SPACE[1], SPACE[2], SPACE[4]], ids=str)
+def test_the_hierarchical_simulator_agrees_with_the_flat_one(configuration: Configuration, cache_dir: Path) -> None:
+    """On devices of two speeds, rows of one device and of two, for random placements and buckets; pipelines on equal
+    devices."""
+    costs = _mixed(configuration.mesh.size // 2) if configuration.num_stages == 1 else COSTS
+    for seed, bucket in enumerate((None, 0.0, 500.0)):
+        _, program = _plan("gpt2", configuration, cache_dir, 20 + seed)
+
+        timeline, flat = simulate(program, costs, bucket=bucket), simulate_flat(program, costs, bucket=bucket)
+
+        assert timeline.step_seconds == pytest.approx(flat.step_seconds, rel=1e-9)
+        assert len(timeline.stages) == 2 * configuration.num_stages
+        for stage in timeline.stages:
+            parts = (
+                stage.compute_seconds, stage.collective_seconds, stage.wait_seconds, stage.bubble_seconds,
+                stage.gradient_seconds, stage.update_seconds, stage.gather_seconds, stage.delay_seconds,
+                stage.copy_seconds,
+            )  # fmt: skip
+            assert sum(parts) == pytest.approx(timeline.step_seconds, rel=1e-9)
+            assert min(parts) > -1e-12
+
+
+def test_rows_wait_for_the_slowest_before_they_sum_gradients(cache_dir: Path) -> None:
+    """Shares that follow the speed end together; others leave the faster rows, or the slower ones, idle."""
+    costs = _mixed(1)
+    steps = {}
+    for fast, slow in ((2, 4), (3, 3), (4, 2), (5, 1)):
+        shares = (Share((0, 1), fast), Share((1, 2), slow))
+        configuration = Configuration(1, Mesh.of(inner=2), max(fast, slow), "1f1b", shares=shares)
+        _, program = _plan("gpt2", configuration, cache_dir, 0)
+        timeline = simulate(program, costs, trace=True)
+        steps[fast] = timeline.step_seconds
+        passes = [stage.compute_seconds + stage.collective_seconds for stage in timeline.stages]
+        assert timeline.arrays is not None
+        traffic = timeline.arrays.traffic
+        over = [max(timeline.arrays.tasks["end"][timeline.arrays.tasks["stage"] == part]) for part in (0, 1)]
+        last = traffic["end"][traffic["group"] == 0].max()
+
+        assert passes[1] / passes[0] == pytest.approx(2 * slow / fast, rel=1e-6)
+        assert last == traffic["end"][traffic["group"] == 1].max() >= max(over)
+        assert timeline.stages[int(over[0] > over[1])].bubble_seconds >= max(over) - min(over) - 1e-12
+        assert sum(step.seconds for step in timeline.path) == pytest.approx(timeline.step_seconds, rel=1e-9)
+        assert timeline.tracks == (
+            f"stage 0: GPU 0, block 0-4, {fast} microbatches",
+            f"stage 0: GPU 1, block 0-4, {slow} microbatches",
+        )
+
+    assert min(steps, key=lambda fast: steps[fast]) == 4
+
+
+def test_equal_devices_with_equal_shares_take_the_time_of_a_plan_without(cache_dir: Path) -> None:
+    shares = (Share((0, 1), 3), Share((1, 2), 3))
+    _, program = _plan("gpt2", replace(SPACE[1], shares=shares), cache_dir, 0)
+    costs = replace(COSTS, cluster=replace(COSTS.cluster, devices_per_node=2))
+
+    apart, together = simulate(program, costs), simulate(replace(program, shares=()), costs)
+
+    assert apart.step_seconds == pytest.approx(together.step_seconds, rel=1e-9)
+    assert {stage.memory.bytes for stage in apart.stages} == {together.stages[0].memory.bytes}
