@@ -247,8 +247,7 @@ def _mixed(devices: int) -> CostModel:
 
 @pytest.mark.parametrize("configuration", [SPACE[0], SPACE[1], SPACE[2], SPACE[4]], ids=str)
 def test_the_hierarchical_simulator_agrees_with_the_flat_one(configuration: Configuration, cache_dir: Path) -> None:
-    """On devices of two speeds, rows of one device and of two, for random placements and buckets; pipelines on equal
-    devices."""
+    """On devices of two speeds, and pipelines on equal ones, for random placements and buckets."""
     costs = _mixed(configuration.mesh.size // 2) if configuration.num_stages == 1 else COSTS
     for seed, bucket in enumerate((None, 0.0, 500.0)):
         _, program = _plan("gpt2", configuration, cache_dir, 20 + seed)

@@ -19,7 +19,7 @@ from autopar.plan.step_results import Simulated
 from autopar.plan.texts import Exported, Text
 from autopar.reading import UnreadableError, check
 from autopar.sharding import Axis, Mesh
-from autopar.shares import Share, mean_microbatches
+from autopar.shares import Share, mean_microbatches, num_rows
 from autopar.writing import write_atomically
 
 if TYPE_CHECKING:  # what the methods for notebooks return
@@ -152,6 +152,19 @@ class Plan:
         """Bytes that a device of each simulated stage may use."""
         stages = self.simulated.stages if self.simulated is not None else ()
         return tuple(stage.limit or self.job.memory_limit for stage in stages)
+
+    @property
+    def device_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Devices of each group that is simulated apart: those of a stage, share by share of its rows."""
+        ranges = dict.fromkeys(stage.devices for stage in self.stages)
+        if not self.shares:
+            return tuple(ranges)
+        rows = num_rows(self.shares)
+        return tuple(
+            (first + share.rows[0] * ((last - first) // rows), first + share.rows[1] * ((last - first) // rows))
+            for share in self.shares
+            for first, last in ranges
+        )
 
     @property
     def microbatch(self) -> int:
