@@ -4,7 +4,7 @@ A row is the devices of a plan with one coordinate on the major axis of their me
 microbatch of a row has the same number of samples; rows of faster devices run more of them before gradients are summed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -58,6 +58,23 @@ def mean_microbatches(shares: Sequence[Share]) -> Fraction:
 def of_row(shares: Sequence[Share], row: int) -> Share:
     """Return the share that a row is part of."""
     return next(share for share in shares if share.rows[0] <= row < share.rows[1])
+
+
+def device_ranges(ranges: Iterable[tuple[int, int]], shares: Sequence[Share]) -> tuple[tuple[int, int], ...]:
+    """Return the devices of each group that is simulated apart: those of a stage, share by share of its rows.
+
+    >>> device_ranges([(0, 8), (8, 16)], [Share((0, 1), 5), Share((1, 4), 2)])
+    ((0, 2), (8, 10), (2, 8), (10, 16))
+    """
+    distinct = dict.fromkeys(ranges)
+    if not shares:
+        return tuple(distinct)
+    rows = num_rows(shares)
+    return tuple(
+        (first + share.rows[0] * ((last - first) // rows), first + share.rows[1] * ((last - first) // rows))
+        for share in shares
+        for first, last in distinct
+    )
 
 
 def faults(shares: Sequence[Share], num_microbatches: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from autopar.plan.step_results import Simulated
 from autopar.plan.texts import Exported, Text
 from autopar.reading import UnreadableError, check
 from autopar.sharding import Axis, Mesh
-from autopar.shares import Share, mean_microbatches, num_rows
+from autopar.shares import Share, device_ranges, mean_microbatches
 from autopar.writing import write_atomically
 
 if TYPE_CHECKING:  # what the methods for notebooks return
@@ -156,15 +156,22 @@ class Plan:
     @property
     def device_ranges(self) -> tuple[tuple[int, int], ...]:
         """Devices of each group that is simulated apart: those of a stage, share by share of its rows."""
-        ranges = dict.fromkeys(stage.devices for stage in self.stages)
+        return device_ranges((stage.devices for stage in self.stages), self.shares)
+
+    @property
+    def apart(self) -> "Plan":
+        """The plan as it is simulated and shown: its stages once for every share of rows, on the devices of these."""
         if not self.shares:
-            return tuple(ranges)
-        rows = num_rows(self.shares)
-        return tuple(
-            (first + share.rows[0] * ((last - first) // rows), first + share.rows[1] * ((last - first) // rows))
-            for share in self.shares
-            for first, last in ranges
+            return self
+        ranges = dict.fromkeys(stage.devices for stage in self.stages)
+        numbers = {devices: number for number, devices in enumerate(ranges)}
+        own = self.device_ranges
+        stages = tuple(
+            replace(stage, devices=own[share * len(ranges) + numbers[stage.devices]])
+            for share in range(len(self.shares))
+            for stage in self.stages
         )
+        return replace(self, stages=stages)
 
     @property
     def microbatch(self) -> int:

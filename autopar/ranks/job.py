@@ -31,6 +31,7 @@ from autopar.ranks.samples import cut, has_part, joined, num_parts
 from autopar.ranks.step_data import Batches, Weights
 from autopar.ranks.stopwatch import PHASES, Clock
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
+from autopar.shares import device_ranges
 from autopar.task import program_costs
 from autopar.workload import Workload, open_plan, open_workload
 
@@ -280,6 +281,7 @@ def run_rank(
         progress(Progress("compare", len(compared), total))
     timeline, predicted = predict(lowered.program, job.costs)
     steady = [clocks[1:] or clocks for clocks in seconds]
+    ranges = device_ranges((stage.devices for stage in lowered.program.stages), lowered.program.shares)
     return RunReport(
         summary=job.summary,
         model=lowered.graph.name,
@@ -300,8 +302,8 @@ def run_rank(
         first_seconds=max(clocks[0]["step"] for clocks in seconds),
         unpartitioned_seconds=alone,
         stages=tuple(
-            StageSeconds(stage.index, _mean(steady[stage.devices[0] : stage.devices[1]]), times)
-            for stage, times in zip(lowered.program.stages[: lowered.program.num_groups], predicted, strict=True)
+            StageSeconds(number, _mean(steady[slice(*devices)]), times)
+            for number, (devices, times) in enumerate(zip(ranges, predicted, strict=True))
         ),
     )
 

@@ -380,7 +380,15 @@ def simulate(
     if isinstance(costs, CostModel) and costs.prices is not None:
         measured = measured_share(program, costs)
     if not trace:
-        return Timeline(step, timelines, error, host=host, measured=measured, stages_per_group=program.num_chunks)
+        return Timeline(
+            step,
+            timelines,
+            error,
+            host=host,
+            measured=measured,
+            stages_per_group=program.num_chunks,
+            num_shares=len(parts),
+        )
     events: list[Event] = []
     samples: list[MemorySample] = []
     for number, ((part, sim), each) in enumerate(zip(parts, moments, strict=True)):
@@ -404,6 +412,7 @@ def simulate(
         track_names([(part.program, part.devices) for part, _ in parts]),
         measured,
         program.num_chunks,
+        len(parts),
     )
 
 
