@@ -7,6 +7,7 @@ as pins (`autopar.frameworks.restriction`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autopar.cost.stack import Selective, Stack
 from autopar.degrees import Degrees
@@ -39,6 +40,7 @@ class Abilities:
         even: Whether all stages need as many layers.
         copies_heads: Whether tensor parallelism may have more devices than there are key-value heads.
         zero_beside_tp: ZeRO levels beside tensor parallelism.
+        shares: Whether data-parallel devices may run different numbers of microbatches.
         hybrid: ZeRO levels that may share over some of the data-parallel devices and copy over the others.
     """
 
@@ -59,6 +61,7 @@ class Abilities:
     selective: Selective | None = None
     hosted_shares: frozenset[int] = frozenset()
     recomputes_alike: bool = True
+    shares: bool = False
 
     def recomputing(self, stack: Stack, modules: tuple[str, ...] = ()) -> Stack:
         """Return a stack whose selective recompute runs again what the framework runs again.
@@ -138,7 +141,7 @@ ABILITIES: Mapping[str, Abilities] = {
         zero_beside_tp=frozenset({2, 3}),
     ),
     "trainer": replace(_FSDP2, name="the Trainer of transformers", hybrid=frozenset()),
-    "fsdp": _FSDP2,
+    "fsdp": replace(_FSDP2, shares=True),
     "maxtext": Abilities(
         "MaxText",
         # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
@@ -214,7 +217,6 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         cp_kind=facts.cp_kind,
         ep=facts.ep,
         etp=facts.etp,
-        zero=zero,
         sequence_parallel=facts.tp > 1 and sequence and True in ability.sequence_parallel,
         recompute=recompute,
         offload=_offload(facts, ability, zero) if hosts else "",
@@ -223,11 +225,22 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         microbatch=facts.microbatch,
         global_batch=facts.plan.job.global_batch,
         layers=_layers(facts, interleave, even=ability.even),
+        **({"zero": zero} | _shares(facts, zero, ability)),
     )
+    if degrees.shares:
+        return degrees, first
     if zero and facts.zero and zero in ability.hybrid and 1 < facts.sharded < facts.dp and degrees.may_share_apart:
         same = degrees.expert_axis
         degrees = replace(degrees, shard=facts.sharded // same if facts.sharded % same == 0 else 0)
     return degrees, first
+
+
+def _shares(facts: Facts, zero: int, ability: Abilities) -> dict[str, Any]:
+    """Return shares, and ZeRO within groups of devices that have equal shares, where a framework runs those."""
+    if not facts.shares or not ability.shares:
+        return {}
+    inside = facts.dp // sum(share.num_rows for share in facts.plan.shares)
+    return {"shares": facts.shares, "zero": zero if inside > 1 else 0, "shard": inside if inside > 1 and zero else 0}
 
 
 def _offload(facts: Facts, ability: Abilities, zero: int) -> str:
