@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar import solve, solvers
+from autopar.api import fuse_plan
 from autopar.bounds.roofline import roofline
 from autopar.cluster import Cluster, NodeGroup
 from autopar.configuration import Configuration
 from autopar.cost import CostModel
 from autopar.degrees import Degrees
-from autopar.errors import JobError, PlanError, ProgramError
+from autopar.errors import ClusterError, JobError, PlanError, ProgramError
 from autopar.folding.fold import Folded, fold
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.manual_recipes import batch_dims
@@ -50,7 +51,8 @@ from autopar.sharding import Mesh
 from autopar.shares import Share, balanced, row_microbatches
 from autopar.simulate import simulate
 from autopar.simulate.flat import simulate_flat
-from autopar.task import job_costs
+from autopar.tactics.reading import tactics_of
+from autopar.task import NO_RULES, job_costs
 from autopar.workload import open_plan
 from tests.executions import (
     COSTS,
@@ -474,6 +476,9 @@ def test_a_prediction_by_degrees_has_shares(solved: Plan, cache_dir: Path) -> No
     ):
         with pytest.raises(JobError, match=message):
             replace(degrees, **changes)
+    astray = replace(degrees, dp=4, shares=((3, 2), (1, 1)), microbatch=1, global_batch=7)
+    with pytest.raises(ClusterError, match="devices 0 to 2, which lie in several groups"):
+        predict("zoo:mlp-xs", astray, cluster=_cluster(2), dims={"hidden": 16}, cache_dir=cache_dir)
 
 
 def test_exports_say_what_becomes_of_shares(solved: Plan, cache_dir: Path) -> None:
@@ -487,3 +492,11 @@ def test_exports_say_what_becomes_of_shares(solved: Plan, cache_dir: Path) -> No
     assert "equal shares of the batch" in other.outcome
     told = json.loads(other.text)
     assert 2 * told["train_micro_batch_size_per_gpu"] * told["gradient_accumulation_steps"] == 960
+
+
+def test_what_knows_equal_shares_only_says_so(solved: Plan, cache_dir: Path) -> None:
+    with pytest.raises(PlanError, match="whose gradients travel by the uniform rule"):
+        fuse_plan(solved, cache_dir=cache_dir)
+    folded = open_plan(solved).folded(solved.microbatch)
+    with pytest.raises(PlanError, match="no tactic gives rows of devices different shares"):
+        tactics_of(solved, folded, NO_RULES, {})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.cost import CostModel
+from autopar.errors import ClusterError
 from autopar.program.records import Crossing, Program, SegmentPhase, StageProgram
 from autopar.sharding import Mesh
 from autopar.shares import Share, num_rows
@@ -33,14 +34,24 @@ class RowsPart:
 
 
 def rows_of(program: Program, costs: Costs) -> list[RowsPart]:
-    """Return the parts of a program whose rows have different shares."""
+    """Return the parts of a program whose rows have different shares.
+
+    Raises:
+        ClusterError: If the devices of a share lie in several groups of nodes.
+    """
     return [_part(program, costs, share) for share in program.shares]
 
 
 def _part(program: Program, costs: Costs, share: Share) -> RowsPart:
     devices = tuple(_devices(stage, share, program) for stage in program.stages)
     row = (devices[0][1] - devices[0][0]) // share.num_rows
-    first = min(start for start, _ in devices)
+    first, last = min(start for start, _ in devices), max(stop for _, stop in devices)
+    if not costs.cluster.one_kind(range(first, last)):
+        raise ClusterError(
+            f"the rows of a share have devices {first} to {last - 1}, which lie in several groups of cluster "
+            f"{costs.cluster.name!r}",
+            hint="give each group a share of its own, in one pipeline stage",
+        )
     start = first - costs.cluster.group_start(first)
     stages = tuple(
         replace(stage, devices=(own[0] - first + start, own[1] - first + start), mesh=_mesh(stage.mesh, share.num_rows))

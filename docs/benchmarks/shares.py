@@ -52,7 +52,6 @@ class Case:
 CASES = (
     Case("zoo:gpt2", (("a100", 1), ("v100", 1)), 512),
     Case("zoo:gpt3-xl", (("a100", 2), ("v100", 2)), 512),
-    Case("zoo:vit-l16", (("h100", 1), ("a100", 1)), 1024),
     Case("zoo:llama3-8b", (("h100", 2), ("a100", 2)), 256),
 )
 
