@@ -134,7 +134,7 @@ def search(job: Job, framework: str, seconds: float) -> dict[str, Any]:
         "told": {},
     }
     if framework == BEFORE:
-        return {**found, "file": plan.to_json()}
+        return {**found, "file": plan.to_json().decode()}
     for target in FRAMEWORKS if framework == WHOLE else (framework,):
         try:
             exported = plan.export(target)
@@ -154,7 +154,7 @@ def simulated_again(file: str) -> dict[str, float]:
     from autopar.api import simulate_again
     from autopar.plan import Plan
 
-    plan, timeline = simulate_again(Plan.from_json(file))
+    plan, timeline = simulate_again(Plan.from_json(file.encode()))
     assert plan.simulated is not None, "it was simulated"
     return {"again": timeline.step_seconds, "again_peak": max(stage.peak for stage in plan.simulated.stages)}
 
