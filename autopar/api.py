@@ -13,7 +13,7 @@ from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.cost.learned_kernels import LearnedKernels
 from autopar.degrees import Degrees
 from autopar.discover import Rules
-from autopar.errors import InfeasibleError, JobError
+from autopar.errors import InfeasibleError, JobError, PlanError
 from autopar.events import Profile
 from autopar.folding.fold import Folded
 from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
@@ -347,10 +347,16 @@ def fuse_plan(
 
     Raises:
         JobError: If the plan is for inference, or `fusion` is another word.
+        PlanError: If rows of the plan have different shares of the batch.
         AutoparError: As of `simulate_plan`.
     """
     if fusion not in (BUCKETS, JOINT):
         raise JobError(f"fusion {fusion!r}", hint=f"choose {BUCKETS} or {JOINT}")
+    if plan.shares:
+        raise PlanError(
+            "rows of the plan have different shares of the batch, whose gradients travel by the uniform rule",
+            hint="give a plan with equal shares",
+        )
     bare = replace(plan, fusion=None)
     program, costs, folded = lower_plan(bare, model=model, stack=stack, cache_dir=cache_dir)
     if kernels is not None:

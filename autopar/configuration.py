@@ -12,6 +12,7 @@ from autopar.formulate.step_time import Pipeline
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
+from autopar.shares import Share
 from autopar.units import format_seconds
 
 GROUP_NODES = 4
@@ -47,6 +48,7 @@ class Configuration:
         num_chunks: Stages per group of devices, which take turns on it.
         block: Neighbouring devices of a stage where data parallelism lies around pipelines, as of
             `autopar.cluster.Numbering`; 0 where stages have consecutive devices.
+        shares: Microbatches of each row of the mesh where rows lie on unequal devices; else empty.
     """
 
     num_stages: int
@@ -55,12 +57,18 @@ class Configuration:
     schedule: str
     num_chunks: int = 1
     block: int = 0
+    shares: tuple[Share, ...] = ()
 
     def __str__(self) -> str:
         turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
         inside = " inside" if self.block else ""
         pipeline = f"pp={self.num_stages}{inside} mesh {self.mesh}"
-        return f"{pipeline} {self.num_microbatches} microbatches {self.schedule}{turns}"
+        return f"{pipeline} {self.counts} microbatches {self.schedule}{turns}"
+
+    @property
+    def counts(self) -> str:
+        """The microbatches per step in words, those of each share of rows."""
+        return "+".join(str(share.num_microbatches) for share in self.shares) or str(self.num_microbatches)
 
     @property
     def words(self) -> str:
@@ -72,6 +80,8 @@ class Configuration:
         '1 GPU, 1 microbatch'
         """
         gpus, microbatches = _counted(self.mesh.size, "GPU"), _counted(self.num_microbatches, "microbatch", "es")
+        if self.shares:
+            microbatches = f"shares of {self.counts} microbatches"
         if self.num_stages == 1:
             return f"{gpus}, {microbatches}"
         turns = f" × {self.num_chunks}" if self.num_chunks > 1 else ""

@@ -5,7 +5,7 @@ expert group = ep x etp neighbours of a stage, as in Megatron-LM and torchtitan:
                each expert, or with etp 1 whole ones), then all context-parallel ones, then some of the data-parallel:
                ep / cp divides dp, with etp 1 ep / (cp x tp) does
 devices with the same experts = devices / (pp x ep x etp)
-global batch = dp x microbatch x (number of microbatches)
+global batch = dp x microbatch x (number of microbatches), or the sum over shares of devices x microbatch x microbatches
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
 from autopar.recompute import Recompute, parse_share
 from autopar.schedule import SCHEDULES, usual_schedule
+from autopar.shares import Share
 
 _DUAL_PIPE = "--schedule dualpipe-v --interleave 2 with half the pp and twice the dp has the stages, bubble and memory"
 """What to ask for in place of DualPipe, whose two directions are two data-parallel copies of DualPipeV."""
@@ -61,6 +62,8 @@ class Degrees:
             all of them.
         pp_inside: Whether data parallelism lies around pipelines, `--use-tp-pp-dp-mapping` of Megatron-LM: devices are
             numbered along tp, ep and cp first, then along pp, then along the rest of dp. Otherwise pp comes last.
+        shares: Consecutive data-parallel devices and the microbatches of each, where they have different numbers of
+            them; empty if all have equally many.
         cp_kind: How attention gets at positions of other devices, one of `CONTEXT_KINDS`; "" for what the software
             stack runs by default.
 
@@ -88,6 +91,7 @@ class Degrees:
     predictions: tuple[int, ...] = ()
     pp_inside: bool = False
     cp_kind: ContextKind | Literal[""] = ""
+    shares: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch", "recompute_every"):
@@ -175,7 +179,32 @@ class Degrees:
             hint=f"--ep {fitting}" + (", or leave --etp out" if self.whole_experts else ""),
         )
 
+    def _check_shares(self) -> None:
+        devices = sum(count for count, _ in self.shares)
+        if min(min(share) for share in self.shares) < 1 or devices != self.dp:
+            raise JobError(
+                f"shares are of {devices} data-parallel devices, there are {self.dp}",
+                hint="name all of them with the microbatches of each, e.g. 8x5,8x3",
+            )
+        samples = self.microbatch * sum(count * each for count, each in self.shares)
+        if samples != self.global_batch:
+            raise JobError(
+                f"shares of {self.microbatch} samples a microbatch are {samples} samples, the global batch is "
+                f"{self.global_batch}",
+                hint=f"a global batch of {samples}, or other shares",
+            )
+        if self.data != self.dp:
+            raise JobError("shares beside expert parallelism: experts meet in every pass", hint="leave ep at 1")
+        if self.zero > 1 and not self.shard:
+            raise JobError(
+                f"ZeRO {self.zero} over devices with different shares, which meet once per step",
+                hint="--shard N shares within groups of N devices that have equal shares, or --zero 1",
+            )
+
     def _check_batch(self) -> None:
+        if self.shares:
+            self._check_shares()
+            return
         share = self.dp * self.microbatch
         if self.global_batch % share:
             raise JobError(
@@ -249,8 +278,29 @@ class Degrees:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches per step."""
+        """Microbatches per step; of the devices that have most if there are shares."""
+        if self.shares:
+            return max(each for _, each in self.shares)
         return self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def row_shares(self) -> tuple[Share, ...]:
+        """Shares of the rows of the mesh: groups of data-parallel devices that share what ZeRO splits are a row.
+
+        Raises:
+            JobError: If such a group has devices with different shares.
+        """
+        found, first = list[Share](), 0
+        size = self.sharing if self.sharing < self.data else 1
+        for count, each in self.shares:
+            if count % size:
+                raise JobError(
+                    f"a share of {count} devices has no whole groups of {size} that share what ZeRO splits",
+                    hint="choose another --shard, or other shares",
+                )
+            found.append(Share((first, first + count // size), each))
+            first += count // size
+        return tuple(found)
 
     @property
     def samples(self) -> int:

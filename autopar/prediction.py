@@ -202,7 +202,10 @@ class Predictor:
         draft = placed(len(placing)).again(job, degrees.num_microbatches)
         for tactic in stages_by_degrees(degrees, folded, first_layers):
             draft.decide(tactic)
-        return summarise(draft.plan(), folded)
+        plan = draft.plan()
+        if degrees.shares:
+            plan = replace(plan, shares=degrees.row_shares)
+        return summarise(plan, folded)
 
     def settled(self, degrees: Degrees) -> Degrees:
         """Return degrees with their defaults filled in.

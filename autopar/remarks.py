@@ -14,12 +14,13 @@ from autopar.cost.nearest import is_for
 from autopar.cost.traffic import is_guessed
 from autopar.describe.axis_roles import AxisRole, roles_of_axes
 from autopar.describe.context_kinds import limited_rings
-from autopar.describe.device_groups import group_word
+from autopar.describe.device_groups import track_word
 from autopar.folding.fold import Folded
 from autopar.folding.graph_facts import global_shapes
 from autopar.ir.graph import BRANCHES, Phase
 from autopar.plan import Plan, Remark, Simulated
 from autopar.program.records import Program
+from autopar.shares import device_ranges
 from autopar.simulate import Timeline
 from autopar.units import format_bytes
 
@@ -67,7 +68,7 @@ def remarks(
     """
     limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
     checks = (
-        _memory([stage.peak for stage in found.stages], limits, len(plan.stages)),
+        _memory([stage.peak for stage in found.stages], limits, track_word(plan)),
         _mfu(plan, found, costs),
         _guessed(folded, costs),
         _branches(folded),
@@ -89,10 +90,10 @@ def program_remarks(
         costs: The costs it was simulated with.
         doubts: Ops that run by no strategy of their rule, in a sentence each.
     """
-    groups = program.stages[: program.num_groups]
-    limits = [default_limit(costs.cluster.on(range(*stage.devices))) for stage in groups]
+    ranges = device_ranges((stage.devices for stage in program.stages), program.shares)
+    limits = [default_limit(costs.cluster.on(range(*devices))) for devices in ranges]
     checks = (
-        _memory([stage.memory.bytes for stage in timeline.stages], limits, len(program.stages)),
+        _memory([stage.memory.bytes for stage in timeline.stages], limits, timeline.unit),
         _doubt(doubts),
         _measured(timeline.measured, costs)
         if timeline.measured is not None
@@ -118,13 +119,13 @@ def _rings(plan: Plan, folded: Folded) -> tuple[str, str]:
     )
 
 
-def _memory(peaks: Sequence[float], limits: Sequence[float], stages: int) -> tuple[str, str]:
+def _memory(peaks: Sequence[float], limits: Sequence[float], word: str) -> tuple[str, str]:
     """Return a remark on the devices with the least memory to spare.
 
     Args:
         peaks: Bytes by stage, or by device group where these have several stages.
         limits: What they may use.
-        stages: Number of stages.
+        word: What these are called.
     """
     number = max(range(len(peaks)), key=lambda stage: peaks[stage] / limits[stage])
     most, limit = peaks[number], limits[number]
@@ -134,7 +135,7 @@ def _memory(peaks: Sequence[float], limits: Sequence[float], stages: int) -> tup
             f"{peak} per device is more than any device has ({format_bytes(LARGEST_MEMORY)}): check the sizes of the "
             "model and the batch"
         )
-    where = f"{group_word(len(peaks), stages)} {number} takes" if len(peaks) > 1 else "a device takes"
+    where = f"{word} {number} takes" if len(peaks) > 1 else "a device takes"
     if most > limit:
         return "fit", f"does not fit: {where} {peak}, over the limit of {format_bytes(limit)}"
     if most >= NEAR_LIMIT * limit:

@@ -42,6 +42,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.request import JobRequest
 from autopar.search.context import SearchContext
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.search.share_space import ShareSpace, share_space
 from autopar.search.submesh_space import UnequalSpace, unequal
 from autopar.workload import Workload, default_batch, job_stack
 
@@ -108,6 +109,7 @@ class Task:
         pins: What was pinned or forbidden.
         constraints: What that leaves inside a configuration.
         unequal: Pipelines whose stages have meshes of their own; None if there are none.
+        shares: Rows of unequal devices with different shares of the batch; None if there are none.
         runs: Tells whether the framework that the plan is for can run given degrees; None without a framework.
     """
 
@@ -121,6 +123,7 @@ class Task:
     pins: Pins = NO_PINS
     constraints: Constraints = FREE
     unequal: UnequalSpace | None = None
+    shares: ShareSpace | None = None
     runs: Callable[[Degrees], bool] | None = None
 
     def context(
@@ -154,6 +157,7 @@ class Task:
             constraints=self.constraints,
             host_room=self.host_room,
             unequal=self.unequal,
+            shares=self.shares,
             rooflines=tuple(
                 roofline(small, large, samples, self.costs.on(range(first, first + 1))) for first in self.group_starts
             ),
@@ -301,7 +305,8 @@ def pinned(task: Task, pins: Pins) -> Task:
         if not space:
             raise PinError("unequal: stages with meshes of their own offload nothing", hint="drop one of the pins")
     job = replace(job, pins=pins.to_mapping())
-    return replace(task, job=job, space=space, pins=pins, constraints=constraints, unequal=left)
+    shared = None if pins else share_space(task.costs.cluster, job.gpus, job.global_batch, job.mode, fixed)
+    return replace(task, job=job, space=space, pins=pins, constraints=constraints, unequal=left, shares=shared)
 
 
 def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None = None) -> Task:

@@ -206,7 +206,10 @@ def _verify(candidate: Candidate, task: Task, astray: list[str], fusion: str) ->
     if differs := broken(plan, task.pins, folded):
         astray.extend(differs)
         return None
-    parts = _against(candidate.time, plan.num_microbatches, timeline)
+    count = plan.num_microbatches
+    if plan.shares:
+        count = plan.shares[timeline.busiest.index * len(plan.shares) // len(timeline.stages)].num_microbatches
+    parts = _against(candidate.time, count, timeline)
     return replace(found, simulated=replace(found.simulated, against=parts))
 
 
@@ -220,6 +223,8 @@ def fused(plan: Plan, program: Program, folded: Folded, costs: CostModel, fusion
         costs: What its instructions take.
         fusion: What is fused, as of `Effort`.
     """
+    if plan.shares:  # buckets follow the uniform rule
+        return plan, program
     if fusion == JOINT:
         joint = fuse_jointly(plan, program, folded, costs)
         return replace(plan, fusion=joint.fusion), joint.program
@@ -246,9 +251,8 @@ def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple
 def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) -> Plan:
     """Return a plan with what the simulator found for it."""
     busiest = timeline.busiest
-    flops = model_flops(folded) * plan.num_microbatches
-    groups = plan.stages[: len(timeline.stages)]  # each group of devices has one of these, and takes turns at others
-    limits = [stage_limit(costs.cluster, plan.job.memory_limit, range(*stage.devices)) for stage in groups]
+    flops = model_flops(folded) * float(plan.mean_microbatches)
+    limits = [stage_limit(costs.cluster, plan.job.memory_limit, range(*own)) for own in plan.device_ranges]
     found = Simulated(
         step_seconds=timeline.step_seconds,
         compute_seconds=busiest.busy_seconds,
@@ -314,10 +318,13 @@ def search_report(
             *left_words(outcome.left),
             *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_bound, restaged=outcome.restaged),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
+            *(outcome.shares.words(objective) if outcome.shares else ()),
             *_memory_words(task),
             *words(task.pins),
         ),
-        configurations=len(space) + (len(outcome.unequal.opened) if outcome.unequal else 0),
+        configurations=len(space)
+        + (len(outcome.unequal.opened) if outcome.unequal else 0)
+        + (len(outcome.shares.opened) if outcome.shares else 0),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=tuple(_with_workers(phase, outcome) for phase in times),

@@ -40,6 +40,7 @@ from autopar.search.candidate import Candidate
 from autopar.search.candidate_plan import assemble
 from autopar.search.context import SearchContext
 from autopar.search.settings import SearchSettings
+from autopar.shares import mean_microbatches
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import as_float64
 
@@ -159,7 +160,8 @@ def random_plan(
 ) -> Plan:
     """Return a plan with random placements, stage boundaries and recompute; two stages per group in a V."""
     rng = np.random.default_rng(seed)
-    tables = constraints.tables(folded, rules, configuration.mesh, COSTS)
+    apart = bool(configuration.shares)
+    tables = constraints.tables(folded, rules, configuration.mesh, COSTS, rows_apart=apart)
     assert tables is not None, "the mesh can do it"
     choice = random_choice(tables, rng)
     count, blocks = configuration.num_stages, folded.num_blocks
@@ -169,7 +171,8 @@ def random_plan(
     split = Split.uniform(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
-    plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
+    batch = int(samples * (mean_microbatches(configuration.shares) if apart else configuration.num_microbatches))
+    plan = any_recompute(written(candidate, batch, train), folded, rng)
     plan = any_offload(plan, np.random.default_rng([seed, 1])) if train else plan
     schedule = configuration.schedule
     return interleave(plan, count // 2, schedule) if schedule in ("zb-v", "dualpipe-v") else plan

@@ -68,12 +68,26 @@ def _rank(rank: int, count: int, port: int, path: str) -> None:
         tuple(torch.randn(count * SAMPLES, width, generator=generator) for width in (WIDTH, 4))
         for _ in range(STEPS * microbatches)
     ]
-    part = slice(rank * SAMPLES, (rank + 1) * SAMPLES)
-    own = _train(script, wrapped, [(data[part], target[part]) for data, target in whole], microbatches)
+    counts = [script["microbatches"](other) for other in range(count)]
+
+    def taken(other: int) -> list[Any]:
+        """Return what a rank trains on: of each step the first microbatches, as many as its share has."""
+        part = slice(other * SAMPLES, (other + 1) * SAMPLES)
+        held = (pair for at in _starts(microbatches) for pair in whole[at : at + counts[other]])
+        return [(data[part], target[part]) for data, target in held]
+
+    own = _train(script, wrapped, taken(rank), counts[rank])
     losses = torch.tensor(own)
     dist.all_reduce(losses)
-    script |= {"SHARDS": 1, "REPLICAS": 1}
-    expected = _train(script, alone, whole, microbatches)
+    each = [taken(other) for other in range(count)]
+    steps = [
+        pair
+        for step in range(STEPS)
+        for pairs, number in zip(each, counts, strict=True)
+        for pair in pairs[step * number : (step + 1) * number]
+    ]
+    script |= {"SHARDS": 1, "REPLICAS": 1, "MICROBATCHES": sum(counts), "SHARES": []}
+    expected = _train(script, alone, steps, sum(counts))
     if rank == 0:
         sharded = sum(type(own).__name__ == "DTensor" for own in wrapped.parameters())
         sys.stdout.write(

@@ -19,6 +19,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "groups share": {"dp": 4, "zero": 3, "shard": 2},
     "gathered once a step": {"dp": 2, "zero": 2},
     "copies": {"dp": 2},
+    "copies with shares": {"dp": 2, "shares": ((1, 6), (1, 2))},
+    "groups with shares": {"dp": 4, "zero": 3, "shard": 2, "shares": ((2, 3), (2, 1))},
 }
 
 
@@ -34,7 +36,9 @@ def _script(kind: str, cache_dir: Path) -> Exported:
         ("all share", {"REPLICAS": 1, "SHARDS": 2, "RESHARD_AFTER_FORWARD": True, "RECOMPUTED": [0, 1]}),
         ("groups share", {"REPLICAS": 2, "SHARDS": 2, "GATHER_AGAIN": True, "RECOMPUTED": []}),
         ("gathered once a step", {"SHARDS": 2, "RESHARD_AFTER_FORWARD": False, "GATHER_AGAIN": False}),
-        ("copies", {"REPLICAS": 2, "SHARDS": 1, "MICROBATCHES": 4}),
+        ("copies", {"REPLICAS": 2, "SHARDS": 1, "MICROBATCHES": 4, "SHARES": []}),
+        ("copies with shares", {"REPLICAS": 2, "SHARDS": 1, "SHARES": [(1, 6), (1, 2)]}),
+        ("groups with shares", {"REPLICAS": 2, "SHARDS": 2, "SHARES": [(2, 3), (2, 1)], "GATHER_AGAIN": True}),
     ],
 )
 def test_scripts_say_what_is_shared_and_gathered(kind: str, constants: dict[str, object], cache_dir: Path) -> None:

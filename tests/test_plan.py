@@ -76,7 +76,7 @@ def test_the_stages_of_a_variant_are_a_plan() -> None:
         ),
         (lambda data: data["variants"][0]["blocks"].pop(), "stage 1 has blocks of kind 2"),
         (lambda data: data["variants"].append(data["variants"][0]), "no stage has variant 2"),
-        (lambda data: data.update(version=4), "plan of version 4, this autopar reads 1 to 3"),
+        (lambda data: data.update(version=5), "plan of version 5, this autopar reads 1 to 4"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(change: object, message: str) -> None:

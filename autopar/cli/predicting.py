@@ -50,6 +50,19 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return layers
 
 
+def _shares(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[tuple[int, int], ...]:
+    if value is None:
+        return ()
+    found = []
+    for part in value.split(","):
+        count, _, each = part.partition("x")
+        numbers = parse_whole(count.strip()), parse_whole(each.strip())
+        if None in numbers:
+            raise click.BadParameter(f"{value!r} is not a list of devices x microbatches, e.g. 8x5,8x3", ctx, param)
+        found.append(numbers)
+    return tuple(found)  # type: ignore[arg-type]  # none is None
+
+
 def _stages_of(layout: str | None, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return layers, modules of multi-token prediction and stages per group that a layout states, if there is one."""
     from autopar.errors import JobError
@@ -157,6 +170,12 @@ def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None
     "--pp-inside", is_flag=True, help="Lay data parallelism around pipelines, not pipelines across nodes around it."
 )
 @click.option(
+    "--shares",
+    callback=_shares,
+    metavar="NxM,NxM,...",
+    help="Data-parallel devices, and microbatches of each: 8x5,8x3 for 8 fast and 8 slow ones; default: equally many.",
+)
+@click.option(
     "--microbatch",
     type=positive_whole(),
     metavar="N",
@@ -211,6 +230,9 @@ def predict(
             f"--recompute-layers {first_layers} without a microbatch: the formula that chooses one knows nothing of it",
             hint="add --microbatch N",
         )
+    if request["shares"] and not chosen:  # they say how many microbatches there are
+        total = sum(count * each for count, each in request["shares"])
+        request["microbatch"], chosen = request["global_batch"] // max(1, total), True
     request["microbatch"] = request["microbatch"] or 1
     request |= _stages_of(request.pop("layout"), request)
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})

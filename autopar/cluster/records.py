@@ -422,6 +422,31 @@ class Cluster:
         group, start = self._group(devices)
         return group if group is self and self.groups else group._from(devices[0] - start, devices[-1] - start)
 
+    def on_rows(self, row: range) -> "Cluster":
+        """Return what rows of equal devices work on, given one of them, where rows of other groups work beside them.
+
+        Devices and links of a row are those of its group; rows meet on the slowest link of the whole cluster.
+
+        Raises:
+            ClusterError: If the row lies in several groups.
+        """
+        if not self.groups:
+            return self
+        group = self.on(row)
+        if group is self:
+            raise ClusterError(
+                f"devices {row[0]} to {row[-1]} lie in several groups of cluster {self.name!r}",
+                hint="rows with different shares lie in one group each",
+            )
+        if len(row) <= self.devices_per_node:
+            return replace(group, devices_per_node=self.devices_per_node, inter=self.inter)
+        nodes = -(-len(row) // group.devices_per_node)
+        return replace(group, domains=(Domain(nodes * group.devices_per_node, self.inter),))
+
+    def group_start(self, device: int) -> int:
+        """Return the first device of the group of equal nodes that a device lies in."""
+        return self._start(device) if self.groups else 0
+
     def one_kind(self, devices: range) -> bool:
         """Whether some devices lie in one group of equal nodes."""
         return not self.groups or self._group(devices)[0] is not self

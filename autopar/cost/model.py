@@ -536,6 +536,11 @@ class CostModel:
         cluster = self.cluster.on(devices)
         return self if cluster is self.cluster else replace(self, cluster=cluster)
 
+    def on_rows(self, row: range) -> "CostModel":
+        """Return the costs of rows of equal devices beside others, given the devices of one row."""
+        cluster = self.cluster.on_rows(row)
+        return self if cluster is self.cluster else replace(self, cluster=cluster)
+
     def overlapped(self) -> "CostModel":
         """Return the costs under a schedule that sends tokens beside the compute of another microbatch."""
         return self if self.stack.hides_dispatch else replace(self, stack=self.stack.overlapped())

@@ -12,6 +12,13 @@ def group_word(groups: int, stages: int) -> str:
     return "stage" if groups == stages else "device group"
 
 
+def track_word(plan: Plan) -> str:
+    """Return what is simulated apart of a plan: stages, device groups of several stages, or shares of the batch."""
+    if plan.shares and len(plan.stages) == 1:
+        return "share"
+    return group_word(len({stage.devices for stage in plan.stages}), len(plan.stages))
+
+
 def device_groups(plan: Plan) -> tuple[int, ...]:
     """Return the device group of every stage of a plan; stages of a group have the same devices."""
     numbers: dict[tuple[int, int], int] = {}

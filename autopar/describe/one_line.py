@@ -38,6 +38,9 @@ def _groups(plan: Plan) -> str:
 
 def _summarised(plan: Plan, words: Sequence[str]) -> Plan:
     microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
+    if plan.shares:
+        counts = " + ".join(str(share.num_microbatches) for share in plan.shares)
+        microbatches = f"shares of {counts} microbatches of {plan.microbatch}"
     kept = f"{_recompute(plan)}{_offload(plan)}"
     return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {kept}")
 

@@ -39,6 +39,7 @@ class Signature:
         offload: Kinds of state in host memory in some stage.
         others: Degrees of the further meshes of stages that differ from the first.
         experts: Largest number of devices the experts are divided among in any stage.
+        shares: Microbatches of rows that have different numbers of them.
     """
 
     degrees: tuple[tuple[str, int, int], ...]
@@ -49,6 +50,7 @@ class Signature:
     offload: tuple[str, ...] = ()
     others: tuple[tuple[tuple[str, int, int], ...], ...] = ()
     experts: int = 1
+    shares: tuple[int, ...] = ()
 
     def is_akin_to(self, faster: "Signature") -> bool:
         """Return whether a plan of this signature is akin to a faster plan."""
@@ -94,6 +96,7 @@ def signature(
         tuple(sorted({str(stage.hosted_state) for stage in stages if stage.offload})),
         tuple(map(_degrees, others)),
         max(map(expert_degree, (roles, *others))),
+        tuple(share.num_microbatches for share in configuration.shares),
     )
 
 

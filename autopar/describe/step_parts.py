@@ -49,6 +49,8 @@ def busiest_parts(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> tup
 def roles_by_stage(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
     """Return the role of each mesh axis, stage by stage, given the folded graph of one of the plan's microbatches.
 
+    Stages come once for every share of rows.
+
     A data-parallel axis that divides experts counts as "ep": exposed communication over it carries tokens to and from
     experts.
     """
@@ -57,7 +59,7 @@ def roles_by_stage(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
         number: {role.axis.name: _communication_role(role) for role in roles_of_axes(each.mesh, each.blocks, folded)}
         for number, each in plans.items()
     }
-    return tuple(roles[stage.variant] for stage in plan.stages)
+    return tuple(roles[stage.variant] for stage in plan.stages) * max(1, len(plan.shares))
 
 
 def _communication_role(role: AxisRole) -> str:

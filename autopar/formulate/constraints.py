@@ -60,14 +60,27 @@ class Constraints:
     batch: Callable[[Folded], BatchDims] | None = None
     last: frozenset[Hosted] = frozenset()
 
-    def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
-        """Return the decisions and costs on a mesh under the constraints; None if the mesh cannot satisfy them."""
+    def tables(
+        self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, *, rows_apart: bool = False
+    ) -> Tables | None:
+        """Return the decisions and costs on a mesh under the constraints; None if the mesh cannot satisfy them.
+
+        Args:
+            folded: The graph of one microbatch.
+            rules: Its strategies.
+            mesh: The mesh.
+            costs: What things cost on it.
+            rows_apart: Whether rows of the mesh meet once per step only, as with different shares of the batch.
+        """
         restriction = None
         if self.restrict is not None:
             restriction = self.restrict(folded, rules, mesh)
             if restriction is None:
                 return None
-        if is_data_major(mesh) and self.batch is not None:
+        if rows_apart:
+            assert self.batch is not None, "rows split the batch"
+            restriction = DataMajor.of_rows(folded, self.batch(folded), restriction, len(mesh.axes))
+        elif is_data_major(mesh) and self.batch is not None:
             restriction = DataMajor.of(folded, self.batch(folded), restriction)
         tables = build_tables(folded, rules, mesh, costs, restriction)
         return self._with_levels(tables)

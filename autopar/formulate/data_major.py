@@ -1,5 +1,7 @@
 """Meshes of three axes `dp x outer x inner` whose major axis is restricted to data parallelism.
 
+So is the major axis of any mesh whose rows have different shares of the batch, where rows meet once per step only.
+
 The number of strategies of an op grows exponentially with the number of axes. So the major axis splits the batch of
 every op and value that can be split so, and does nothing else with them; parameters, gradient sums and updates are free
 on it, as ZeRO shards them. The other two axes are free. An op then has about as many strategies as on the mesh of the
@@ -27,6 +29,7 @@ DATA_MAJOR = ("dp", "outer", "inner")
 """Names of the axes of such a mesh."""
 
 _DATA = DataParallelism(zero=None)
+_APART = DataParallelism(zero=None, apart=True)
 
 
 def is_data_major(mesh: Mesh) -> bool:
@@ -44,15 +47,26 @@ class DataMajor:
     Attributes:
         facts: Facts about the graph that the role of the axis depends on.
         others: Further restriction of all axes; None if there is none.
+        num_axes: Axes of the mesh.
+        role: What the major axis does.
     """
 
     facts: GraphFacts
     others: Restriction | None = None
+    num_axes: int = len(DATA_MAJOR)
+    role: DataParallelism = _DATA
 
     @classmethod
     def of(cls, folded: Folded, batch: Mapping[str, int], others: Restriction | None) -> "DataMajor":
         """Return the restriction for a graph with the given batch dims."""
         return cls(GraphFacts.of(folded, batch), others)
+
+    @classmethod
+    def of_rows(
+        cls, folded: Folded, batch: Mapping[str, int], others: Restriction | None, num_axes: int
+    ) -> "DataMajor":
+        """Return the restriction of a mesh of `num_axes` axes whose rows meet once per step."""
+        return cls(GraphFacts.of(folded, batch).with_sums(), others, num_axes, _APART)
 
     def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> tuple[Mask, ...]:
         """Return the masks of `Restriction.of_op`."""
@@ -64,7 +78,7 @@ class DataMajor:
         placed = self._placed(op, strategies)
         if not placed:
             return np.zeros(len(strategies), dtype=bool)
-        return matching_strategies(self.facts, _DATA, Decision.OP, kind, op, placed)
+        return matching_strategies(self.facts, self.role, Decision.OP, kind, op, placed)
 
     def _placed(self, op: Op, strategies: Sequence[Strategy]) -> Placed:
         """Return the tensors that an op places, with their codes on one axis."""
@@ -89,11 +103,11 @@ class DataMajor:
 
         If no strategy remains, the major axis is narrowed to replication; if none remains again, it keeps its mask.
         """
-        major, *minor = [np.ones(count, dtype=bool)] * 3 if others is None else others
+        major, *minor = [np.ones(count, dtype=bool)] * self.num_axes if others is None else others
         idle = np.ones(count, dtype=bool)
         for _, codes, _ in placed:
             idle &= codes == 0
-        for mask in (matching_strategies(self.facts, _DATA, decision, kind, op, placed), idle) if placed else ():
+        for mask in (matching_strategies(self.facts, self.role, decision, kind, op, placed), idle) if placed else ():
             if (major & mask).any():
                 return major & mask, *minor
         return major, *minor

@@ -31,9 +31,13 @@ _MATRIX_RANK = 2  # tensor parallelism splits parameters of at least this rank
 
 @dataclass(frozen=True, slots=True)
 class DataParallelism:
-    """Data parallelism at ZeRO level `zero`; None leaves the placement of parameters, gradients and updates free."""
+    """Data parallelism at ZeRO level `zero`; None leaves the placement of parameters, gradients and updates free.
+
+    If replicas are `apart` they meet once per step: with `zero` None, ZeRO-1 at most.
+    """
 
     zero: int | None
+    apart: bool = False
 
     def __str__(self) -> str:
         return "data" + (f"+zero-{self.zero}" if self.zero else "")
@@ -69,6 +73,8 @@ class GraphFacts:
         gradients: Names of gradient sums.
         summands: Names of values without batch dim that backward ops produce, such as gradients before accumulation.
         layers: Kinds of blocks whose matrices tensor parallelism splits.
+        sums: Names of values without batch dim that passes make of values with one; looked up for replicas that are
+            apart only, whose sums stay terms until the step ends.
     """
 
     folded: Folded
@@ -77,6 +83,18 @@ class GraphFacts:
     gradients: frozenset[str]
     summands: frozenset[str]
     layers: frozenset[int]
+    sums: frozenset[str] = frozenset()
+
+    def with_sums(self) -> "GraphFacts":
+        """Return the facts with `sums`."""
+        sums: set[str] = set()
+        for kind in self.folded.kinds:
+            for op in kind.ops:
+                if op.phase is not Phase.UPDATE and any(
+                    name in sums or name in self.batch for name in op.inputs if name
+                ):
+                    sums.update(name for name in op.outputs if name and name not in self.batch)
+        return replace(self, sums=frozenset(sums))
 
     @classmethod
     def of(cls, folded: Folded, dims: BatchDims) -> "GraphFacts":
@@ -214,7 +232,9 @@ def _follows_data(facts: GraphFacts, task: DataParallelism, decision: Decision, 
     dims, parameters = facts.batch, facts.parameters
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     is_gradient_sum = op is not None and any(name in facts.gradients for name in op.outputs)
-    if task.zero is None and (decision is Decision.PARAMETER or is_gradient_sum or (op and op.phase is Phase.UPDATE)):
+    if task.zero is None and op is not None and op.phase is Phase.UPDATE:
+        return mask
+    if task.zero is None and not task.apart and (decision is Decision.PARAMETER or is_gradient_sum):
         return mask
     if decision is Decision.PARAMETER:
         codes = placed[0][1]
@@ -225,12 +245,12 @@ def _follows_data(facts: GraphFacts, task: DataParallelism, decision: Decision, 
         return mask
     if is_gradient_sum:
         for _, digits, _ in placed:  # the sum over microbatches
-            mask &= digits >= 2 if task.zero and task.zero >= 2 else digits <= 1
+            mask &= digits >= 2 if task.zero and task.zero >= 2 else digits == 1 if task.apart else digits <= 1
         return mask
     for name, digits, is_output in placed:
         if name in dims:
             mask &= digits == 2 + dims[name]
-        elif name in facts.gradients:
+        elif name in facts.gradients or name in facts.sums:
             mask &= digits == 1
         elif is_output or name in facts.summands or (op is not None and op.attr(PER_DEVICE) and name not in parameters):
             mask &= digits <= 1  # statistics of a device's own samples are terms of a mean

@@ -95,6 +95,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: s
     folded = workload.folded(plan.microbatch)
     if to in BY_DEGREES:
         facts = _with_stage_order(read(plan, folded, workload.proto()), to)
+        if not ABILITIES[to].shares:
+            facts = facts.shared_equally()
         if to in _BY_SIZE:
             facts = replace(facts, bucket=one_size(plan, folded, to))
         if to == "fsdp" and facts.pp == 1:  # it shards by units, and wraps in DistributedDataParallel without sharding

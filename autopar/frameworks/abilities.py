@@ -7,7 +7,7 @@ as pins (`autopar.frameworks.restriction`).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.context_parallelism import ATTENTION_LIMITS, AttentionLimit, ContextKind
 from autopar.cost.stack import Selective, Stack
@@ -44,6 +44,7 @@ class Abilities:
         even: Whether all stages need as many layers.
         copies_heads: Whether tensor parallelism may have more devices than there are key-value heads.
         zero_beside_tp: ZeRO levels beside tensor parallelism.
+        shares: Whether data-parallel devices may run different numbers of microbatches.
         hybrid: ZeRO levels that may share over some of the data-parallel devices and copy over the others.
         uneven: Whether it pads a vocabulary that devices do not divide, or deals it out in uneven blocks.
     """
@@ -68,6 +69,7 @@ class Abilities:
     context: tuple[ContextKind, ...] = ()
     context_limited: Mapping[AttentionLimit, tuple[ContextKind, ...]] = field(default_factory=dict)
     uneven: bool = True
+    shares: bool = False
 
     def contexts(self, limits: Iterable[AttentionLimit] = ()) -> tuple[ContextKind, ...]:
         """Return the kinds of context parallelism of attention with some limits, or of all attention of a model.
@@ -170,7 +172,7 @@ ABILITIES: Mapping[str, Abilities] = {
         zero_beside_tp=frozenset({2, 3}),
     ),
     "trainer": replace(_FSDP2, name="the Trainer of transformers", hosted=frozenset(), hybrid=frozenset()),
-    "fsdp": _FSDP2,
+    "fsdp": replace(_FSDP2, shares=True),
     "maxtext": Abilities(
         "MaxText",
         # A pipeline of MaxText is a loop whose backward is made by differentiation: all forwards come first.
@@ -250,7 +252,6 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         cp_kind=nearest_context(facts, ability),
         ep=facts.ep,
         etp=facts.etp,
-        zero=zero,
         sequence_parallel=facts.tp > 1 and sequence and True in ability.sequence_parallel,
         recompute=recompute,
         offload=_offload(facts, ability, zero) if hosts else "",
@@ -259,7 +260,10 @@ def nearest(facts: Facts, ability: Abilities) -> tuple[Degrees, int]:
         microbatch=facts.microbatch,
         global_batch=facts.plan.job.global_batch,
         layers=_layers(facts, interleave, even=ability.even),
+        **({"zero": zero} | _shares(facts, zero, ability)),
     )
+    if degrees.shares:
+        return degrees, first
     if zero and facts.zero and zero in ability.hybrid and 1 < facts.sharded < facts.dp and degrees.may_share_apart:
         same = degrees.expert_axis
         degrees = replace(degrees, shard=facts.sharded // same if facts.sharded % same == 0 else 0)
@@ -289,6 +293,14 @@ def state_run(what: Hosted, ability: Abilities, zero: int) -> Hosted:
     if what is Hosted.PARAMETERS and what in allowed and (zero == 3 or len(allowed) == 1):
         return what
     return what if what in allowed and what is not Hosted.PARAMETERS else allowed[0]
+
+
+def _shares(facts: Facts, zero: int, ability: Abilities) -> dict[str, Any]:
+    """Return shares, and ZeRO within groups of devices that have equal shares, where a framework runs those."""
+    if not facts.shares or not ability.shares:
+        return {}
+    inside = facts.dp // sum(share.num_rows for share in facts.plan.shares)
+    return {"shares": facts.shares, "zero": zero if inside > 1 else 0, "shard": inside if inside > 1 and zero else 0}
 
 
 def _offload(facts: Facts, ability: Abilities, zero: int) -> str:

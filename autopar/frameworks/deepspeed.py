@@ -30,7 +30,7 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     fields: dict[str, object] = {
         "train_batch_size": facts.plan.job.global_batch,
         "train_micro_batch_size_per_gpu": facts.microbatch,
-        "gradient_accumulation_steps": facts.plan.num_microbatches,
+        "gradient_accumulation_steps": facts.num_microbatches,
         **_zero(facts, lost),
         **told(facts, "deepspeed"),
         **_precision(facts, lost),

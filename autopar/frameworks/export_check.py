@@ -126,6 +126,8 @@ def _changes(facts: Facts, read: Configuration, to: str) -> Iterator[str]:
             yield f"{runs.interleave} in place of {facts.interleave} stages per group of devices"
         if runs.layers and runs.interleave == facts.interleave and runs.layers != facts.layers:
             yield f"layers per stage {', '.join(map(str, runs.layers))} in place of {', '.join(map(str, facts.layers))}"
+    if plan.shares and not runs.shares:
+        yield "equal shares of the batch"
     if runs.zero != facts.zero:
         yield f"ZeRO {runs.zero} in place of ZeRO {facts.zero}"
     groups = facts.sharded if 1 < facts.sharded < facts.dp else 0
@@ -224,6 +226,7 @@ def as_options(degrees: Degrees) -> str:
             words.append(f"--{name.replace('_', '-')} {value}")
     words += ["--sequence-parallel"] if degrees.sequence_parallel else []
     words += ["--pp-inside"] if degrees.pp_inside else []
+    words += [f"--shares {','.join(f'{count}x{each}' for count, each in degrees.shares)}"] if degrees.shares else []
     words.append(f"--microbatch {degrees.microbatch}")
     if degrees.predictions:
         words.append(f"--layout {shlex.quote(layout(degrees.layers, degrees.predictions))}")

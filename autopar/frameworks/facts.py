@@ -38,6 +38,7 @@ from autopar.pins.levels import levels_of
 from autopar.plan import DimSize, Plan
 from autopar.recompute import RECOMPUTE_MODULES, Hosted, Recompute
 from autopar.sharding import Axis, Shard, parse_placements
+from autopar.shares import num_rows
 from autopar.tactics.stages import layers as layers_of
 from autopar.tactics.stages import moment_elements
 from autopar.task import job_costs
@@ -128,6 +129,7 @@ class Facts:
         units: The best units of whole layers likewise.
         ring_limits: What attention in rings has of windows, chunks, sinks and masks.
         shared_experts: Whether layers have experts that every token uses, beside routed ones.
+        shares: Data-parallel devices and the microbatches of each, where they have different numbers of them.
     """
 
     plan: Plan
@@ -160,6 +162,33 @@ class Facts:
     cp_kinds: tuple[ContextKind, ...] = ()
     ring_limits: frozenset[AttentionLimit] = frozenset()
     shared_experts: bool = False
+    shares: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches per step, of the devices that have most if there are shares."""
+        if self.shares:
+            return max(each for _, each in self.shares)
+        return self.plan.job.global_batch // (self.dp * self.microbatch)
+
+    def shared_equally(self) -> "Facts":
+        """Return the plan without shares, with the largest microbatch up to its own that equal shares can have.
+
+        Raises:
+            ExportError: If the data-parallel devices cannot share the batch equally.
+        """
+        if not self.shares:
+            return self
+        batch, counts = self.plan.job.global_batch, " and ".join(f"{count} x {each}" for count, each in self.shares)
+        if batch % self.dp:
+            raise ExportError(
+                f"the plan has shares of {counts} microbatches; equal ones of {batch} samples for {self.dp} devices, "
+                "which is what the framework runs, there are none",
+                hint="export --to fsdp, which runs shares",
+            )
+        size = next(size for size in range(self.microbatch, 0, -1) if batch // self.dp % size == 0)
+        lost = f"shares of {counts} microbatches: all data-parallel devices run equally many"
+        return replace(self, shares=(), microbatch=size, lost=(*self.lost, lost))
 
     @property
     def hosted_share(self) -> float:
@@ -347,6 +376,7 @@ def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Fa
         shared_experts=bool(shared_expert_ops(folded)),
         modules=_layer_modules(folded),
         cp_kinds=kinds,
+        shares=tuple((share.num_rows * dp // num_rows(plan.shares), share.num_microbatches) for share in plan.shares),
     )
 
 

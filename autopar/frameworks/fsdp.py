@@ -58,7 +58,7 @@ def export_accelerate(facts: Facts, outcome: str = "") -> Exported:
     granted = taken_for_granted(facts, "accelerate")
     script = [
         f"batches of {facts.microbatch} samples per device in the script, and "
-        f"Accelerator(gradient_accumulation_steps={facts.plan.num_microbatches})"
+        f"Accelerator(gradient_accumulation_steps={facts.num_microbatches})"
     ]
     remarks = Remarks(lost, granted, f"Keys are those of {ACCELERATE_SOURCE}.", outcome, script)
     text = header(facts.plan, "Configuration for accelerate launch --config_file", remarks)
@@ -84,7 +84,7 @@ def export_trainer(facts: Facts, outcome: str = "") -> Exported:
     half = _half(facts, lost)
     fields: dict[str, object] = {
         "per_device_train_batch_size": facts.microbatch,
-        "gradient_accumulation_steps": facts.plan.num_microbatches,
+        "gradient_accumulation_steps": facts.num_microbatches,
         "bf16": half == "bf16",
         "fp16": half == "fp16",
         "torch_compile": bool(told(facts, "trainer").get(_COMPILE)),

@@ -26,9 +26,19 @@ BUCKET_MB = {bucket}  # of gradients, where nothing is sharded; None for PyTorch
 RESHARD_AFTER_FORWARD = {reshards}  # whether the backward gathers parameters again
 GATHER_AGAIN = {again}  # whether each of the microbatches of a step does
 MICROBATCHES = {microbatches}
+SHARES = {shares}  # devices, and microbatches of each, where these have different numbers of them
 RECOMPUTED = {recomputed}  # layers, by number, whose forward runs again
 OFFLOADS = {offloads}  # whether parameters, gradients and the optimizer lie in host memory
 PRECISION = {precision}
+
+
+def microbatches(rank):
+    """Return the microbatches of a process: those of its share."""
+    for devices, count in SHARES:
+        if rank < devices:
+            return count
+        rank -= devices
+    return MICROBATCHES
 
 
 def mesh(device_type="cuda"):
@@ -59,15 +69,23 @@ def wrap(model, device_mesh):
 
 
 def step(model, microbatches, loss, optimizer):
-    """Run a step on (data, target) pairs, one per microbatch, and return the mean loss of this process."""
+    """Run a step on (data, target) pairs, one per microbatch, and return the loss of this process.
+
+    Its mean over all processes is the mean over all samples: each has the microbatches of its share, and a loss that is
+    divided by the microbatches of a process on the mean of all.
+    """
+    devices = sum(devices for devices, _ in SHARES)
+    mean = sum(devices * count for devices, count in SHARES) / devices if SHARES else MICROBATCHES
     total = 0.0
     for number, (data, target) in enumerate(microbatches):
-        is_last = number + 1 == MICROBATCHES
+        is_last = number + 1 == len(microbatches)
         if SHARDS > 1:
             model.set_reshard_after_backward(GATHER_AGAIN or is_last)
+            if SHARES:
+                model.set_requires_all_reduce(is_last)  # copies meet once per step
         elif REPLICAS > 1:
             model.require_backward_grad_sync = is_last
-        value = loss(model(data), target) / MICROBATCHES
+        value = loss(model(data), target) / mean
         value.backward()
         total += value.item()
     optimizer.step()
@@ -85,6 +103,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
     """
     degrees, _ = nearest(facts, ABILITIES["fsdp"])
     lost = lost_by(facts, "fsdp")
+    if facts.shares and facts.zero and facts.axes[0].zero:
+        lost.append("ZeRO-1 between groups of devices: FSDP2 copies what these hold")
     shards = (degrees.shard or degrees.data) if degrees.zero else 1
     layers = facts.modules
     if degrees.zero and not layers:
@@ -103,7 +123,8 @@ def export(facts: Facts, outcome: str = "") -> Exported:
         bucket=None if facts.bucket is None else f"{facts.bucket.nbytes / MIB:.4g}",
         reshards=facts.zero == 3,
         again=facts.zero == 3,
-        microbatches=facts.plan.num_microbatches,
+        microbatches=facts.num_microbatches,
+        shares=list(facts.shares),
         recomputed=list(recomputed),
         offloads=bool(facts.hosted) and bool(degrees.zero),
         precision=_TYPES.get(half, "None"),

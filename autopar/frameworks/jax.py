@@ -91,7 +91,8 @@ def export(plan: Plan, folded: Folded) -> Exported:
             "every stage has a mesh, cutting the model is yours"
         )
     elif plan.num_microbatches > 1:
-        lost.append(f"gradient accumulation over {plan.num_microbatches} microbatches")
+        counts = " or ".join(str(share.num_microbatches) for share in plan.shares) or plan.num_microbatches
+        lost.append(f"gradient accumulation over {counts} microbatches")
     lost += common_losses(plan)
     size = one_size(plan, folded, "jax")
     if size is not None:

@@ -122,7 +122,7 @@ def _sizes(sizes: Sizes) -> dict[str, object]:
 
 def _batch(facts: Facts) -> dict[str, object]:
     """Return the samples per device of a pass, which a pipeline cuts into microbatches."""
-    microbatches = facts.plan.num_microbatches
+    microbatches = facts.num_microbatches
     samples = facts.microbatch * facts.dp * (microbatches if facts.pp > 1 else 1)
     return {
         "per_device_batch_size": samples / facts.gpus,
@@ -185,7 +185,7 @@ def _pipeline(facts: Facts, lost: list[str]) -> dict[str, object]:
     return {
         "num_layers_per_pipeline_stage": layers // facts.pp,
         "num_pipeline_repeats": 1,
-        "num_pipeline_microbatches": facts.plan.num_microbatches,
+        "num_pipeline_microbatches": facts.num_microbatches,
         "scan_layers": False,
     }
 

@@ -135,7 +135,8 @@ def _lost(plan: Plan, unmatched: Sequence[str], partial: Sequence[str]) -> list[
     if len(plan.stages) > 1:
         lost.append(f"the order of microbatches ({plan.schedule}, {plan.num_microbatches} of {plan.microbatch})")
     elif plan.num_microbatches > 1:
-        lost.append(f"{plan.num_microbatches} microbatches of {plan.microbatch}")
+        counts = " or ".join(str(share.num_microbatches) for share in plan.shares) or plan.num_microbatches
+        lost.append(f"{counts} microbatches of {plan.microbatch}")
     lost += offloads_lost(plan)
     if any(flavour not in ("none", "offload") for stage in plan.stages for flavour in stage.flavours):
         lost.append("recompute")

@@ -135,7 +135,8 @@ def export(plan: Plan, folded: Folded) -> Exported:
             + ", ".join(f"{stage.blocks[0]} to {stage.blocks[1] - 1}" for stage in plan.stages)
         )
     elif plan.num_microbatches > 1:
-        lost.append(f"gradient accumulation over {plan.num_microbatches} microbatches")
+        counts = " or ".join(str(share.num_microbatches) for share in plan.shares) or plan.num_microbatches
+        lost.append(f"gradient accumulation over {counts} microbatches")
     lost += common_losses(plan)
     regions = compiled_regions(plan, folded)
     lost += [*in_pytorch(plan, folded), *regions.lost]

@@ -119,7 +119,7 @@ def _how_to_run(registered: Registered | None) -> list[str]:
 
 def _training(facts: Facts, lost: list[str]) -> dict[str, object]:
     # In a pipeline a local batch is run as microbatches; without one it is a microbatch, and gradients are accumulated.
-    local = facts.microbatch * (facts.plan.num_microbatches if facts.pp > 1 else 1)
+    local = facts.microbatch * (facts.num_microbatches if facts.pp > 1 else 1)
     half = load_policy(facts.plan.job.precision).half
     fields: dict[str, object] = {
         "training.local_batch_size": local,

@@ -72,16 +72,16 @@ def gantt(timeline: Timeline, groups: Sequence[int], roles: Sequence[Mapping[str
     end = max((bar.start + bar.seconds for bar in found), default=timeline.step_seconds)
     return Gantt(
         seconds=max(end, timeline.step_seconds),
-        lanes=lanes_of(groups),
+        lanes=lanes_of(groups, are_shares=timeline.unit == "share"),
         rows=rows,
         bars=tuple(_bars(kind, found, numbers, names) for kind in kinds),
         names=tuple(names),
     )
 
 
-def lanes_of(groups: Sequence[int]) -> Lanes:
-    """Return the lanes of a timeline, given the device group of every stage."""
-    return Lanes(chunks_of(groups))
+def lanes_of(groups: Sequence[int], *, are_shares: bool = False) -> Lanes:
+    """Return the lanes of a timeline, given the device group of every stage; `are_shares` as of `Lanes`."""
+    return Lanes(chunks_of(groups), are_shares)
 
 
 def memory_curves(timeline: Timeline, lanes: Lanes) -> tuple[MemoryCurve, ...]:

@@ -148,9 +148,9 @@ def _stage_table(view: View) -> Table:
     plan, step, lanes = view.plan, view.timeline.step_seconds, view.gantt.lanes
     limits = plan.stage_limits or (plan.job.memory_limit,)
     lane_of = {stage: lane for lane, held in enumerate(lanes.stages) for stage in held}
-    grouped = lanes.word != "stage"
+    grouped = lanes.word == "device group"
     rows: list[tuple[str, ...]] = []
-    for number, stage in enumerate(plan.stages):
+    for number, stage in enumerate(plan.apart.stages):
         lane = lane_of[number]
         found = view.timeline.stages[lane]
         rows.append(
@@ -168,7 +168,8 @@ def _stage_table(view: View) -> Table:
         )
     own = " of group" if grouped else ""
     columns = (f"busy{own}", f"peak{own}", "of limit", "during")
-    return ("stage", *(["device group"] if grouped else []), "devices", "blocks", "recompute", *columns), rows
+    word = lanes.word if plan.shares else "stage"
+    return (word, *(["device group"] if grouped else []), "devices", "blocks", "recompute", *columns), rows
 
 
 def _shares_table(shares: LaneShares, show: Any) -> Table:
@@ -283,7 +284,7 @@ def _host(view: View) -> dict[str, Any] | None:
     if not entries:
         return None
     lane_of = {stage: lane for lane, held in enumerate(view.gantt.lanes.stages) for stage in held}
-    timed = [view.timeline.stages[lane_of[number]] for number in range(len(view.plan.stages))]
+    timed = [view.timeline.stages[lane_of[number]] for number in range(len(view.plan.apart.stages))]
     rows: list[tuple[str, ...]] = [
         (
             str(number),
@@ -292,7 +293,7 @@ def _host(view: View) -> dict[str, Any] | None:
             format_seconds(timed[number].host_link_seconds),
             format_seconds(timed[number].copy_seconds),
         )
-        for number, stage in enumerate(view.plan.stages)
+        for number, stage in enumerate(view.plan.apart.stages)
     ]
     header = ("stage", "what", "per device", "host link busy", "step waits")
     return {"words": "; ".join(text for _, text in entries), "table": (header, rows)}

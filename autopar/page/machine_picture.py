@@ -27,10 +27,17 @@ Devices of an expert-parallel group have samples of their own, so they are in on
 def machine(plan: Plan, program: Program, roles: Sequence[Mapping[str, str]]) -> Machine:
     """Return nodes and devices of a plan; `roles` say what each mesh axis does, by stage."""
     ranges = []
-    for held in program.chunks:
-        stage = program.stages[held[0]]
-        axes = tuple((roles[stage.index].get(axis.name, axis.name), axis.size, axis.stride) for axis in stage.mesh.axes)
-        ranges.append(DeviceRange(stage.devices, axes))
+    for devices in dict.fromkeys(stage.devices for stage in plan.stages):
+        number = next(number for number, stage in enumerate(plan.stages) if stage.devices == devices)
+        stage = program.stages[number % len(program.stages)]
+        major, *minor = stage.mesh.axes
+        rows = (devices[1] - devices[0]) // major.stride
+        sizes = (rows, *(axis.size for axis in minor))
+        axes = tuple(
+            (roles[stage.index].get(axis.name, axis.name), size, axis.stride)
+            for axis, size in zip(stage.mesh.axes, sizes, strict=True)
+        )
+        ranges.append(DeviceRange(devices, axes))
     count = max(plan.job.gpus, program.num_devices)
     cluster = cluster_from_dict(plan.job.cluster)
     return Machine(count, tuple(_node_starts(cluster.by_node, count)), tuple(ranges), _numbers(cluster, count))

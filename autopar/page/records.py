@@ -34,13 +34,17 @@ class Lanes:
 
     Attributes:
         stages: The stages of each lane, in the order of the timeline's records.
+        are_shares: Whether each lane is a share of the batch.
     """
 
     stages: tuple[tuple[int, ...], ...]
+    are_shares: bool = False
 
     @property
     def word(self) -> str:
-        """What a lane is called: "stage", or "device group" where groups have several stages."""
+        """What a lane is called: "stage", "device group" where groups have several stages, or "share"."""
+        if self.are_shares:
+            return "share"
         return "stage" if all(len(held) == 1 for held in self.stages) else "device group"
 
     @property
@@ -55,8 +59,8 @@ class Lanes:
         >>> Lanes(((0,), (1,))).titles, Lanes(((0, 2), (1, 3))).titles[1]
         (('stage 0', 'stage 1'), 'device group 1 (stages 1, 3)')
         """
-        if self.word == "stage":
-            return tuple(f"stage {number}" for number in self.names)
+        if self.word != "device group":
+            return tuple(f"{self.word} {number}" for number in self.names)
         return tuple(
             f"device group {number} (stage{'s' if len(held) > 1 else ''} {', '.join(map(str, held))})"
             for number, held in enumerate(self.stages)

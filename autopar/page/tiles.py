@@ -1,7 +1,7 @@
 """The headline of a page: step time, throughput, MFU, memory, gap and price, a tile each."""
 
 from autopar.cluster import cluster_from_dict
-from autopar.describe.device_groups import group_word
+from autopar.describe.device_groups import track_word
 from autopar.page.records import Tile
 from autopar.plan import Plan, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -51,7 +51,7 @@ def _throughput(plan: Plan, simulated: Simulated) -> Tile:
 def _memory(plan: Plan, simulated: Simulated) -> Tile:
     number, memory, limit = fullest_stage(plan, simulated)
     share = memory.peak / limit
-    word = group_word(len(simulated.stages), len(plan.stages))
+    word = track_word(plan)
     where = f"{word} {number}, the fullest, " if len(simulated.stages) > 1 else ""
     detail = f"{where}{100 * share:.1f} % of the limit of {format_bytes(limit)}"
     return Tile("peak memory", format_bytes(memory.peak), detail, share, share >= MEMORY_WARNING)

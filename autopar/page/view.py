@@ -111,8 +111,10 @@ def prepare(
         PlanError: If one of the others is of another model.
         DataError: If a rank is not one of the plan.
     """
-    lanes = lanes_of(program.groups)
-    drawn = gantt(timeline, program.groups, roles)
+    count = program.num_groups
+    groups = tuple(share * count + group for share in range(timeline.num_shares) for group in program.groups)
+    lanes = lanes_of(groups, are_shares=timeline.unit == "share")
+    drawn = gantt(timeline, groups, roles)
     ideal = 0.0 if plan.simulated is None else plan.simulated.mfu * plan.simulated.step_seconds
     return View(
         plan=plan,
@@ -127,7 +129,7 @@ def prepare(
         ranking=ranking(plan),
         scaling=scaling(plan, others),
         compared=compared(plan, others),
-        machine=machine(plan, program, roles),
+        machine=machine(plan.apart, program, roles),
         graphs=block_graphs(plan, program, costs, roles),
         alternatives=alternatives(weighing),
         whatif=whatif,

@@ -15,6 +15,8 @@ from autopar.plan.block_placements import BlockPlan
 from autopar.plan.stages import Variant
 from autopar.plan.step_results import Simulated
 from autopar.sharding import Mesh, parse_placements
+from autopar.shares import faults as share_faults
+from autopar.shares import num_rows, row_microbatches
 
 if TYPE_CHECKING:
     from autopar.plan.records import Plan
@@ -88,7 +90,9 @@ def _faults(plan: "Plan") -> Iterator[str]:
             yield f"{name} is {number}, out of its range from {least}{'' if most is None else f' to {most}'}"
     if not job.memory_limit > 0:
         yield f"job.memory_limit is {job.memory_limit:g}"
-    if job.global_batch % max(1, plan.num_microbatches):
+    if plan.shares:
+        yield from _faults_of_shares(plan)
+    elif job.global_batch % max(1, plan.num_microbatches):
         yield f"a batch of {job.global_batch} cannot be {plan.num_microbatches} equal microbatches"
     if plan.objective < -_ROUNDING:
         yield f"objective is {plan.objective:g}"
@@ -98,7 +102,23 @@ def _faults(plan: "Plan") -> Iterator[str]:
     if plan.fusion is not None:
         yield from plan.fusion.faults(len(plan.stages))
     if plan.simulated is not None:
-        yield from _faults_of_times(plan.simulated, len({stage.devices for stage in plan.stages}))
+        groups = len({stage.devices for stage in plan.stages}) * max(1, len(plan.shares))
+        yield from _faults_of_times(plan.simulated, groups)
+
+
+def _faults_of_shares(plan: "Plan") -> Iterator[str]:
+    fault = next(share_faults(plan.shares, plan.num_microbatches), None)
+    if fault is not None:
+        yield fault
+        return
+    if plan.job.mode != "train":
+        yield f"it has shares, and its mode is {plan.job.mode!r}"
+    total, rows = row_microbatches(plan.shares), num_rows(plan.shares)
+    for variant in plan.all_variants:
+        if not variant.mesh or variant.mesh[0].size != rows:
+            yield f"shares are of {rows} rows, the major axis of mesh {variant.device_mesh} has another size"
+    if plan.job.global_batch % total:
+        yield f"a batch of {plan.job.global_batch} cannot be {total} equal microbatches, those of all {rows} rows"
 
 
 def _faults_of_variant(variant: "Variant", where: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The plan: everything decided, as versioned JSON."""
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from autopar.plan.step_results import Simulated
 from autopar.plan.texts import Exported, Text
 from autopar.reading import UnreadableError, check
 from autopar.sharding import Axis, Mesh
+from autopar.shares import Share, device_ranges, mean_microbatches
 from autopar.writing import write_atomically
 
 if TYPE_CHECKING:  # what the methods for notebooks return
@@ -26,9 +28,9 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.ir.graph import Graph
     from autopar.simulate.timeline import Timeline
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
-offloads the optimizer, 3 if it says how it fuses, which older readers would not see."""
+offloads the optimizer, 3 if it says how it fuses, 4 if rows have different shares: older readers would not see them."""
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
@@ -44,6 +46,7 @@ _OMITTED = (
     "uses",
     "fusion",
     "by_rules",
+    "shares",
 )
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
@@ -60,7 +63,7 @@ class Plan:
         stages: Pipeline stages in order.
         schedule: A key of `autopar.schedule.SCHEDULES`: "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v",
             "forward-only".
-        num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
+        num_microbatches: Microbatches per step, each of `microbatch` samples; of the busiest rows if there are shares.
         blocks: Placements per distinct block; on stages of variant 0 if there are more variants.
         objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.
         simulated: The simulator's verdict.
@@ -72,6 +75,8 @@ class Plan:
         by_rules: What Megatron-LM's documented rules of thumb lead to; None if nobody asked.
         uses: What each mesh axis does, variant by variant; empty in plans written before.
         fusion: Buckets of gradients that differ from the uniform rule, and fused ops; None if there are none.
+        shares: Microbatches of each row of the major mesh axis, where rows of unequal devices have different numbers of
+            them; empty if all have `num_microbatches`.
         version: Version of the format; the oldest that can say what the plan says.
     """
 
@@ -92,13 +97,15 @@ class Plan:
     by_rules: Rival | None = None
     uses: tuple[tuple[AxisUse, ...], ...] = ()
     fusion: FusionPlan | None = None
+    shares: tuple[Share, ...] = ()
     version: int = 1
 
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
             needed = 2 if self.variants or any(stage.offload for stage in self.stages) else 1
-            object.__setattr__(self, "version", max(newest, 3 if self.fusion is not None else needed))
+            needed = 4 if self.shares else 3 if self.fusion is not None else needed
+            object.__setattr__(self, "version", max(newest, needed))
 
     @property
     def device_mesh(self) -> Mesh:
@@ -147,9 +154,34 @@ class Plan:
         return tuple(stage.limit or self.job.memory_limit for stage in stages)
 
     @property
+    def device_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Devices of each group that is simulated apart: those of a stage, share by share of its rows."""
+        return device_ranges((stage.devices for stage in self.stages), self.shares)
+
+    @property
+    def apart(self) -> "Plan":
+        """The plan as it is simulated and shown: its stages once for every share of rows, on the devices of these."""
+        if not self.shares:
+            return self
+        ranges = dict.fromkeys(stage.devices for stage in self.stages)
+        numbers = {devices: number for number, devices in enumerate(ranges)}
+        own = self.device_ranges
+        stages = tuple(
+            replace(stage, devices=own[share * len(ranges) + numbers[stage.devices]])
+            for share in range(len(self.shares))
+            for stage in self.stages
+        )
+        return replace(self, stages=stages)
+
+    @property
     def microbatch(self) -> int:
         """Samples of one microbatch, over all devices of a stage."""
-        return self.job.global_batch // self.num_microbatches
+        return int(self.job.global_batch / self.mean_microbatches)
+
+    @property
+    def mean_microbatches(self) -> Fraction:
+        """Microbatches per step, on the mean of all rows if these have different shares."""
+        return mean_microbatches(self.shares) if self.shares else Fraction(self.num_microbatches)
 
     def to_json(self) -> bytes:
         """Return the plan as indented JSON."""

@@ -42,7 +42,7 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.segments import RunModel, SegmentCompiler
 from autopar.ranks.step_data import Batches
 from autopar.sharding import Axis, Shard
-from autopar.simulate.engine import run_step
+from autopar.simulate.engine import run_shares
 from autopar.simulate.layout import Shapes
 
 ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE, SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD)
@@ -281,5 +281,5 @@ def _transfers(program: Program, costs: CostModel) -> Iterable[Event]:
                 cut = any(isinstance(end, Shard) and end.dim > 0 for end in ends)
                 inner.setdefault((each.kind, each.bytes, each.axis), cut)
     for bucket in BUCKETS:
-        run_step(program, _Asked(costs, found, inner), bucket=bucket)
+        run_shares(program, _Asked(costs, found, inner), bucket=bucket)
     return found.values()

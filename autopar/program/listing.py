@@ -16,6 +16,7 @@ What a file cannot say is what it costs: the cluster, the software stack and the
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ from autopar.program.records import Compute, Program
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.program.verify.fault import title
+from autopar.shares import num_rows
 from autopar.training.losses import LOSS_SCALE
 
 _SHOWN = 60
@@ -84,22 +86,29 @@ def summary(program: Program) -> str:
     """
     meshes = " | ".join(str(stage.mesh) for stage in program.stages[: program.num_groups])
     schedule = f", schedule {program.schedule}" if len(program.stages) > 1 else ""
-    return f"{program.num_devices} GPUs = {meshes}, {program.num_microbatches} microbatches{schedule}"
+    counts = " or ".join(map(str, dict.fromkeys(share.num_microbatches for share in program.shares)))
+    return f"{program.num_devices} GPUs = {meshes}, {counts or program.num_microbatches} microbatches{schedule}"
 
 
 def part_counts(program: Program, graph: Graph) -> frozenset[int]:
     """Return into how many parts ops cut a microbatch whose devices normalise their own samples; nothing if none does.
 
+    Rows with different shares of the microbatches have a part each, or several.
+
     Args:
         program: The program.
         graph: The graph of one microbatch.
     """
-    return frozenset(
+    found = {
         graph.values[each.op.inputs[0]].shape[0] // each.inputs[0].shape[0]
         for segment in program.segments
         for each in segment.instructions
         if isinstance(each, Compute) and each.op.attr(PER_DEVICE) and each.inputs[0] is not None
-    )
+    }
+    if program.shares:
+        rows = num_rows(program.shares)
+        return frozenset(lcm(count, rows) for count in found or {rows})
+    return frozenset(found)
 
 
 def format_listing(listing: Listing, comments: Iterable[str] = ()) -> str:

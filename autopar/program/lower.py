@@ -122,7 +122,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 what=what,
             )
         )
-    program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+    program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches, shares=plan.shares)
     program = with_buckets(program, plan.fusion)
     return replace(program, crossings=find_crossings(program, folded, costs.cluster))
 

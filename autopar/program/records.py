@@ -15,8 +15,9 @@ value lies alike on them. Every other value that goes from stage to stage is a `
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from math import prod
 from typing import assert_never
 
@@ -30,6 +31,7 @@ from autopar.ir.routing import Routed
 from autopar.recompute import STATE_KINDS, Hosted, Recompute, StateKind
 from autopar.schedule import SCHEDULES, Task, chunks_of
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
+from autopar.shares import Share, mean_microbatches
 
 
 class SegmentPhase(StrEnum):
@@ -625,8 +627,9 @@ class Program:
         segments: Each (kind, phase) at most once; a phase a kind has no instructions for may be missing, except
             `FORWARD`.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; it says which stages share devices.
-        num_microbatches: Microbatches per step.
+        num_microbatches: Microbatches per step; of the busiest rows if rows have different shares.
         crossings: Values that go from stage to stage other than from device i to device i.
+        shares: Microbatches of each row of the major mesh axis, where rows have different numbers of them; else empty.
     """
 
     stages: tuple[StageProgram, ...]
@@ -634,6 +637,16 @@ class Program:
     schedule: str
     num_microbatches: int
     crossings: tuple[Crossing, ...] = ()
+    shares: tuple[Share, ...] = ()
+
+    @property
+    def mean_microbatches(self) -> Fraction:
+        """Microbatches per step, on the mean of all rows: what the loss of a microbatch is divided by."""
+        return mean_microbatches(self.shares) if self.shares else Fraction(self.num_microbatches)
+
+    def of_share(self, share: Share) -> "Program":
+        """Return the program as rows of a share run it, each for itself."""
+        return replace(self, num_microbatches=share.num_microbatches, shares=())
 
     @property
     def num_devices(self) -> int:

@@ -33,6 +33,7 @@ if some of it is the state of copies of parameters that other stages own; `offlo
 line says that its parameters are there, too. A line
 `buckets all_reduce axis=dp per=step hops=0 ends=(3, 8)` says that the first three gradients it makes for that
 collective travel together, and the next five; without one gradients share buckets by the uniform rule.
+Rows of the major mesh axis that run different numbers of microbatches follow these, `shares=(0:1 4, 1:2 3)`.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
 value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
 
@@ -78,6 +79,7 @@ from autopar.program.records import (
 )
 from autopar.recompute import FLAVOURS, STATE_KINDS, Hosted, Recompute
 from autopar.sharding import Axis, Mesh, Replicate, Shard, format_placements
+from autopar.shares import Share
 
 _LINEAR = re.compile(f"({'|'.join(LinearProduct)})/({'|'.join(Cast)})(/kept)?")
 _RESIDENT = re.compile("parameters|gradients|optimizer|buffers")
@@ -207,7 +209,10 @@ def _crossing_lines(crossing: Crossing) -> Iterator[str]:
 
 def format_program(program: Program) -> str:
     """Return a program as text; segments in their order, stages before them, crossings behind."""
-    lines = [f"program {program.schedule} microbatches={program.num_microbatches}"]
+    shares = ", ".join(f"{share.rows[0]}:{share.rows[1]} {share.num_microbatches}" for share in program.shares)
+    lines = [
+        f"program {program.schedule} microbatches={program.num_microbatches}{f' shares=({shares})' if shares else ''}"
+    ]
     for stage in program.stages:
         first, last = stage.devices
         lines.append(
@@ -227,6 +232,12 @@ def format_program(program: Program) -> str:
     for crossing in program.crossings:
         lines.extend(_crossing_lines(crossing))
     return "\n".join([*lines, "end", ""])
+
+
+def _share(line: Line) -> Share:
+    first = line.integer(0)
+    line.expect(":")
+    return Share((first, line.integer(0)), line.integer(1))
 
 
 def _attrs(line: Line) -> tuple[tuple[str, Attr], ...]:
@@ -525,6 +536,7 @@ def parse_program(text: str) -> Program:
     schedule = head.name()
     head.expect("microbatches=")
     num_microbatches = head.integer(1)
+    shares = head.sequence(lambda: _share(head)) if head.accept("shares=") else ()
     head.end()
     if rest:
         raise rest[0].fail("a stage, without spaces before it,")
@@ -551,4 +563,4 @@ def parse_program(text: str) -> Program:
         raise ProgramError(
             f"line {last}: the text of the program does not finish with 'end'", hint="the file may have been cut off"
         )
-    return Program(tuple(stages), tuple(segments), schedule, num_microbatches, tuple(crossings))
+    return Program(tuple(stages), tuple(segments), schedule, num_microbatches, tuple(crossings), shares)

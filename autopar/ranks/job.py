@@ -27,10 +27,11 @@ from autopar.ranks.lowered import Lowered, scaled_constants
 from autopar.ranks.predict import predict, run_costs
 from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
-from autopar.ranks.samples import cut, joined, num_parts
+from autopar.ranks.samples import cut, has_part, joined, num_parts
 from autopar.ranks.step_data import Batches, Weights
 from autopar.ranks.stopwatch import PHASES, Clock
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
+from autopar.shares import device_ranges
 from autopar.task import program_costs
 from autopar.workload import Workload, open_plan, open_workload
 
@@ -62,7 +63,7 @@ class Job:
     @property
     def constants(self) -> Mapping[str, Array]:
         """The constants of `part`, with the loss scaled to a mean over all it runs on."""
-        return scaled_constants(self.part, self.lowered.program.num_microbatches * self.parts)
+        return scaled_constants(self.part, self.lowered.program.mean_microbatches * self.parts)
 
     @property
     def tolerance(self) -> float:
@@ -220,8 +221,9 @@ class _Session:
         rank = self.rank
 
         def share(item: Item) -> Any:
-            if item.key in rank.outputs:
-                return rank.outputs[item.key][1]
+            if isinstance(item.key, tuple):
+                microbatch, tensor = item.key
+                return rank.output(microbatch, tensor, item.placements)
             return rank.kept(item.tensor, item.placements)
 
         return collect(items, share, self._job.lowered, self._communicator, self._memory)
@@ -279,6 +281,7 @@ def run_rank(
         progress(Progress("compare", len(compared), total))
     timeline, predicted = predict(lowered.program, job.costs)
     steady = [clocks[1:] or clocks for clocks in seconds]
+    ranges = device_ranges((stage.devices for stage in lowered.program.stages), lowered.program.shares)
     return RunReport(
         summary=job.summary,
         model=lowered.graph.name,
@@ -299,8 +302,8 @@ def run_rank(
         first_seconds=max(clocks[0]["step"] for clocks in seconds),
         unpartitioned_seconds=alone,
         stages=tuple(
-            StageSeconds(stage.index, _mean(steady[stage.devices[0] : stage.devices[1]]), times)
-            for stage, times in zip(lowered.program.stages[: lowered.program.num_groups], predicted, strict=True)
+            StageSeconds(number, _mean(steady[slice(*devices)]), times)
+            for number, (devices, times) in enumerate(zip(ranges, predicted, strict=True))
         ),
     )
 
@@ -321,16 +324,19 @@ def _compare(
 ) -> tuple[StepComparison, float]:
     """Return how far a step is from the same step on one device, and how long that takes."""
     graph, tolerance = job.lowered.graph, job.tolerance
-    data = [
-        part
-        for index in range(job.lowered.program.num_microbatches)
-        for part in cut(batches(step.number, index), job.part, job.parts)
+    program = job.lowered.program
+    taken = [
+        (index, data)
+        for index in range(program.num_microbatches)
+        for part, data in enumerate(cut(batches(step.number, index), job.part, job.parts))
+        if has_part(program, part, job.parts, index)
     ]
+    data = [own for _, own in taken]
     known = step.before or {}
     content = [state for state in graph.states if state.role is not Role.GRADIENT]
     states = {state.input: known[state.input] if state.input in known else weights(state.input) for state in content}
     since = time.perf_counter()
-    expected = joined(single.step(data, states), job.parts)
+    expected = joined(single.step(data, states), [index for index, _ in taken])
     seconds = time.perf_counter() - since
     if not expected.gradients:
         return StepComparison(step.number + 1, None, (_outputs("outputs", step, expected, tolerance),)), seconds

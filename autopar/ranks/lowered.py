@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -13,18 +14,19 @@ from autopar.folding.block_interface import instance_names
 from autopar.folding.fold import Folded
 from autopar.ir.graph import Graph
 from autopar.program.records import Compute, CrossingTable, Program, Segment, SegmentPhase, StageProgram
+from autopar.shares import num_rows, of_row
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
 
 
-def scaled_constants(graph: Graph, num_microbatches: int) -> dict[str, Array]:
+def scaled_constants(graph: Graph, num_microbatches: Fraction) -> dict[str, Array]:
     """Return the constants of a graph, with the loss scaled to a mean over all microbatches."""
     constants = {name: np.asarray(array) for name, array in graph.constants.items()}
     scale = graph.metadata.get(LOSS_SCALE)
     if scale is not None:
         held = constants[scale]
-        constants[scale] = np.asarray(np.divide(held, num_microbatches), held.dtype)
+        constants[scale] = np.asarray(np.divide(held, float(num_microbatches)), held.dtype)
     return constants
 
 
@@ -35,10 +37,22 @@ class Lowered:
     Attributes:
         program: The instructions.
         folded: The graph they were made of.
+        mean_microbatches: Microbatches that the loss is a mean over, where the program is that of one share; None for
+            those of the program.
     """
 
     program: Program
     folded: Folded
+    mean_microbatches: Fraction | None = None
+
+    def of_rank(self, rank: int) -> "Lowered":
+        """Return what the rows that run as many microbatches as that of a rank run, each for itself."""
+        program = self.program
+        if not program.shares:
+            return self
+        group, position = self.place(rank)
+        row = position * num_rows(program.shares) // program.stages[group].num_devices
+        return Lowered(program.of_share(of_row(program.shares, row)), self.folded, program.mean_microbatches)
 
     @property
     def graph(self) -> Graph:
@@ -73,7 +87,7 @@ class Lowered:
     @cached_property
     def constants(self) -> dict[str, Array]:
         """The constants of the graph, with the loss scaled to a mean over all microbatches."""
-        return scaled_constants(self.graph, self.program.num_microbatches)
+        return scaled_constants(self.graph, self.mean_microbatches or self.program.mean_microbatches)
 
     @cached_property
     def _groups(self) -> tuple[int, ...]:

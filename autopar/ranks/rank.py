@@ -151,6 +151,7 @@ class Rank:
     """
 
     def __init__(self, lowered: Lowered, communicator: Communicator, memory: Memory, engine: Engine) -> None:
+        lowered = lowered.of_rank(communicator.rank)
         program = lowered.program
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
@@ -202,6 +203,13 @@ class Rank:
             elif key[0] not in self._gradients:
                 self._held[key] = self._share(content(key[0]), key[1])
 
+    def output(self, microbatch: int, tensor: str, placements: Placements) -> Tensor:
+        """Return this rank's share of an output of the last step; zeros if its row has no such microbatch."""
+        if microbatch < self._lowered.program.num_microbatches:
+            return self.outputs[microbatch, tensor][1]
+        value = self._lowered.graph.values[tensor]
+        return self._memory.zeros(local_shape(value.shape, placements, self._mesh), value.dtype)
+
     def kept(self, tensor: str, placements: Placements) -> Tensor:
         """Return this rank's share of a persistent tensor.
 
@@ -228,8 +236,9 @@ class Rank:
             ExecutionError: If a kernel fails.
             ProgramError: If values are not there when they are needed.
         """
-        self._begin_step(microbatches, clock)
         program = self._lowered.program
+        microbatches = microbatches[: program.num_microbatches]  # rows may have different shares
+        self._begin_step(microbatches, clock)
         tasks = program.orders()[self.group]
         left = Counter(task.microbatch for task in tasks)
         backwards = Counter(task.chunk for task in tasks if task.kind is self._maker)

@@ -2,10 +2,11 @@
 
 With the statistics of each device (`autopar.training.batch_norm`) a step whose microbatches lie on n devices computes
 what one device computes on n times as many microbatches of an n-th of the samples. So the step on one device is run on
-these parts, and their losses are added.
+these parts, and their losses are added. So it is where rows of devices have different shares of the microbatches: a
+part is what one row has of a microbatch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,13 @@ from autopar.ir.graph import Graph
 from autopar.program.listing import part_counts
 from autopar.program.records import Program
 from autopar.ranks.unpartitioned import Unpartitioned
+from autopar.shares import num_rows, of_row
 
 Array = NDArray[Any]
 
 
 def num_parts(program: Program, graph: Graph) -> int:
-    """Return into how many parts devices that normalise on their own cut a microbatch; 1 if none does.
+    """Return into how many parts devices that normalise on their own, or rows, cut a microbatch; 1 if none does.
 
     Args:
         program: The program.
@@ -55,12 +57,25 @@ def cut(data: Mapping[str, Array], graph: Graph, parts: int) -> list[dict[str, A
     ]
 
 
-def joined(found: Unpartitioned, parts: int) -> Unpartitioned:
-    """Return the results of a step with the losses of the parts of each microbatch added."""
-    if parts == 1:
+def has_part(program: Program, part: int, parts: int, microbatch: int) -> bool:
+    """Return whether a part of a microbatch is part of the step: its row may have fewer microbatches than others."""
+    if not program.shares:
+        return True
+    row = part * num_rows(program.shares) // parts
+    return microbatch < of_row(program.shares, row).num_microbatches
+
+
+def joined(found: Unpartitioned, microbatches: Sequence[int]) -> Unpartitioned:
+    """Return the results of a step with the losses of the parts of each microbatch added.
+
+    Args:
+        found: Results of a step whose microbatches are parts.
+        microbatches: Of which microbatch each is a part.
+    """
+    if len(set(microbatches)) == len(microbatches):
         return found
     outputs: dict[tuple[int, str], Array] = {}
     for (index, name), array in found.outputs.items():
-        key = index // parts, name
+        key = microbatches[index], name
         outputs[key] = outputs[key] + array if key in outputs else array
     return replace(found, outputs=outputs)

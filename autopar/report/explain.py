@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost.collectives import widest_tier
-from autopar.describe.device_groups import group_word
+from autopar.describe.device_groups import track_word
 from autopar.describe.one_line import name_stages
 from autopar.errors import PlanError
 from autopar.plan import AxisUse, BlockPlan, Plan, Simulated
@@ -87,7 +87,7 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
     ]
     rows.append(("peak", format_bytes(fullest.peak), format_share(fullest.peak, limit), bar(fullest.peak, limit)))
     rows.append(("free", format_bytes(limit - fullest.peak), format_share(limit - fullest.peak, limit), ""))
-    word = group_word(len(simulated.stages), len(plan.stages))
+    word = track_word(plan)
     lines = [
         *heading(f"Memory of {word} {number}, the fullest, per device; limit {format_bytes(limit)}"),
         *format_table(("category", "bytes", "of limit", ""), rows),

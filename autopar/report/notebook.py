@@ -67,6 +67,7 @@ def to_dataframe(
 def _stages(plan: Plan) -> list[dict[str, Any]]:
     found = plan.simulated.stages if plan.simulated is not None else ()
     categories = dict.fromkeys(name for memory in found for name in memory.breakdown)
+    plan = plan.apart
     groups = device_groups(plan)
     rows = []
     for number, stage in enumerate(plan.stages):

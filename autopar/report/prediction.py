@@ -74,7 +74,7 @@ def format_prediction(
                 s.recompute,
                 *((s.offload or "-",) if offloads else ()),
             )
-            for n, s in enumerate(plan.stages)
+            for n, s in enumerate(plan.apart.stages)
         ],
     )
     return "\n".join(lines) + "\n\n" + format_timeline(timeline)

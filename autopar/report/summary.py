@@ -7,7 +7,7 @@ from typing import Protocol
 from autopar.cluster import cluster_from_dict
 from autopar.cost import IDEAL, stack_from_dict
 from autopar.cost.reserve import context_of, gaps_of, reserve_of
-from autopar.describe.device_groups import device_groups, group_word
+from autopar.describe.device_groups import device_groups, track_word
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory, StagePlan
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
@@ -175,7 +175,7 @@ def price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
 def fullest(plan: Plan, simulated: Simulated) -> str:
     """Return the peak of the stage with the least memory to spare, and its limit."""
     number, memory, limit = fullest_stage(plan, simulated)
-    word = group_word(len(simulated.stages), len(plan.stages))
+    word = track_word(plan)
     where = f"{word} {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
     share = format_share(memory.peak, limit)
     return f"{where}{format_bytes(memory.peak)} per device, {share} of the limit of {format_bytes(limit)}"
@@ -307,7 +307,7 @@ def memory_breakdown(plan: Plan, simulated: Simulated) -> list[str]:
         (str(number), *(format_bytes(stage.breakdown.get(name, 0.0)) for name in categories))
         for number, stage in enumerate(simulated.stages)
     ]
-    return format_table((group_word(len(simulated.stages), len(plan.stages)), *categories), rows)
+    return format_table((track_word(plan), *categories), rows)
 
 
 def format_range(bounds: Sequence[int]) -> str:
@@ -333,11 +333,12 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
         )
         for number, (stage, memory) in enumerate(_by_stage(plan, simulated))
     ]
+    word = track_word(plan) if plan.shares else "stage"
     limits = sorted(set(plan.stage_limits), reverse=True)
     return [
         *heading(f"Memory per device, limit {' and '.join(map(format_bytes, limits))}"),
         *_reserve(plan),
-        *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
+        *format_table((word, "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(plan, simulated),
         *_hosts(plan, simulated),
@@ -346,7 +347,7 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
 
 def _by_stage(plan: Plan, simulated: Simulated) -> Iterator[tuple[StagePlan, StageMemory]]:
     """Yield every stage with the memory of its devices."""
-    for stage, group in zip(plan.stages, device_groups(plan), strict=True):
+    for stage, group in zip(plan.apart.stages, device_groups(plan.apart), strict=True):
         yield stage, simulated.stages[group]
 
 

@@ -50,11 +50,19 @@ from autopar.runtime.crossings import deliver
 from autopar.runtime.shard_check import Check
 from autopar.schedule import SCHEDULES, Pass, Task, topological_order
 from autopar.sharding import Axis, Mesh, Placement, Placements, Replicate, own_shape
+from autopar.shares import num_rows, of_row
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
 
 _OF_BACKWARDS = (SegmentPhase.SUM_FETCH, SegmentPhase.PARAMETER_FETCH)
+_ONCE = (
+    SegmentPhase.REDUCE,
+    SegmentPhase.UPDATE,
+    SegmentPhase.STATE_FETCH,
+    SegmentPhase.STATE_OFFLOAD,
+)
+"""Phases of a step, of which all rows run all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +173,7 @@ class _Activity:
         tensors: What the values are in the graph, by name in the representative.
         todo: Gradient traffic that leaves in buckets, and what waits for it.
         offered: Results of that traffic whose operands are there.
+        idle: Devices of rows that have no such microbatch.
     """
 
     block: int
@@ -175,6 +184,7 @@ class _Activity:
     tensors: dict[str, str]
     todo: list[Instruction] = field(default_factory=list)
     offered: set[str] = field(default_factory=set)
+    idle: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -207,6 +217,7 @@ class _Step:
         check: float | None,
     ) -> None:
         self._graph = folded.graph
+        self._shares = program.shares
         self._segments = program.table()
         self._crossings = program.crossing_table()
         self._splits = SCHEDULES[program.schedule].splits
@@ -237,7 +248,7 @@ class _Step:
         scale = self._graph.metadata.get(LOSS_SCALE)
         if scale is not None:
             held = self._constants[scale]
-            self._constants[scale] = np.asarray(np.divide(held, program.num_microbatches), held.dtype)
+            self._constants[scale] = np.asarray(np.divide(held, float(program.mean_microbatches)), held.dtype)
         self._check: Check | None = None
         if check is not None:
             feeds = {**states, **({scale: self._constants[scale]} if scale is not None else {})}
@@ -434,7 +445,8 @@ class _Step:
             tensor = self._names[block][parts[operand.value].tensor]
             values[operand.value] = self._crossed(block, phase, tensor, operand, blocks)
         tensors = {part.value: part.tensor for part in segment.parts}
-        activity = _Activity(block, phase, microbatch, segment, values, tensors)
+        idle = self._idle(block, phase, microbatch)
+        activity = _Activity(block, phase, microbatch, segment, values, tensors, idle=idle)
         late: set[str] = set()
         for instruction in segment.instructions:
             waits = any(operand.value in late for operand in reads(instruction))
@@ -442,7 +454,7 @@ class _Step:
                 activity.todo.append(instruction)
                 late.update(operand.value for operand in defines(instruction))
                 continue
-            self._execute(instruction, values, mesh, f"block {block} {phase}")
+            self._execute(instruction, values, mesh, f"block {block} {phase}", idle)
             self._hold(instruction, activity)
 
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
@@ -456,12 +468,27 @@ class _Step:
                 passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
         return activity
 
+    def _idle(self, block: int, phase: SegmentPhase, microbatch: int) -> frozenset[int]:
+        """Return the devices of a block's stage whose rows have no such microbatch."""
+        if not self._shares or phase in _ONCE:
+            return frozenset()
+        mesh = self._blocks[block][0].mesh
+        counts = [of_row(self._shares, row).num_microbatches for row in range(num_rows(self._shares))]
+        return frozenset(rank for rank in range(mesh.size) if counts[rank * len(counts) // mesh.size] <= microbatch)
+
     def _store(self, activity: _Activity) -> None:
-        """Keep what a segment stores, once it is over."""
+        """Keep what a segment stores, once it is over; idle devices keep what they have."""
         block, segment, mesh = activity.block, activity.segment, self._blocks[activity.block][0].mesh
         known = {part.value for part in segment.parts}
         for store in segment.stores:
             value = activity.values[store.value.value]
+            if activity.idle:
+                (before,) = (
+                    activity.values[operand.value]
+                    for operand in segment.external
+                    if activity.tensors.get(operand.value) == store.target
+                )
+                value = [before[rank] if rank in activity.idle else own for rank, own in enumerate(value)]
             if store.value.value in known:
                 self._persistent[self._names[block][store.target]] = (store.value.placements, value, mesh)
             else:
@@ -507,7 +534,8 @@ class _Step:
             if member is not None or not is_ready:
                 waiting.append(instruction)
                 continue
-            self._execute(instruction, activity.values, mesh, f"block {activity.block} {activity.phase}")
+            where = f"block {activity.block} {activity.phase}"
+            self._execute(instruction, activity.values, mesh, where, activity.idle)
             self._hold(instruction, activity)
         activity.todo = waiting
 
@@ -576,10 +604,17 @@ class _Step:
             self._scattered[key] = scatter(np.asarray(whole), placements, mesh)
         return self._scattered[key]
 
-    def _execute(self, instruction: Instruction, values: dict[str, Blocks], mesh: Mesh, where: str) -> None:
+    def _execute(
+        self,
+        instruction: Instruction,
+        values: dict[str, Blocks],
+        mesh: Mesh,
+        where: str,
+        idle: frozenset[int] = frozenset(),
+    ) -> None:
         match instruction:
             case Compute():
-                self._compute(instruction, values, mesh)
+                self._compute(instruction, values, mesh, idle)
             case Collective(axis=axis, source=source, target=target, operand=operand, result=result):
                 values[result.value] = move(values[operand.value], mesh.axes.index(axis), source, target, mesh)
             case Slice(axis=axis, target=target, operand=operand, result=result):
@@ -603,6 +638,8 @@ class _Step:
         block, phase, microbatch = activity.block, activity.phase, activity.microbatch
         if check is None or isinstance(instruction, Offload | Fetch):
             return  # nothing is asked for, or nothing is computed
+        if any(share.num_microbatches <= microbatch for share in self._shares):
+            return  # some rows have no such microbatch, and the unpartitioned graph has no rows
         if isinstance(instruction, Exchange):
             return  # rows with their neighbours are no part of a tensor; what is computed from them is checked
         made = defines(instruction)
@@ -626,11 +663,11 @@ class _Step:
                     hint="all that it reads was right, so its strategy, or what was changed inside it, is wrong",
                 )
 
-    def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh) -> None:
-        """Run an op on every device; devices with the same inputs share the result."""
+    def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh, idle: frozenset[int]) -> None:
+        """Run an op on every device; devices with the same inputs share the result, idle ones have zeros."""
         op = compute.op
         if compute.ring is not None:
-            self._compute_in_ring(compute, compute.ring, values, mesh)
+            self._compute_in_ring(compute, compute.ring, values, mesh)  # of idle devices, too: nobody looks at it
             return
         numbers = {}
         for index, content in compute.constants:
@@ -640,6 +677,9 @@ class _Step:
         known: dict[tuple[int, ...], tuple[Array, ...]] = {}
         outputs: list[tuple[Array, ...]] = []
         for rank in range(mesh.size):
+            if rank in idle:
+                outputs.append(())
+                continue
             inputs = [
                 numbers.get(index, None if operand is None else values[operand.value][rank])
                 for index, operand in enumerate(compute.inputs)
@@ -650,9 +690,11 @@ class _Step:
             if key not in known:
                 known[key] = self._executor.run(op, inputs, self._graph.opset)
             outputs.append(known[key])
+        at_work = next(result for result in outputs if result)
+        nothing = tuple(np.zeros_like(array) for array in at_work) if idle else ()
         for slot, operand in enumerate(compute.outputs):
             if operand is not None:
-                values[operand.value] = [result[slot] for result in outputs]
+                values[operand.value] = [(result or nothing)[slot] for result in outputs]
 
     def _compute_in_ring(self, compute: Compute, axis: Axis, values: dict[str, Blocks], mesh: Mesh) -> None:
         """Run an op on every line of devices along an axis, which pass blocks round."""

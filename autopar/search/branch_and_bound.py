@@ -31,6 +31,7 @@ from autopar.search.ordered_execution import TaskSeries, run_series
 from autopar.search.outcome import Outcome
 from autopar.search.reporting import report_progress
 from autopar.search.runners_up import RunnersUp
+from autopar.search.share_nodes import ShareSearch
 from autopar.search.task_executor import Executor, InProcessExecutor
 from autopar.search.tasks import Finding
 
@@ -63,6 +64,7 @@ def search(
         phases = _Phases(context, outcome, clock, transfer_bounds, executor, nodes)
         phases.construct()
         phases.bound_and_expand()
+        phases.search_shares()
         phases.search_unequal_stages()
         phases.find_runners_up()
         phases.use_remaining_time()
@@ -95,12 +97,12 @@ class _Phases:
         self._starts = [next((own for own in nodes if start in own), None) for start in context.starts]
         self._plain = [own for own in nodes if own[0].schedule in PLAIN and not is_data_major(own[0].mesh)]
         self._frontier = Frontier(context, outcome, nodes, transfer_bounds)
-        self._unequal = UnequalSearch(context, outcome)
+        self._unequal, self._shares = UnequalSearch(context, outcome), ShareSearch(context, outcome)
 
     @property
     def bound(self) -> float:
         """Lower bound on all plans, in seconds."""
-        return min(self._frontier.bound, self._unequal.bound)
+        return min(self._frontier.bound, self._unequal.bound, self._shares.bound)
 
     def construct(self) -> None:
         """Find a first plan, improve it, and search near it where memory or time is short."""
@@ -122,11 +124,17 @@ class _Phases:
         context, settings = self._context, self._context.settings
         self._frontier.resume()
         self._unequal.announce()
+        self._shares.announce()
         if math.isfinite(context.time_limit):
             share = settings.runners_up_share + settings.unequal_share * bool(context.costs.cluster.groups)
             self._frontier.until = self._clock.end() - share * context.time_limit
         self._run(self._frontier)
         self._frontier.finish()
+
+    def search_shares(self) -> None:
+        """Bound rows of unequal devices with different shares of the batch, and look for better plans with them."""
+        self._run(self._shares, self._shares.open_nodes(late=self._clock.must_stop()))
+        self._outcome.left += self._shares.left
 
     def search_unequal_stages(self) -> None:
         """Bound pipelines whose stages have different meshes, and look for better ones."""
@@ -144,7 +152,7 @@ class _Phases:
         aside = {node.family for node in self._frontier.open_nodes()}
         runners_up = RunnersUp(context, outcome, known, outcome.complete, aside)
         self._run(runners_up)
-        outcome.complete = min(runners_up.complete, self._unequal.bound, outcome.closed_bound)
+        outcome.complete = min(runners_up.complete, self._unequal.bound, self._shares.bound, outcome.closed_bound)
         outcome.stopped = outcome.stopped.replace("time limit", "")  # the space was searched
 
     def use_remaining_time(self) -> None:
@@ -153,7 +161,7 @@ class _Phases:
             self._frontier.until = math.inf
             self._run(self._frontier)
             self._frontier.finish()
-            self._outcome.left += self._unequal.left
+            self._outcome.left += self._unequal.left + self._shares.left
 
     def _run(self, series: TaskSeries, count: int = sys.maxsize) -> None:
         """Have a series of tasks done."""

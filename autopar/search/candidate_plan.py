@@ -25,5 +25,6 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         blocks=draft.blocks,
         objective=candidate.objective,
         variants=draft.variants,
+        shares=configuration.shares,
     )
     return summarise_roles(plan, draft.roles, *draft.variant_roles)

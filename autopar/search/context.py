@@ -20,6 +20,7 @@ from autopar.problem import Problem
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.candidate import Candidate
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.search.share_space import ShareSpace
 from autopar.search.submesh_space import UnequalSpace
 from autopar.solvers import Solver
 
@@ -51,6 +52,7 @@ class SearchContext:
         constraints: Pins, and what may lie in host memory.
         host_room: Bytes of host memory per device.
         unequal: The space of pipelines whose stages have different meshes; None if there is none.
+        shares: The space of rows with different shares of the batch; None if there is none.
         rooflines: Roofline bound on each group of equal nodes.
         least_memory_plan: Returns the plan that needs least memory, if it fits; called if no construction fits.
         incumbent: Objective in seconds of a plan known beside the search, which looks for faster ones only; infinity if
@@ -78,6 +80,7 @@ class SearchContext:
     constraints: Constraints = FREE
     host_room: float = math.inf
     unequal: UnequalSpace | None = None
+    shares: ShareSpace | None = None
     rooflines: tuple[Roofline, ...] = ()
     least_memory_plan: Callable[[], Candidate | None] = _no_plan
     incumbent: float = math.inf

@@ -14,6 +14,7 @@ from autopar.recompute import Hosted
 from autopar.search.candidate import Candidate
 from autopar.search.history import History
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
+from autopar.search.share_space import ShareResult
 from autopar.search.submesh_space import UnequalResult
 from autopar.search.tasks import Finding
 
@@ -72,12 +73,14 @@ class Outcome:
         closed_bound: Lower bound on their plans, in seconds; infinity without any.
         frontier_bound: Lower bound on plans of the frontier's nodes so far, in seconds.
         unequal_bound: Lower bound on pipelines with unequal stages that are searched so far, in seconds.
+        shares_bound: Lower bound on rows with different shares of the batch that are searched so far, in seconds.
         hosted: What may lie in host memory.
         needed: What of it was opened only because no plan without it fits.
         reserve: What else could lie in host memory and was not opened: such plans are not part of the space.
         reserve_bound: Lower bound on such plans, in seconds.
         restaged: Whether the placements of the best plans were tried with it.
         unequal: Result of pipelines with unequal stages; None if the job has none.
+        shares: Result of rows with different shares of the batch; None if the job has none.
         workers_bytes: Sum of the peak memory of the workers, in bytes, without this process.
         settings: Constants of the search.
     """
@@ -96,6 +99,7 @@ class Outcome:
     closed_bound: float = math.inf
     frontier_bound: float = 0.0
     unequal_bound: float = math.inf
+    shares_bound: float = math.inf
     hosted: frozenset[Hosted] = frozenset()
     needed: frozenset[Hosted] = frozenset()
     reserve: frozenset[Hosted] = frozenset()
@@ -105,6 +109,7 @@ class Outcome:
     num_tasks: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: UnequalResult | None = None
+    shares: ShareResult | None = None
     workers_bytes: float = 0.0
     settings: SearchSettings = DEFAULT_SETTINGS
 

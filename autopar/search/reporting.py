@@ -7,6 +7,6 @@ from autopar.search.outcome import Outcome
 
 def report_progress(context: SearchContext, outcome: Outcome, phase: str, done: int, total: int, detail: str) -> None:
     """Report incumbent and bound, and add both to the history."""
-    lowest = min(outcome.frontier_bound, outcome.unequal_bound, outcome.closed_bound)
+    lowest = min(outcome.frontier_bound, outcome.unequal_bound, outcome.shares_bound, outcome.closed_bound)
     outcome.history.record(outcome.best, lowest)
     context.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))

@@ -121,6 +121,8 @@ class SearchSettings:
         runners_up_least_work: Units of work that are always allowed for them: a few seconds.
         runners_up_retries: Tasks in a row on waiting nodes without a wanted plan after which these are left.
         unequal_share: Share of a time limit that is kept for stages with different meshes where devices differ.
+        most_shares: Meshes and microbatches of rows with different shares that are worked on: those of least floors.
+        share_rounds: Times that such placements are solved, each for the shares that the last ones ask for.
         runner_up_ratio: Objective of a runner-up over that of the best plan, at most.
         kept_per_plan: Candidates kept per plan wanted: the simulator ranks them, and some do not fit when simulated.
         node: Constants of the work on one node.
@@ -151,6 +153,8 @@ class SearchSettings:
     runners_up_least_work: float = 3e9
     runners_up_retries: int = 4
     unequal_share: float = 0.25
+    most_shares: int = 24
+    share_rounds: int = 2
     runner_up_ratio: float = 1.05
     kept_per_plan: int = 8
     node: NodeSettings = NodeSettings()

@@ -11,6 +11,7 @@ from autopar.configuration import Family
 from autopar.problem import Choice
 from autopar.search.branching import Branch
 from autopar.search.candidate import Candidate
+from autopar.search.share_space import ShareNode
 from autopar.search.submesh_space import Submesh
 
 
@@ -18,13 +19,15 @@ class TaskKind(StrEnum):
     """Kinds of tasks: `BOUND` solves the relaxation of a cell, `ADVANCE` raises its bound and looks for better plans.
 
     `SUBMESH` bounds a microbatch on the inner axes of a mesh with an outer data-parallel axis. `UNEQUAL` bounds
-    pipelines whose stages have different meshes, and looks for better ones.
+    pipelines whose stages have different meshes, and `SHARES` rows of devices with different shares of the batch; both
+    look for better ones.
     """
 
     BOUND = "bound"
     ADVANCE = "advance"
     SUBMESH = "submesh"
     UNEQUAL = "unequal"
+    SHARES = "shares"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +46,7 @@ class SearchTask:
         starts: Choices to consider first, of the tables under these branches.
         proves: Whether the bound is raised to single choices; runners-up need no proof.
         submeshes: Meshes that stages may have, of `TaskKind.UNEQUAL`.
+        share_node: The node, of `TaskKind.SHARES`.
     """
 
     kind: TaskKind
@@ -56,6 +60,7 @@ class SearchTask:
     starts: tuple[Choice, ...] = ()
     proves: bool = True
     submeshes: tuple[Submesh, ...] = ()
+    share_node: ShareNode | None = None
 
     @property
     def solver_key(self) -> "SolverKey":

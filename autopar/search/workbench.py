@@ -25,6 +25,7 @@ from autopar.search.branching import apply
 from autopar.search.context import SearchContext
 from autopar.search.heterogeneous_stages import UnequalNodeSolver
 from autopar.search.node_solver import NodeSolver
+from autopar.search.share_solver import ShareNodeSolver
 from autopar.search.tasks import Finding, SearchTask, SolverKey, TaskKind
 from autopar.solvers.limited import solve_limited
 
@@ -123,6 +124,14 @@ class Workbench:
         finding = solver.solve(task.find_plan_below, task.cutoff)
         return replace(finding, bound=max(task.bound, finding.bound))
 
+    def _solve_shares(self, task: SearchTask, end: float) -> Finding:
+        """Bound rows with different shares of the batch, and look for plans that are faster than the incumbent."""
+        space, node = self._search.shares, task.share_node
+        assert space is not None, "a task on shares is part of a space"
+        assert node is not None, "a task on shares has a node"
+        finding = ShareNodeSolver(self._search, space, node, end).solve(task.find_plan_below, task.cutoff)
+        return replace(finding, bound=max(task.bound, finding.bound))
+
     def _execute(self, task: SearchTask, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
         if task.kind is TaskKind.SUBMESH:
@@ -137,6 +146,8 @@ class Workbench:
             )
         if task.kind is TaskKind.UNEQUAL:
             return self._solve_unequal(task, end)
+        if task.kind is TaskKind.SHARES:
+            return self._solve_shares(task, end)
         node = self._resume_node(task, end, state)
         if node is None:
             return Finding(float("inf"), None, 0)

@@ -65,18 +65,32 @@ def transfer_event(transfer: Transfer, groups: Sequence[int], chunks: Sequence[S
     return Event(group, row, str(transfer.task), transfer.start, seconds, receiver=(target, str(taken)))
 
 
-def track_names(program: Program) -> tuple[str, ...]:
-    """Return what the tracks of a program's timeline are: stages with their devices and blocks, or device groups."""
+def track_names(parts: Sequence[tuple[Program, Sequence[tuple[int, int]]]]) -> tuple[str, ...]:
+    """Return what the tracks of a timeline are: stages with their devices and blocks, or device groups.
+
+    Args:
+        parts: The program with the devices of each stage; one per share where rows have different shares.
+    """
+    if len(parts) == 1:
+        return tuple(_names(*parts[0]))
+    return tuple(
+        f"{name}, {program.num_microbatches} microbatches"
+        for program, devices in parts
+        for name in _names(program, devices)
+    )
+
+
+def _names(program: Program, devices: Sequence[tuple[int, int]]) -> list[str]:
     starts = [0]
     for stage in program.stages:
         starts.append(starts[-1] + len(stage.blocks))
     names = []
     for number, held in enumerate(program.chunks):
-        first, last = program.stages[held[0]].devices
+        first, last = devices[held[0]]
         blocks = ", ".join(_span(starts[stage], starts[stage + 1]) for stage in held)
         own = f"stage {number}" if program.num_chunks == 1 else _group(number, held)
         names.append(f"{own}: GPU {_span(first, last)}, block {blocks}")
-    return tuple(names)
+    return names
 
 
 def _group(number: int, held: Sequence[int]) -> str:

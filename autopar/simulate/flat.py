@@ -25,6 +25,7 @@ from autopar.simulate.fitting import Interval, Job, Line
 from autopar.simulate.gradients import StageTraffic
 from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Resource
+from autopar.simulate.shares import RowsPart, rows_of
 from autopar.simulate.simulation import EVEN, Stragglers
 from autopar.simulate.stages import StageLayout, TaskLayout
 
@@ -94,46 +95,93 @@ def simulate_flat(
 ) -> Devices:
     """Return one step of a program on every device; arguments and errors as of `simulate`."""
     verify_program(program)
-    stages = stages_in_time(program, costs, bucket)
-    schedule, stack = SCHEDULES[program.schedule], costs.stack
-    maker, traffic = maker_of(program), traffic_of(stages, program, costs, bucket)
-    clocks = _Clocks(stragglers.factors(program.num_devices))
-    turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
-    sends = _Sends(program, costs)
-    orders, placed = program.orders(), program.groups
-    final = max(task.microbatch for order in orders for task in order)
-    tasks: list[list[tuple[int, Pass, FloatArray, FloatArray]]] = [[] for _ in orders]
-    for index, task in topological_order(orders, placed):
-        stage, (first, last) = program.stages[index], program.stages[index].devices
-        arrived = sends.received.pop((index, task.kind, task.microbatch), None)
-        if arrived is not None:
-            np.maximum(clocks.now[first:last], arrived, out=clocks.now[first:last])
-        start = clocks.now[first:last].copy()
-        makes = task.kind is maker
-        clocks.run(stage, stages[index].passes[task.kind], turns, traffic[index].longer if makes else 0.0)
-        if makes and task.microbatch == final:
-            clocks.now[first:last] += traffic[index].longest
-        tasks[placed[index]].append((task.chunk, task.kind, start, clocks.now[first:last].copy()))
-        if task.kind is not Pass.WEIGHT:
-            sends.send(index, task.kind, task.microbatch, clocks.now)
-    begin = np.zeros(program.num_devices)
-    for number, chunks in enumerate(program.chunks):
-        first, last = program.stages[chunks[0]].devices
-        if schedule.steps_overlap:
-            begin[first:last] = tasks[number][0][2].min()
-        group = _Group(
-            [program.stages[stage] for stage in chunks],
-            [stages[stage] for stage in chunks],
-            [traffic[stage] for stage in chunks],
-            tasks[number],
+    whole = RowsPart(program, costs, tuple(stage.devices for stage in program.stages))
+    parts = [_Part(part, bucket, stragglers) for part in (rows_of(program, costs) if program.shares else [whole])]
+    ends: list[FloatArray] = [part.clocks.now for part in parts]
+    share = Overlap.of(costs.stack).share
+    for number, stage in enumerate(program.stages[: program.num_groups]):
+        groups = [part.group(number) for part in parts]
+        reduced = _reduced(groups, parts[0].maker, share, [part.sends for part in parts], stage, bool(program.shares))
+        for part, group, over in zip(parts, groups, reduced, strict=True):
+            part.update(group, over)
+    step = max(float((now - part.begin).max()) for now, part in zip(ends, parts, strict=True))
+    compute, over = np.zeros(program.num_devices), np.zeros(program.num_devices)
+    for part in parts:
+        for stage, devices in zip(part.program.stages, part.devices, strict=True):
+            compute[slice(*devices)] = part.clocks.compute[slice(*stage.devices)]
+            over[slice(*devices)] = part.clocks.now[slice(*stage.devices)]
+    return Devices(step + costs.stack["step_seconds"], compute, over)
+
+
+class _Part:
+    """The rows of a share, or all rows of a program, whose passes have run.
+
+    Args:
+        part: Their program.
+        bucket: As of `simulate`.
+        stragglers: As of `simulate`.
+
+    Attributes:
+        program: Their program.
+        devices: As of `RowsPart`.
+        maker: The pass that makes gradients.
+        clocks: Of the devices as their program numbers them.
+        begin: When the step of each begins.
+        sends: Their transfers.
+    """
+
+    def __init__(self, part: RowsPart, bucket: float | None, stragglers: Stragglers) -> None:
+        self.program = program = part.program
+        costs = part.costs
+        self.devices = part.devices
+        self._stages = stages = stages_in_time(program, costs, bucket)
+        stack = costs.stack
+        self.maker = maker = maker_of(program)
+        self._traffic = traffic = traffic_of(stages, program, costs, bucket)
+        count = max(stage.devices[1] for stage in program.stages)
+        factors, drawn = np.ones(count), stragglers.factors(max(last for _, last in part.devices))
+        for stage, devices in zip(program.stages, part.devices, strict=True):
+            factors[slice(*stage.devices)] = drawn[slice(*devices)]
+        self.clocks = clocks = _Clocks(factors)
+        turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
+        self.sends = sends = _Sends(program, costs, count)
+        orders, placed = program.orders(), program.groups
+        final = max(task.microbatch for order in orders for task in order)
+        self._tasks = tasks = [list[tuple[int, Pass, FloatArray, FloatArray]]() for _ in orders]
+        for index, task in topological_order(orders, placed):
+            stage, (first, last) = program.stages[index], program.stages[index].devices
+            arrived = sends.received.pop((index, task.kind, task.microbatch), None)
+            if arrived is not None:
+                np.maximum(clocks.now[first:last], arrived, out=clocks.now[first:last])
+            start = clocks.now[first:last].copy()
+            makes = task.kind is maker
+            clocks.run(stage, stages[index].passes[task.kind], turns, traffic[index].longer if makes else 0.0)
+            if makes and task.microbatch == final:
+                clocks.now[first:last] += traffic[index].longest
+            tasks[placed[index]].append((task.chunk, task.kind, start, clocks.now[first:last].copy()))
+            if task.kind is not Pass.WEIGHT:
+                sends.send(index, task.kind, task.microbatch, clocks.now)
+        self.begin = np.zeros(count)
+
+    def group(self, number: int) -> "_Group":
+        """Return a group of devices, its tasks timed."""
+        chunks = self.program.chunks[number]
+        return _Group(
+            [self.program.stages[stage] for stage in chunks],
+            [self._stages[stage] for stage in chunks],
+            [self._traffic[stage] for stage in chunks],
+            self._tasks[number],
         )
-        over = _reduced(group, maker, Overlap.of(stack).share, sends)
-        if over is not None:
-            np.maximum(clocks.now[first:last], over, out=clocks.now[first:last])
+
+    def update(self, group: "_Group", reduced: FloatArray | None) -> None:
+        """Let a group of devices update, once its gradients are reduced."""
+        first, last = group.stages[0].devices
+        if SCHEDULES[self.program.schedule].steps_overlap:
+            self.begin[first:last] = group.tasks[0][2].min()
+        if reduced is not None:
+            np.maximum(self.clocks.now[first:last], reduced, out=self.clocks.now[first:last])
         for layout, stage in zip(group.layouts, group.stages, strict=True):
-            clocks.run(stage, layout.update, 1.0, 0.0)
-    step = float((clocks.now - begin).max()) + stack["step_seconds"]
-    return Devices(step, clocks.compute, clocks.now)
+            self.clocks.run(stage, layout.update, 1.0, 0.0)
 
 
 class _Sends:
@@ -144,7 +192,7 @@ class _Sends:
         passing: Per device and link the intervals in which it sends or receives.
     """
 
-    def __init__(self, program: Program, costs: Costs) -> None:
+    def __init__(self, program: Program, costs: Costs, num_devices: int) -> None:
         self.received: dict[tuple[int, Pass, int], FloatArray] = {}
         self.passing: dict[tuple[int, Resource], list[Interval]] = {}
         self._program = program
@@ -198,28 +246,93 @@ class _Group:
     tasks: Sequence[tuple[int, Pass, FloatArray, FloatArray]]
 
 
-def _reduced(group: _Group, maker: Pass, share: float, sends: _Sends) -> FloatArray | None:
-    """Return when the gradient traffic of each device of a group is over; None if there is none."""
-    jobs = _jobs(group, maker, share)
-    if not jobs:
-        return None
-    stage = group.stages[0]
-    since = min(float(ready.min()) for _, ready in jobs)
-    lines = [_lines(group, device - stage.devices[0], device, sends, since) for device in range(*stage.devices)]
-    done: list[FloatArray] = []
-    for job, ready in jobs:
-        start = np.maximum(ready, done[job.after]) if job.after >= 0 else ready
-        if job.axis is not None:
-            start = _latest(start, stage, job.axis)
-        ends = np.array(
-            [each[job.resource].fit(time, job.seconds)[1] for each, time in zip(lines, start.tolist(), strict=True)]
-        )
-        if job.axis is not None:
-            ends = _latest(ends, stage, job.axis)
-            for each, end in zip(lines, ends.tolist(), strict=True):
-                each[job.resource].free = end
-        done.append(ends)
-    return np.asarray(np.max(done, axis=0))
+def _reduced(
+    groups: Sequence[_Group],
+    maker: Pass,
+    share: float,
+    sends: Sequence[_Sends],
+    stage: StageProgram,
+    apart: bool,
+) -> list[FloatArray | None]:
+    """Return, by share of rows, when the gradient traffic of each device of a group is over; None if there is none.
+
+    Args:
+        groups: The group, by share of rows.
+        maker: The pass that makes gradients.
+        share: What of reductions overlaps nothing.
+        sends: Transfers, by share of rows.
+        stage: A stage of the group with all its rows.
+        apart: Whether rows have different shares.
+    """
+    queues = [_jobs(group, maker, share) for group in groups]
+    if not queues[0]:
+        return [None] * len(groups)
+    lines = []
+    for group, queue, own in zip(groups, queues, sends, strict=True):
+        first = group.stages[0].devices[0]
+        since = min(float(ready.min()) for _, ready in queue)
+        lines.append([_lines(group, device - first, device, own, since) for device in range(*group.stages[0].devices)])
+    done: list[list[FloatArray]] = [[] for _ in groups]
+    # What rows do apart comes first: traffic of all backwards but the last one.
+    common = min(map(len, queues)) if not apart else _common(groups, queues, maker)
+    for group, queue, links, over in zip(groups, queues, lines, done, strict=True):
+        for job, ready in queue[: len(queue) - common]:
+            over.append(_fit([group.stages[0]], [job], [_after(ready, over, job)], [links], None)[0])
+    for place in range(common, 0, -1):
+        jobs = [queue[len(queue) - place] for queue in queues]
+        readies = [_after(ready, over, job) for (job, ready), over in zip(jobs, done, strict=True)]
+        meets = stage if apart and jobs[0][0].axis in (None, stage.mesh.axes[0]) else None
+        stages = [group.stages[0] for group in groups]
+        for over, end in zip(done, _fit(stages, [job for job, _ in jobs], readies, lines, meets), strict=True):
+            over.append(end)
+    return [np.asarray(np.max(over, axis=0)) for over in done]
+
+
+def _common(groups: Sequence[_Group], queues: Sequence[Sequence[object]], maker: Pass) -> int:
+    """Return how many jobs are of the last backward."""
+    count = sum(task[1] is maker for task in groups[0].tasks)
+    return len(queues[0]) - (count - 1) * len(groups[0].traffic[0].every)
+
+
+def _after(ready: FloatArray, done: Sequence[FloatArray], job: Job) -> FloatArray:
+    """Return when a job may start, after the one whose result it needs."""
+    return np.maximum(ready, done[job.after]) if job.after >= 0 else ready
+
+
+def _fit(
+    stages: Sequence[StageProgram],
+    jobs: Sequence[Job],
+    readies: Sequence[FloatArray],
+    lines: Sequence[Sequence[dict[Resource, Line]]],
+    whole: StageProgram | None,
+) -> list[FloatArray]:
+    """Return when a job is over on each device, by share of rows; if `whole` is the stage, its rows meet for it."""
+    seconds, axis = [job.seconds for job in jobs], jobs[0].axis
+    starts = list(readies)
+    if whole is not None:
+        seconds = [max(seconds)] * len(jobs)
+        starts = _together(starts, whole)
+    elif axis is not None:
+        starts = [_latest(start, stage, axis) for start, stage in zip(starts, stages, strict=True)]
+    ends = [
+        np.array([each[job.resource].fit(time, own)[1] for each, time in zip(links, start.tolist(), strict=True)])
+        for job, own, links, start in zip(jobs, seconds, lines, starts, strict=True)
+    ]
+    if whole is not None:
+        ends = _together(ends, whole)
+    elif axis is not None:
+        ends = [_latest(end, stage, axis) for end, stage in zip(ends, stages, strict=True)]
+    if axis is not None or whole is not None:
+        for job, links, end in zip(jobs, lines, ends, strict=True):
+            for each, time in zip(links, end.tolist(), strict=True):
+                each[job.resource].free = time
+    return ends
+
+
+def _together(times: Sequence[FloatArray], stage: StageProgram) -> list[FloatArray]:
+    """Return the latest time of each device among those of all rows, by share of rows."""
+    latest = _latest(np.concatenate(times), stage, stage.mesh.axes[0])
+    return np.split(latest, np.cumsum([len(own) for own in times])[:-1])
 
 
 def _jobs(group: _Group, maker: Pass, share: float) -> list[tuple[Job, FloatArray]]:

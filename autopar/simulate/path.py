@@ -82,6 +82,9 @@ def critical_path(tracks: Sequence[Track], transfers: Iterable[Transfer], fixed:
         pieces.extend(_pieces(layout, stage, kinds, begin, clock))
         clock = begin
     clock = _reduction(track, pieces)
+    if clock > track.runs[-1].end:  # rows with another share of the batch were later
+        group = max(range(len(tracks)), key=lambda index: tracks[index].runs[-1].end)
+        track = tracks[group]
     number = max((i for i, run in enumerate(track.runs) if run.start < clock), default=0)
     arrivals = {(transfer.receiver, transfer.task.kind, transfer.task.microbatch): transfer for transfer in transfers}
     place = {

@@ -51,6 +51,8 @@ class Simulation:
         begins: When the step of each group begins; later than 0 only where steps overlap.
         ends: When the update of each group is over.
         fixed: Seconds added to every step.
+        others: When the slowest rows with another share of the batch have run their last backward and end their update;
+            0 if there are none.
     """
 
     groups: Sequence[Sequence[StageLayout]]
@@ -64,11 +66,12 @@ class Simulation:
     begins: Sequence[float]
     ends: Sequence[float]
     fixed: float
+    others: tuple[float, float] = (0.0, 0.0)
 
     @property
     def longest(self) -> float:
         """Seconds from begin to end of the group that takes longest."""
-        return max(end - begin for end, begin in zip(self.ends, self.begins, strict=True))
+        return max(self.others[1], *(end - begin for end, begin in zip(self.ends, self.begins, strict=True)))
 
     @property
     def step(self) -> float:

@@ -36,26 +36,46 @@ class StepArrays:
     memory: NDArray[Any]
 
 
-def step_arrays(program: Program, sim: Simulation, samples: Sequence[MemorySample]) -> StepArrays:
-    """Return a simulated step as arrays."""
-    chunks = program.chunks
+def step_arrays(program: Program, sims: Sequence[Simulation], samples: Sequence[MemorySample]) -> StepArrays:
+    """Return a simulated step as arrays; groups and stages of each share of rows follow those of the share before."""
+    chunks, stages, groups = program.chunks, len(program.stages), program.num_groups
     return StepArrays(
         tasks=_table(
             _TASK,
             (
-                (chunks[group][run.task.chunk], str(run.task.kind), run.task.microbatch, run.start, run.end, run.sent)
+                (
+                    part * stages + chunks[group][run.task.chunk],
+                    str(run.task.kind),
+                    run.task.microbatch,
+                    run.start,
+                    run.end,
+                    run.sent,
+                )
+                for part, sim in enumerate(sims)
                 for group, runs in enumerate(sim.runs)
                 for run in runs
             ),
         ),
         transfers=_table(
             _TRANSFER,
-            ((t.sender, t.receiver, str(t.task.kind), t.task.microbatch, t.start, t.end) for t in sim.transfers),
+            (
+                (
+                    part * stages + t.sender,
+                    part * stages + t.receiver,
+                    str(t.task.kind),
+                    t.task.microbatch,
+                    t.start,
+                    t.end,
+                )
+                for part, sim in enumerate(sims)
+                for t in sim.transfers
+            ),
         ),
         traffic=_table(
             _TRAFFIC,
             (
-                (group, str(job.resource), job.ready, start, end, job.seconds)
+                (part * groups + group, str(job.resource), job.ready, start, end, job.seconds)
+                for part, sim in enumerate(sims)
                 for group, (jobs, times) in enumerate(zip(sim.jobs, sim.times, strict=True))
                 for job, (start, end) in zip(jobs, times.tolist(), strict=True)
             ),

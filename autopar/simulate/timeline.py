@@ -160,6 +160,7 @@ class Timeline:
         tracks: What the records in `stages` are, with devices and blocks; empty unless asked for.
         measured: Share of the seconds of all ops and collectives that is of a profile; None without one.
         stages_per_group: Pipeline stages of each record in `stages`.
+        num_shares: Shares of rows that have records of their own, one after the other.
     """
 
     step_seconds: float
@@ -173,10 +174,13 @@ class Timeline:
     tracks: tuple[str, ...] = ()
     measured: float | None = None
     stages_per_group: int = 1
+    num_shares: int = 1
 
     @property
     def unit(self) -> str:
-        """What a record in `stages` is of: "stage", or "device group" where it has several stages."""
+        """What a record in `stages` is of: a stage, a device group that has several, or a share of the batch."""
+        if len(self.stages) == self.num_shares > 1:
+            return "share"
         return "stage" if self.stages_per_group == 1 else "device group"
 
     @property

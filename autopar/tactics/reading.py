@@ -43,12 +43,18 @@ def tactics_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int
         batch: The batch dim of every value that has one.
 
     Raises:
-        PlanError: If an op is placed as no rule allows, or stages have meshes or placements of their own.
+        PlanError: If an op is placed as no rule allows, stages have meshes or placements of their own, or rows have
+            different shares of the batch.
     """
     if plan.variants:
         raise PlanError(
             f"stages have {len(plan.variants) + 1} variants of mesh and placements; tactics split all stages alike",
             hint="leave --tactics away: the placements of every stage are listed",
+        )
+    if plan.shares:
+        raise PlanError(
+            "no tactic gives rows of devices different shares of the batch",
+            hint="leave --tactics away: the placements are listed",
         )
     topology = Topology(folded, rules, plan.device_mesh)
     chosen = chosen_in(plan, topology)

@@ -24,7 +24,7 @@ from autopar.cost.stack import SCALARS, Fit, FitSource, Range
 from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
 from autopar.progress import Progress, ProgressCallback, silent
-from autopar.simulate.engine import run_step
+from autopar.simulate.engine import run_shares
 from autopar.task import job_machine
 from autopar.validation.completion import InexpressibleError
 from autopar.validation.express import express
@@ -76,7 +76,7 @@ class Prepared:
         """Return the logarithm of predicted over measured seconds: the stack's scalars, and the step's own choices."""
         own = stack if self.choices is None else replace(self.choices, scalars=stack.scalars)
         costs = CostModel(self.cluster, self.policy, own, self.prices)
-        return float(np.log(run_step(self.program, costs).step / self.seconds))
+        return float(np.log(max(sim.step for _, sim in run_shares(self.program, costs)) / self.seconds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from autopar.program.verify.offload import verify_copies, verify_hosted
 from autopar.program.verify.persistent import verify_persistent
 from autopar.program.verify.placements import verify_placements
 from autopar.program.verify.segments import verify_again, verify_axes, verify_segment
+from autopar.program.verify.shares import verify_shares
 from autopar.schedule import SCHEDULES
 
 __all__ = ["verify_program"]
@@ -42,6 +43,7 @@ def verify_program(
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
     - Persistent tensors are read as they are stored, and not stored as terms, but for sums of gradients.
     - Buckets hold all gradients of their collective and axis, in order.
+    - Rows with different shares of the microbatches meet only in reductions and updates.
     - Reductions and updates follow a backward; reductions only communicate; only gradient traffic overlaps.
     - With a graph: the program computes it. Every op runs once on the values it names, blocks hand on what the next
       one takes it for, every state gets its new content, every result leaves.
@@ -75,6 +77,7 @@ def verify_program(
     verify_crossings(program)
     _verify_buckets(program, table)
     verify_persistent(program)
+    verify_shares(program, folded)
     if not program.trains:
         for segment in program.segments:
             if segment.saved:
