@@ -162,9 +162,9 @@ def solve(
 
         wanted = read_pins(pins)
         runs = None if wanted else restriction.runner(framework, model)
-        pins = restriction.kept_to(framework, wanted, model=model, gpus=gpus, cluster=cluster, dims=dims)
+        pins = restriction.kept_to(framework, wanted, model=model, gpus=gpus, cluster=cluster, dims=dims, mode=mode)
         stack = restriction.stack_kept_to(framework, stack, cluster, recompute_modules, model)
-        kinds = restriction.kinds_of_recompute(framework, pins) if mode == "train" and dump_problem is None else ()
+        kinds = restriction.kinds_of_recompute(framework, pins) if dump_problem is None else ()
     request = JobRequest(
         model,
         gpus=gpus,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +53,10 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+_CHUNKS = (1, 2, 3)
+"""Chunks in which matrices that are one product with several (q, k and v; up and gate) are split."""
+
+
 class Task(Protocol):
     """What one mesh axis is for."""
 
@@ -77,7 +82,7 @@ class Data:
 
     def wants(self, tensor: Tensor) -> tuple[Placement, ...]:
         """Return the batch dim for activations; for persistent tensors what the kind of ZeRO says."""
-        split = tuple(Shard(dim) for dim in range(len(tensor.shape)))
+        split = tuple(Shard(dim, chunks) for dim in range(len(tensor.shape)) for chunks in _CHUNKS)
         if tensor.batch is not None:
             return (Shard(tensor.batch),)
         match tensor.role:
@@ -95,7 +100,7 @@ class Data:
     def insists(self, tensor: Tensor) -> bool:
         """Insist on all persistent tensors (tied ones are read by ops that have their own ways) and on activations."""
         if tensor.role is not None:
-            return True
+            return prod(tensor.shape) > 1
         return tensor.batch is not None and tensor.op is not None and tensor.op.phase is Phase.FORWARD
 
 

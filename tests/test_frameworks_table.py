@@ -277,6 +277,8 @@ def test_pins_of_the_user_take_the_place_of_those_of_the_framework() -> None:
     assert pins.pin.recompute
     with pytest.raises(ExportError, match="no search is kept to 'keras'"):
         kept_to("keras", own, model="zoo:llama3-8b", gpus=8, cluster="h100")
+    with pytest.raises(ExportError, match="the job is inference; torchtitan takes training jobs"):
+        kept_to("torchtitan", own, model="zoo:llama3-8b", gpus=8, cluster="h100", mode="infer")
 
 
 @pytest.mark.slow

@@ -530,9 +530,29 @@ def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("look", "thriftiest"):
         monkeypatch.setattr(task_search, name, _unasked)
 
-    outcome = task_search.search_plans(short_task("mlp-xs", 2, 1.0e3), Effort())
+    task = short_task("mlp-xs", 2, 1.0e3)
+    assert task.last_opened is not None
+    assert task.costs.cluster.host is not None
+    small = replace(task.costs.cluster.host, memory=1.0e3)  # holds no state: else parameters could lie there
+    task = replace(task, costs=replace(task.costs, cluster=replace(task.costs.cluster, host=small)))
+    assert task.last_opened is not None
+
+    outcome = task_search.search_plans(task, Effort())
 
     assert outcome.proves_none
+
+
+def test_state_that_neither_devices_nor_hosts_hold_is_proven_to_be_too_much() -> None:
+    """Parameters, sums of gradients and moments lie on a device or on its host, wherever the plan puts them."""
+    task = short_task("mlp-xs", 2, 1.0e3).last_opened
+    assert task is not None
+    context = task.context(Effort())
+    one = next(own for own in task.space if own.num_stages == 1)
+    state = context.roofline.bytes(one)
+
+    rooms = {room: replace(context, host_room=room * state - 1.0e3).may_fit(one) for room in (0.9, 1.1)}
+
+    assert rooms == {0.9: False, 1.1: True}
 
 
 @pytest.mark.parametrize("passed", [False, True])

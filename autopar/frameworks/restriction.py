@@ -45,6 +45,7 @@ def kept_to(
     gpus: int,
     cluster: str | Path | Cluster,
     dims: Mapping[str, DimSize] | None = None,
+    mode: str = "train",
 ) -> Pins:
     """Return pins that leave what a framework runs, beside those that the user has.
 
@@ -55,13 +56,19 @@ def kept_to(
         gpus: Number of devices.
         cluster: What the devices are taken from: preset name, YAML file or record.
         dims: Sizes of the model that are set, by name.
+        mode: "train" or "infer".
 
     Raises:
-        ExportError: If there is no such framework.
+        ExportError: If there is no such framework, or it takes training jobs only.
         ClusterError: If there is no such cluster.
     """
     if framework not in RESTRICTED:
         raise ExportError(f"no search is kept to {framework!r}", hint=f"choose {', '.join(RESTRICTED)}")
+    if mode != "train":
+        raise ExportError(
+            f"the job is inference; {framework} takes training jobs",
+            hint="leave --for out; plans for inference are exported --to pytorch, jax or onnx",
+        )
     ability = ABILITIES[framework]
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     sizes = _sizes_of_model(str(model))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autopar.bounds.memory_bound import MemoryBounds
-from autopar.bounds.roofline import Roofline
+from autopar.bounds.roofline import ROUNDING, Roofline
 from autopar.configuration import Configuration, Family
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -108,8 +108,8 @@ class SearchContext:
         limit = self.memory_limit
         if self.least_bytes(configuration) > limit:
             return False
-        if self.constraints.hosts_sums:
-            return True
+        if self.constraints.hosts_sums:  # what of the state is not on a device is on its host
+            return self.roofline.bytes(configuration) <= (limit + self.host_room) * (1 + ROUNDING)
         return not self.constraints.hosts_optimizer or self.roofline.finds_room(configuration, limit, self.host_room)
 
     def cut_lp_applies(self, configuration: Configuration) -> bool:
