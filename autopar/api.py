@@ -35,7 +35,7 @@ from autopar.request import JobRequest
 from autopar.result_cache import ResultCache
 from autopar.search.backends import HERE, Engine
 from autopar.search.settings import DEFAULT_SETTINGS, SearchSettings
-from autopar.seeding import NO_SEEDS, seeds_of
+from autopar.seeding import NO_SEEDS, descends, seeds_of
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.fewer import best_on_fewer, reserved
@@ -233,11 +233,13 @@ def plan_task(
     whole, kept = effort, reserved(task, effort)
     effort, end = effort.after(kept), last - kept
     clock, began, seeds = PhaseClock(progress, task.phases), time.monotonic(), NO_SEEDS
-    if task.runs is not None and dump_problem is None:
+    runs = task.runs if task.runs is not None or not descends(task, effort) else lambda _: True
+    if runs is not None and dump_problem is None:
         flavours = map(str, task.constraints.flavours() if task.job.mode == "train" else (Recompute.NONE,))
         with clock("degrees"):
-            seeds = seeds_of(task, task.runs, [*flavours], effort, progress=progress, should_stop=should_stop)
+            seeds = seeds_of(task, runs, [*flavours], effort, progress=progress, should_stop=should_stop)
         effort = effort.after(time.monotonic() - began)
+    known = NO_SEEDS if task.runs is None else seeds  # without a framework the search has runners-up of its own
     problems: dict[str, Problem] = {}
     with clock("search"):
         outcome = search_plans(
@@ -247,8 +249,8 @@ def plan_task(
             should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
-            incumbent=seeds.objective,
-            starts=seeds.starts([name for name, _ in seeds.found]),
+            incumbent=known.objective,
+            starts=known.starts([name for name, _ in known.found]),
         )
     explain = partial(explain_infeasible, task, effort, outcome, end=last, progress=progress, should_stop=should_stop)
     if not outcome.candidates and not outcome.stopped and seeds.plan is None:

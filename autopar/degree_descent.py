@@ -1,4 +1,4 @@
-"""A descent over plans by degrees, where meshes have axes named for what they do: plans to begin a search with.
+"""A descent over plans by degrees: plans to begin a search with, or to hold its answer against.
 
 Estimates of thousands of plans share tables (`autopar.estimates`), one for each combination of tensor, context and
 expert degrees, samples per device and ZeRO level. The plans of one table form a cell: pipelines, schedules and kinds of
@@ -12,14 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 
-from autopar.configuration import Configuration
+from autopar.configuration import Configuration, divisors
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.estimates import Estimator
+from autopar.folding.expert_parameters import experts_of
 from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.progress import StopCallback, never
+from autopar.sharding import Mesh
 from autopar.task import Task
 
 PATIENCE = 6
@@ -33,6 +36,25 @@ Cell = tuple[int, int, int, int, int]
 """Tensor, context and expert degree, samples of a microbatch on a device, ZeRO level."""
 
 _Shape = tuple[int, int, int, int]
+
+
+def roles_of(mesh: Mesh, *, has_experts: bool) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the data, tensor, context and expert degrees that the axes of a mesh may stand for.
+
+    Axes named for what they do have one reading. Others are read from the outermost as data, context and tensor
+    parallelism, each of which may be absent, with experts over any part of the data-parallel devices.
+    """
+    degrees = {axis.name: axis.size for axis in mesh.axes}
+    if degrees.keys() <= _AXES:
+        dp, tp, cp, ep = (degrees.get(name, 1) for name in ("dp", "tp", "cp", "ep"))
+        yield dp * ep, tp, cp, ep * cp if ep > 1 else 1
+        return
+    for roles in combinations(("dp", "cp", "tp"), len(mesh.axes)):
+        if all(axis.name != "dp" or role == "dp" for axis, role in zip(mesh.axes, roles, strict=True)):
+            read = dict(zip(roles, mesh.shape, strict=True))
+            dp, tp, cp = (read.get(name, 1) for name in ("dp", "tp", "cp"))
+            for ep in divisors(dp) if has_experts else (1,):
+                yield dp, tp, cp, ep * cp if ep > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +81,10 @@ class Found:
 
 @dataclass(eq=False)
 class DegreeDescent:
-    """Plans by degrees of a task whose meshes have axes "dp", "ep", "cp" and "tp".
+    """Plans by degrees of a task.
 
     Attributes:
-        task: The task; other meshes of its space are left out.
+        task: The task; axes of its meshes are named for what they do ("dp", "ep", "cp", "tp"), or read as that.
         runs: Whether a plan may be taken.
         flavours: Kinds of recompute.
         cells: Best plan of each cell that was looked at, by kind of recompute.
@@ -86,13 +108,13 @@ class DegreeDescent:
     def _shapes(self) -> dict[_Shape, list[Configuration]]:
         """The configurations by what their meshes and microbatches split."""
         found: defaultdict[_Shape, list[Configuration]] = defaultdict(list)
-        for own in self.task.space:
-            degrees = {axis.name: axis.size for axis in own.mesh.axes}
-            data = degrees.get("dp", 1) * degrees.get("ep", 1)
-            samples = self.task.job.global_batch // own.num_microbatches
-            if degrees.keys() <= _AXES and not own.block and samples % data == 0:
-                tp, cp, ep = (degrees.get(name, 1) for name in ("tp", "cp", "ep"))
-                found[tp, cp, ep * cp if ep > 1 else 1, samples // data].append(own)
+        batch, space = self.task.job.global_batch, self.task.space
+        has_experts = bool(space) and bool(experts_of(self.task.workload.folded(batch // space[0].num_microbatches)))
+        for own in space:
+            samples = batch // own.num_microbatches
+            for data, tp, cp, ep in () if own.block else roles_of(own.mesh, has_experts=has_experts):
+                if samples % data == 0:
+                    found[tp, cp, ep, samples // data].append(own)
         return dict(found)
 
     def run(self, end: float, should_stop: StopCallback = never) -> None:

@@ -1,7 +1,8 @@
-"""Plans by degrees that a search for a framework begins with, and does not end below.
+"""Plans by degrees that a search begins with, or is held against, and does not end below.
 
-They are its incumbent: it looks for faster plans only, in their nodes first, and without one the best of them is the
-answer, with the bound that the search has proven.
+Of a search for a framework they are the incumbent: it looks for faster plans only, in their nodes first, and without
+one the best of them is the answer, with the bound that the search has proven. Another search under a time limit keeps
+its own runners-up; its answer is the best of them where that is faster.
 """
 
 import math
@@ -89,6 +90,15 @@ def _told(plan: Plan, remark: Remark) -> Plan:
     return replace(plan, simulated=replace(plan.simulated, remarks=(remark, *plan.simulated.remarks)))
 
 
+def descends(task: Task, effort: Effort) -> bool:
+    """Whether a search for no framework, which a time limit may cut, is held against plans by degrees.
+
+    Not with pins, which plans by degrees may break, nor on unequal nodes, which they share equally.
+    """
+    is_plain = not task.pins and not task.costs.cluster.groups
+    return is_plain and task.job.mode == "train" and effort.time_limit is not None
+
+
 def seeds_of(
     task: Task,
     runs: Callable[[Degrees], bool],
@@ -98,7 +108,7 @@ def seeds_of(
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> Seeds:
-    """Return the best plans by degrees of a task whose meshes have axes named for what they do.
+    """Return the best plans by degrees of a task.
 
     Args:
         task: The task.
