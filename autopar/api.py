@@ -13,7 +13,7 @@ from autopar.cost import NEAREST, CostModel, Stack, resolve_stack
 from autopar.cost.learned_kernels import LearnedKernels
 from autopar.degrees import Degrees
 from autopar.discover import Rules
-from autopar.errors import InfeasibleError, JobError, PlanError
+from autopar.errors import InfeasibleError, JobError, PinError, PlanError
 from autopar.events import Profile
 from autopar.folding.fold import Folded
 from autopar.fusion import Comparison, Joint, OpSearch, compare, fuse_jointly
@@ -187,7 +187,12 @@ def solve(
     )
     with Warming(crew.processes) as warming:
         # a signal ends it at once: there is nothing to keep yet
-        task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
+        try:
+            task = prepare(request, progress=progress, should_stop=lambda: time.monotonic() > end)
+        except PinError:
+            if framework is None or runs is None:
+                raise
+            raise restriction.none_left(framework, gpus, global_batch) from None  # the user has no pins
         task = replace(task, runs=runs)
         cache = ResultCache(cache_dir, task, effort)
         plan = cache.answer() if dump_problem is None else None

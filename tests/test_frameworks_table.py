@@ -169,6 +169,14 @@ def test_groups_that_share_what_zero_splits_are_searched(
     assert all(len(mesh) <= 3 for mesh in found)
 
 
+def test_a_framework_that_runs_no_plan_of_a_job_is_named(cache_dir: Path) -> None:
+    """Not the pins that the search for it is kept to, which the user has not written."""
+    with pytest.raises(ExportError, match=r"^deepspeed runs no plan on 8 GPUs with 4 samples a step: ") as caught:
+        autopar.solve("zoo:mlp-xs", gpus=8, global_batch=4, framework="deepspeed", cache_dir=cache_dir)
+
+    assert "that 8 divides" in str(caught.value.hint)
+
+
 @pytest.mark.slow
 def test_torchtitan_gets_replicas_of_shards(cache_dir: Path) -> None:
     """Over 32 nodes: the faster size of groups is exported, read back and as fast."""

@@ -106,6 +106,21 @@ def kept_to(
     return Pins(_beside(wanted.pin, pin, wanted), _beside(wanted.forbid, forbid, wanted))
 
 
+def none_left(framework: str, gpus: int, global_batch: int | None) -> ExportError:
+    """Return the error of a job of which a framework runs no plan.
+
+    Args:
+        framework: One of `RESTRICTED`.
+        gpus: Number of devices.
+        global_batch: Samples of a step if they are stated.
+    """
+    batch = "" if global_batch is None else f" with {global_batch} samples a step"
+    return ExportError(
+        f"{framework} runs no plan on {gpus} GPUs{batch}: its data-parallel devices need equally many samples each",
+        hint=f"choose a --global-batch that {gpus} divides, fewer GPUs, or another framework",
+    )
+
+
 def runner(framework: str, model: str | Path) -> Callable[[Degrees], bool]:
     """Return a function that tells whether a framework can run a plan by degrees of a model unchanged.
 
