@@ -56,7 +56,7 @@ class Seeds:
         return tuple(dict.fromkeys(own.configuration for own in found))[:STARTS]
 
     def beside(self, plan: Plan, task: Task, fusion: str) -> Plan:
-        """Return the plan of a search, or the faster one of these.
+        """Return the faster of the plan of a search and the plan by degrees.
 
         Args:
             plan: What the search came to.

@@ -59,11 +59,11 @@ class Host:
         return USABLE * self.memory
 
     def out_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which each device copies so many bytes to its host."""
+        """Compute the seconds each device takes to copy `nbytes` to its host, all devices at once."""
         return self.latency + nbytes * self.sharing / self.to_host if nbytes else 0.0
 
     def back_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which each device copies so many bytes from its host."""
+        """Compute the seconds each device takes to copy `nbytes` from its host, all devices at once."""
         return self.latency + nbytes * self.sharing / self.to_device if nbytes else 0.0
 
     def both(self, out: float, back: float) -> float:
@@ -71,11 +71,11 @@ class Host:
         return max(out, back) if self.full_duplex else out + back
 
     def there_and_back(self, nbytes: float) -> float:
-        """Return the seconds in which each device copies so many bytes from its host and as many others to it."""
+        """Compute the seconds each device takes to copy `nbytes` from its host and `nbytes` back."""
         return self.both(self.out_seconds(nbytes), self.back_seconds(nbytes))
 
     def update_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which the host's processors read and write so many bytes for each of its devices.
+        """Compute the seconds the host's processors take to read and write `nbytes` for each of its devices.
 
         Raises:
             ClusterError: If the bandwidth of its memory is unknown.

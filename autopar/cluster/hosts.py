@@ -46,7 +46,7 @@ def _pcie(generation: int, memory: float, devices: int, sharing: int = 1, *, dra
 
 
 def _channels(count: int, megatransfers: int) -> float:
-    """Return the bytes/s of two sockets of so many channels of 8 bytes each."""
+    """Compute the bytes/s of two sockets with `count` memory channels of 8 bytes each."""
     return 2 * count * 8 * megatransfers * 1e6
 
 

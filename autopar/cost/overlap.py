@@ -143,7 +143,7 @@ class Rows(Generic[Seconds]):
     Attributes:
         seconds: Seconds of the transfers.
         cover: Seconds of the kernels of shared experts.
-        weight_cover: Those of them that only make gradients of parameters.
+        weight_cover: Seconds of the kernels of shared experts that only make gradients of parameters.
     """
 
     seconds: Seconds
@@ -195,7 +195,7 @@ class Overlap:
 
     @property
     def rows_price(self) -> float:
-        """Lower bound on the seconds that a second of such rows adds, whatever there is to cover."""
+        """Lower bound on the seconds that a second of rows of experts adds, however long shared experts take."""
         return 1.0 - self.rows_saving * (1.0 - self.exposed(LEAST_ROWS))
 
     def added(

@@ -83,7 +83,7 @@ class Share:
     latency: float = 1.0
 
     def seconds(self, cost: CostModel | Carried, collective: Collective, nbytes: FloatArray, axis: Axis) -> FloatArray:
-        """Return what tensors pay that deal with so many bytes on a device."""
+        """Compute the seconds a tensor with `nbytes` on a device pays for a collective it shares with other tensors."""
         seconds = cost.collective_seconds(collective, self.parts * nbytes, axis) / self.parts
         rest = self.latency - 1.0 / self.parts
         return seconds + rest * cost.collective_seconds(collective, np.zeros(1), axis) if rest else seconds

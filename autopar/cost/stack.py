@@ -305,7 +305,7 @@ class Stack:
 
     @property
     def covers_rows(self) -> bool:
-        """Whether shared experts are what tokens travel to experts and back beside."""
+        """Whether the all-to-all of routed experts runs beside the kernels of shared experts."""
         return self.overlaps_shared and not self.hides_dispatch
 
     def overlapped(self) -> "Stack":

@@ -36,7 +36,7 @@ class UnitPart:
 
 
 NO_UNIT = UnitPart("", ALONE)
-"""What is no parameter, and travels alone."""
+"""A value that is no parameter: no other value shares its collective."""
 
 Units = Mapping[tuple[int, bool], Mapping[str, UnitPart]]
 """Units by kind of block and whether the pass is the backward, then by parameter."""
@@ -102,7 +102,7 @@ def _gather_units(folded: Folded, policy: DtypePolicy, alone: bool, sizes: tuple
 
 
 def _share(nbytes: float, members: Sequence[float]) -> Share:
-    """Return what a parameter of so many bytes pays of a gather of parameters of these bytes."""
+    """Compute the share a parameter of `nbytes` pays of one gather of parameters with the bytes `members`."""
     if not nbytes or not members:
         return ALONE
     parts = max(1.0, fsum(members) / nbytes)

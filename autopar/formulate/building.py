@@ -61,9 +61,9 @@ the pass, such as parameters.
 _HIDDEN = {Slot.FORWARD_WAIT: Slot.FORWARD_GATHER, Slot.BACKWARD_WAIT: Slot.BACKWARD_GATHER}
 """Slots of collectives that compute waits for, and those of the same where they run beside compute, as gathers do."""
 _IN_LINE = {Slot.BACKWARD_WAIT: Slot.BACKWARD}
-"""The same of rows of experts, beside which no products of weights run unless they are hidden on purpose."""
+"""Slots of the all-to-all of routed experts where nothing hides it: no products of weights run beside it."""
 _ROWS = {Slot.FORWARD_WAIT: Slot.FORWARD_ROWS, Slot.BACKWARD_WAIT: Slot.BACKWARD_ROWS}
-"""The same of rows of experts that run beside shared experts."""
+"""Slots of the all-to-all of routed experts where it runs beside shared experts."""
 _SHARED = {
     Slot.FORWARD: Slot.FORWARD_SHARED,
     Slot.BACKWARD: Slot.BACKWARD_SHARED,

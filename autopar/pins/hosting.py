@@ -82,7 +82,7 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
 
 
 def _reserves(never: Collection[str]) -> tuple[frozenset[Hosted], frozenset[Hosted]]:
-    """Return what is opened if nothing fits without, and if nothing fits with that either.
+    """Return the kinds of state that may lie in host memory if nothing fits: at first, and as the last resort.
 
     Of the kinds of state that may lie there the least one is opened first, and parameters last.
     """

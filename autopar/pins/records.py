@@ -195,7 +195,7 @@ class Pins:
         return bool(self.pin.context or self.forbid.context)
 
     def contexts(self, limits: Iterable[AttentionLimit] = ()) -> frozenset[ContextKind]:
-        """Return what is left of the kinds of context parallelism of attention.
+        """Return the kinds of context parallelism that the pins allow for attention.
 
         Args:
             limits: What the attention has of windows, chunks, sinks and masks.
