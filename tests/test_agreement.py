@@ -166,9 +166,12 @@ CLIPPED = {**{name: size for name, size in EXPERTS.items() if name != "expert_ff
         (replace(ONCE, hides_dispatch=True), "qwen3-30b-a3b", EXPERTS),
         (replace(ONCE, experts="each"), "qwen3-30b-a3b", EXPERTS),
         pytest.param(replace(ONCE, overlaps_shared=True), "glm-4.5-air", SHARED, marks=pytest.mark.slow),
+        pytest.param(
+            replace(ONCE, overlaps_shared=True, hides_dispatch=True), "glm-4.5-air", SHARED, marks=pytest.mark.slow
+        ),
         pytest.param(replace(ONCE, experts="each"), "gpt-oss-20b", CLIPPED, marks=pytest.mark.slow),
     ],
-    ids=["waited for", "hidden", "a kernel per expert", "beside shared experts", "clipped and biased"],
+    ids=["waited for", "hidden", "a kernel per expert", "beside shared experts", "hidden once", "clipped and biased"],
 )
 def test_the_formula_agrees_where_tokens_travel_to_experts(
     stack: Stack, model: str, dims: dict[str, int], cache_dir: Path

@@ -85,6 +85,12 @@ def test_rows_travel_beside_shared_experts(rows: float, stack: Stack, added: flo
     assert layout.link_seconds == rows
 
 
+def test_nothing_is_left_for_shared_experts_where_a_schedule_hides_the_dispatch() -> None:
+    """Transfers of rows are hidden once: behind the other microbatch, and not behind shared experts besides."""
+    assert BESIDE.covers_rows
+    assert not BESIDE.overlapped().covers_rows
+
+
 def test_weight_gradients_of_shared_experts_cover_rows_or_other_collectives() -> None:
     """A shared expert of 6 s and 4 s for its weights: rows of 8 s leave 2 s of these to a collective of 5 s."""
     rows = Rows(np.array(8.0), np.array(10.0), np.array(4.0))
